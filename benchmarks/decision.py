@@ -26,10 +26,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from decision_models import SEEDS, TASKS, Answers, Task, share
 from harness import machine
-from torch import Tensor
+from numpy import ndarray
 
 from hydrasurgeon.decision.fitting import fit_state, halves
 from hydrasurgeon.errors import DataError
@@ -37,8 +38,9 @@ from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
+from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import auroc, ece
-from hydrasurgeon.statistics.probabilities import Labels, Probs, mean_probs
+from hydrasurgeon.statistics.probabilities import Labels, Probs, mean_probs, of_labels, surest
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
 from hydrasurgeon.statistics.scores.fitted import FITTED, fit, scores_of
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
@@ -94,9 +96,9 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
         chosen[by] = state.record.ood.score
     before, after = mean_probs(test.logits), state.answers(test.logits)
     assert test.labels is not None
-    correct = before.argmax(dim=-1) == test.labels
+    correct = before.argmax(axis=-1) == test.labels
     return {
-        "accuracy": float(correct.double().mean()),
+        "accuracy": float(correct.mean()),
         "auroc": worth,
         "auto": chosen,
         "nll": losses(before, after, test.labels),
@@ -106,14 +108,12 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
 
 def losses(before: Probs, after: Probs, labels: Labels) -> dict[str, float]:
     """NLL before and after, and the 95 % interval of their difference."""
-    each = [
-        -probs.gather(1, labels[:, None])[:, 0].clamp_min(1e-300).log() for probs in (before, after)
-    ]
+    each = [-np.log(np.maximum(of_labels(probs, labels), 1e-300)) for probs in (before, after)]
     change = each[1] - each[0]
     return {
         "before": float(each[0].mean()),
         "after": float(each[1].mean()),
-        "interval": 1.96 * float(change.std()) / math.sqrt(len(change)),
+        "interval": 1.96 * float(change.std(ddof=1)) / math.sqrt(len(change)),
     }
 
 
@@ -121,21 +121,21 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
     """Coverage of the sets, and how often the promised risk is broken, over random splits."""
     assert val.labels is not None
     assert test.labels is not None
-    probs = mean_probs(torch.cat([val.logits, test.logits]))
-    labels = torch.cat([val.labels, test.labels])
-    random = torch.Generator().manual_seed(0)
+    probs = mean_probs(np.concatenate([val.logits, test.logits]))
+    labels = np.concatenate([val.labels, test.labels])
+    random = Drawing(0)
     covered, sizes = [], []
     for _ in range(SPLITS["conformal"]):
-        order = torch.randperm(len(labels), generator=random)
+        order = random.order(len(labels))
         fitted, tried = order[500 : len(order) // 2], order[len(order) // 2 :]
         sets = prediction_sets(fit_conformal(probs[fitted], labels[fitted]), probs[tried])
-        covered.append(float(sets.gather(1, labels[tried][:, None]).double().mean()))
-        sizes.append(float(sets.sum(dim=-1).double().mean()))
+        covered.append(float(of_labels(sets, labels[tried]).mean()))
+        sizes.append(float(sets.sum(axis=-1).mean()))
     broken, refused, answered = 0, 0, []
-    sure, label = probs.max(dim=-1)
+    sure, label = surest(probs)
     right = label == labels
     for _ in range(SPLITS["risk"]):
-        order = torch.randperm(len(labels), generator=random)
+        order = random.order(len(labels))
         fitted, tried = order[: len(order) // 2], order[len(order) // 2 :]
         try:
             rule = fit_abstention(sure[fitted], right[fitted], risk=RISK, delta=DELTA)
@@ -143,8 +143,8 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
             refused += 1
             continue
         kept = sure[tried] >= rule.threshold
-        answered.append(float(kept.double().mean()))
-        broken += float((~right[tried][kept]).double().mean()) > RISK
+        answered.append(float(kept.mean()))
+        broken += float((~right[tried][kept]).mean()) > RISK
     return {
         "coverage": {"lac": statistics.mean(covered)},
         "size": {"lac": statistics.mean(sizes)},
@@ -181,18 +181,18 @@ def pieces(name: str, cache: Path, shared: Path) -> dict[str, Any]:
 CLASSES, WIDTH, COUNT = 1000, 768, 50_000
 
 
-def synthetic(count: int, seed: int, weight: Tensor) -> Outputs:
-    random = torch.Generator().manual_seed(seed)
-    labels = torch.arange(count) % CLASSES
-    features = torch.randn(count, WIDTH, generator=random)
+def synthetic(count: int, seed: int, weight: ndarray) -> Outputs:
+    random = np.random.default_rng(seed)
+    labels = np.arange(count) % CLASSES
+    features = random.normal(size=(count, WIDTH)).astype(np.float32)
     features += weight[labels] * 3
     return Outputs((features @ weight.T)[:, None], features[:, None], labels)
 
 
 def fit_large(what: str) -> None:
     """In a process of its own: what one fit takes of time and memory."""
-    weight = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0)) / WIDTH**0.5
-    bias = torch.zeros(CLASSES)
+    drawn = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)) / WIDTH**0.5
+    weight, bias = drawn.astype(np.float32), np.zeros(CLASSES)
     if what == "calibrate":
         val, foreign = synthetic(COUNT, 1, weight), synthetic(2000, 2, weight)
         start, spent = time.perf_counter(), time.process_time()
@@ -211,13 +211,13 @@ def fit_large(what: str) -> None:
             assert some.features is not None
             assert some.labels is not None
             start, spent = time.perf_counter(), time.process_time()
-            for rows in torch.arange(1000).split(50):
+            for rows in np.arange(1000).reshape(-1, 50):
                 gathering.add(some.features[rows, 0], some.logits[rows, 0], some.labels[rows])
             seconds, cpu = seconds + time.perf_counter() - start, cpu + time.process_time() - spent
         assert some.features is not None
         start, spent = time.perf_counter() - seconds, time.process_time() - cpu
         fitted = fit(what, [gathering.evidence()], (some.features, some.logits))
-        bytes_stored = sum(tensor.numel() * 4 for tensor in fitted.fits[0].values())
+        bytes_stored = sum(part.size * 4 for part in fitted.fits[0].values())
     result = {
         "seconds": time.perf_counter() - start,
         "cpu": time.process_time() - spent,

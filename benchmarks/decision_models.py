@@ -29,8 +29,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from numpy import ndarray
+from safetensors.numpy import load_file, save_file
 from scratch_vits import NAMES, scratch_vit
 from torch import Tensor
 
@@ -42,6 +44,7 @@ from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import classifiers
+from hydrasurgeon.statistics.drawing import Drawing
 
 SEEDS = (1, 2, 3)
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"
@@ -52,7 +55,7 @@ IMAGES = {"train": 1600, "val": 1000, "test": 1000, "foreign": 400}
 TEXTS = {"train": 2400, "val": 1000, "test": 1500, "foreign": 600}
 # Of the 9,716 shapes, for small models.
 ANIMALS = 600
-Linear = tuple[Tensor, Tensor]
+Linear = tuple[ndarray, ndarray]
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
             samples = opened(source, model)
             piece = collected([model], samples, Run(device="cpu", batch_size=32), features=True)
             tensors = {"logits": piece.logits, "features": piece.features, "labels": piece.labels}
-            save_file({key: t.contiguous() for key, t in tensors.items() if t is not None}, place)
+            save_file({key: t for key, t in tensors.items() if t is not None}, place)
             (each,) = classifiers(model)
             save_file({"weight": each.weight, "bias": each.bias}, linear)
             print(f"{folder.name} {path.stem} {name}: {len(piece.logits)} samples", flush=True)
@@ -128,12 +131,9 @@ def together(members: list[Answers]) -> Answers:
     sets = {}
     for name, one in first.items():
         pieces = [each.sets[name] for each in members]
-        features = torch.cat(
-            [piece.features for piece in pieces if piece.features is not None], dim=1
-        )
-        sets[name] = Outputs(
-            torch.cat([piece.logits for piece in pieces], dim=1), features, one.labels
-        )
+        read = [piece.features for piece in pieces if piece.features is not None]
+        logits = np.concatenate([piece.logits for piece in pieces], axis=1)
+        sets[name] = Outputs(logits, np.concatenate(read, axis=1), one.labels)
     return Answers(sets, [linear for each in members for linear in each.classifiers])
 
 
@@ -192,9 +192,9 @@ def fashion(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
     return {"single": outputs(source, sets, cache), "hydra": together(members)}
 
 
-def probe(features: Tensor, labels: Tensor, classes: int) -> Linear:
+def probe(features: ndarray, labels: ndarray, classes: int) -> Linear:
     """Multinomial logistic regression on standardised features, with weight decay; as a plain linear layer."""
-    x = features.double()
+    x, truth = torch.from_numpy(features).double(), torch.from_numpy(labels)
     mean, scale = x.mean(dim=0), x.std(dim=0).clamp_min(1e-6)
     x = (x - mean) / scale
     weight = torch.zeros(classes, x.shape[1], dtype=torch.float64, requires_grad=True)
@@ -203,14 +203,14 @@ def probe(features: Tensor, labels: Tensor, classes: int) -> Linear:
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        value = torch.nn.functional.cross_entropy(x @ weight.T + bias, labels)
+        value = torch.nn.functional.cross_entropy(x @ weight.T + bias, truth)
         value = value + 1e-3 * weight.square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
     optimizer.step(loss)  # type: ignore[arg-type]
     plain = weight.detach() / scale
-    return plain, bias.detach() - plain @ mean
+    return plain.numpy(), (bias.detach() - plain @ mean).numpy()
 
 
 def probed(answers: Answers, seed: int) -> Answers:
@@ -224,15 +224,14 @@ def probed(answers: Answers, seed: int) -> Answers:
     for name, each in answers.sets.items():
         assert each.features is not None
         sets[name] = Outputs(
-            (each.features.double() @ weight.T + bias).float(), each.features, each.labels
+            (each.features @ weight.T + bias).astype(np.float32), each.features, each.labels
         )
     return Answers(sets, [(weight, bias)])
 
 
-def share(count: int, seed: int) -> Tensor:
+def share(count: int, seed: int) -> ndarray:
     """A random part of the rows."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return order[: int(TRAINED * count)]
+    return Drawing(seed).order(count)[: int(TRAINED * count)]
 
 
 def dinov2(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
@@ -290,8 +289,8 @@ def _dinov2_probe(folder: Path, shared: Path, cache: Path, train: Source) -> Non
     classifier = module.classifier
     assert isinstance(classifier, torch.nn.Linear)
     with torch.no_grad():
-        classifier.weight.copy_(weight)
-        classifier.bias.copy_(bias)
+        classifier.weight.copy_(torch.from_numpy(weight))
+        classifier.bias.copy_(torch.from_numpy(bias))
     module.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(about))
 

@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from front_models import TASKS, Place, seconds_of_a_batch
 from harness import machine
@@ -43,6 +44,7 @@ from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Constants, Outputs, Problem
 from hydrasurgeon.problems.entities import not_outside
 from hydrasurgeon.statistics.abstain import fit_abstention, fit_limits
+from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.entities import are_right, entities_of, joint_chances
 
 RESULTS = Path(__file__).parent / "results" / "entities.json"
@@ -100,7 +102,7 @@ def splits(place: Place) -> dict[str, Any]:
     told: dict[str, Any] = {"splits": SPLITS, "delta": DELTA, "texts": len(every.logits)}
     found: dict[str, dict[str, list[dict[str, float] | None]]] = {}
     for split in range(SPLITS):
-        order = torch.randperm(len(every.logits), generator=torch.Generator().manual_seed(split))
+        order = Drawing(split).order(len(every.logits))
         cut = len(order) // 2
         for name, kept in _kept(problem, every.at(order[:cut]), every.at(order[cut:]), split):
             for way, rates in kept.items():
@@ -147,7 +149,7 @@ def _kept(
             )
             kept: dict[str, dict[str, float] | None] = {"calibrate": None, "independent": None}
             with contextlib.suppress(DataError):
-                planned = problem.penalty(fitting, constants, options)
+                planned = problem.planned(fitting, constants, options)
                 made = problem.promised(answers, certifying, options, planned)
                 kept["calibrate"] = _rates(problem, test, {**constants, **made})
             with contextlib.suppress(DataError):
@@ -168,7 +170,7 @@ def _independent(
         values = joint_chances(
             true, not_outside(problem.answers(certifying.logits, constants)), "least"
         )
-        limits = fit_limits(values, torch.ones(len(true), dtype=torch.bool), risk=risk, delta=DELTA)
+        limits = fit_limits(values, np.ones(len(true), dtype=bool), risk=risk, delta=DELTA)
         return {"cover": Cover(threshold=limits.no, risk=risk, delta=DELTA, words=0.0)}
     prediction: Any = problem.predicted(certifying.logits, constants)
     said, chances = prediction.entities
@@ -182,11 +184,11 @@ def _rates(problem: Problem, test: Outputs, constants: dict[str, Any]) -> dict[s
     assert labels is not None
     answered, true = entities_of(prediction.answered), entities_of(labels)
     right = are_right(answered, labels)
-    whole = joint_chances(true, (prediction.answered > 0).double(), "least") > 0
+    whole = joint_chances(true, (prediction.answered > 0).astype(float), "least") > 0
     every, _ = prediction.entities
     return {
-        "wrong": 1 - float(right.double().mean()),
-        "missed": 1 - float(whole.double().mean()),
+        "wrong": 1 - float(right.mean()),
+        "missed": 1 - float(whole.mean()),
         "answered": len(answered) / len(every),
         "covered": float((prediction.answered > 0).sum() / (labels >= 0).sum()),
     }

@@ -113,7 +113,7 @@ class Answers:
         return {
             "accuracy": float((probs.argmax(-1) == labels).mean()),
             "nll": _nll(probs, labels),
-            "ece": ece(torch.from_numpy(probs), torch.from_numpy(labels)),
+            "ece": ece(probs, labels),
             "auroc": statistics.fmean(areas.values()),
             **areas,
         }
@@ -150,16 +150,16 @@ def answered(place: Place, path: Path, engine: str) -> Answers:
     on_test, on_val = read_predictions(test), read_predictions(val)
     probs, labels = {}, {}
     for part, read in (("test", on_test), ("val", on_val)):
-        probs[part] = calibrated(read.logits, decision.temperature).numpy()
-        labels[part] = read.labels.numpy()
+        probs[part] = calibrated(read.logits, decision.temperature)
+        labels[part] = read.labels
     unsure = {"test": on_test.scores, **{each.name: each.scores for each in on_test.ood}}
     msp = {"test": on_test.logits, **{each.name: each.logits for each in on_test.ood}}
     scored = {}
     for part, scores in unsure.items():
         logits = msp[part]
         assert logits is not None
-        fallback = calibrated(logits, decision.temperature).numpy()
-        scored[part] = next((s.numpy() for s in scores.values()), 1 - fallback.max(-1))
+        fallback = calibrated(logits, decision.temperature)
+        scored[part] = next((s for s in scores.values()), 1 - fallback.max(-1))
     return Answers(probs, labels, scored)
 
 

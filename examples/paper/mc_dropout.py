@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from numpy import ndarray
+from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, fit_classes, moved, open_data
@@ -31,7 +32,7 @@ def dropping(module: nn.Module) -> Iterator[nn.Module]:
             yield part
 
 
-def answers(model: hs.Classifier, spec: str, passes: int, device: str) -> tuple[Tensor, Tensor]:
+def answers(model: hs.Classifier, spec: str, passes: int, device: str) -> tuple[ndarray, ndarray]:
     """Logits [sample, pass, class], and the labels."""
     samples = open_data(spec)
     if samples.labels is not None:
@@ -44,7 +45,7 @@ def answers(model: hs.Classifier, spec: str, passes: int, device: str) -> tuple[
             each.append(model.module(inputs).float().cpu())
         logits.append(torch.stack(each, dim=1))
         labels.append(batch.labels if batch.labels is not None else torch.zeros(len(batch.index)))
-    return torch.cat(logits), torch.cat(labels)
+    return torch.cat(logits).numpy(), torch.cat(labels).numpy()
 
 
 @torch.no_grad()

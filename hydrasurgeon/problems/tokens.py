@@ -83,6 +83,7 @@ class Tokens(Problem):
         "--method cahp": "It compares samples of one class with those of others.",
         "--method circuit": "It keeps what is right or wrong; give --method taylor.",
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
+        "a decision state in a graph": "Graphs answer for tokens, and words are decided: export it as it was before calibrate.",
         "--shift": "What is measured under shifts is accuracy; give the data as another --data.",
     }
 

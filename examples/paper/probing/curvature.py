@@ -20,6 +20,7 @@ from torch import Tensor
 from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.heads import Head
 from hydrasurgeon.problems import SINGLE
+from hydrasurgeon.tuning.losses import losses_of
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def curvature(
     *,
     draws: int,
     seed: int,
-    losses: Callable[..., Tensor] = SINGLE.losses,
+    losses: Callable[..., Tensor] = losses_of(SINGLE).losses,
 ) -> Curvature:
     """One pass: the graph of each batch's gradient serves every product with its Hessian.
 
@@ -152,7 +153,7 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 def loss_of(
     model: Callable[[Any], Tensor],
     batches: Iterable[tuple[Any, Tensor]],
-    losses: Callable[..., Tensor] = SINGLE.losses,
+    losses: Callable[..., Tensor] = losses_of(SINGLE).losses,
 ) -> float:
     """The mean loss."""
     total, samples = 0.0, 0

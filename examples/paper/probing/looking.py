@@ -22,6 +22,7 @@ from hydrasurgeon.measuring.sets import in_samples, parse_ood
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.classifier import live_module
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
+from hydrasurgeon.tuning.losses import losses_of
 from probing.curvature import (
     Curvature,
     Weights,
@@ -169,8 +170,9 @@ def _proposition(
     """
     sites = checkpoint.family.anatomy(module).sites
     weights = Weights.of(sites)
-    removal, losses_of = weights.removal(gone), problem_of(checkpoint.manifest.model).losses
-    how: dict[str, Any] = {"draws": options.draws, "seed": options.seed, "losses": losses_of}
+    removal = weights.removal(gone)
+    each = losses_of(problem_of(checkpoint.manifest.model)).losses
+    how: dict[str, Any] = {"draws": options.draws, "seed": options.seed, "losses": each}
 
     def labelled(samples: Samples, what: str) -> Iterator[tuple[Any, Tensor]]:
         return ((inputs, labels) for inputs, labels, _ in passes(samples, what))
@@ -180,8 +182,8 @@ def _proposition(
         for samples, what in ((clean, "clean data"), (noisy, "noisy data"))
     )
     with ablated(sites, gone):
-        pruned = loss_of(module, labelled(clean, "clean, pruned"), losses_of)
-        both_lost = loss_of(module, labelled(noisy, "noisy, pruned"), losses_of)
+        pruned = loss_of(module, labelled(clean, "clean, pruned"), each)
+        both_lost = loss_of(module, labelled(noisy, "noisy, pruned"), each)
     gap, gap_pruned = spoiled.loss - plain.loss, both_lost - pruned
     measured = (plain.loss, spoiled.loss, pruned, both_lost, *plain.means, *spoiled.means)
     if not all(map(math.isfinite, measured)):
