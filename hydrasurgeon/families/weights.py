@@ -68,6 +68,13 @@ def norm(name: str, size: int, part: Part = "norm", *, bias: bool = True) -> Ite
         yield Weight(f"{name}.bias", (size,), part)
 
 
+def stack(place: str, tower: str, layers: int, parts: Iterable[Weight]) -> Iterator[Weight]:
+    """The same tensors in each layer; `{}` in `place` stands for its number."""
+    parts = list(parts)
+    for layer in range(layers):
+        yield from (part.within(place.format(layer), tower, layer) for part in parts)
+
+
 def by_name(weights: Iterable[Weight]) -> dict[str, Weight]:
     return {weight.name: weight for weight in weights}
 

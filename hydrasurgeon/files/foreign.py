@@ -9,7 +9,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from itertools import chain
 from math import isfinite
@@ -32,11 +32,11 @@ QUERY = re.compile(r"\?[^#]*")
 Error = type[HydraError]
 
 
-def must(*claims: tuple[bool, str]) -> None:
-    """ValueError with the words of the first claim that does not hold."""
+def must(*claims: tuple[bool, str], error: Callable[[str], Exception] = ValueError) -> None:
+    """An error with the words of the first claim that does not hold."""
     for holds, otherwise in claims:
         if not holds:
-            raise ValueError(otherwise)
+            raise error(otherwise)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Decision, Record, Seen, Share, Tally
@@ -54,17 +54,11 @@ class Looks(Record):
     labels: str = ""
     """The same of labels."""
 
-    @model_validator(mode="after")
-    def _decodable(self) -> Looks:
-        must(
-            (
-                all(
-                    len(_decoded(each)) % BYTES_OF_ROW == 0 for each in (self.answers, self.labels)
-                ),
-                "a hash is cut",
-            )
-        )
-        return self
+    @field_validator("answers", "labels")
+    @classmethod
+    def _decodable(cls, hashes: str) -> str:
+        must((len(_decoded(hashes)) % BYTES_OF_ROW == 0, "a hash is cut"))
+        return hashes
 
     def with_look(self, look: Look, answers: set[bytes], labels: set[bytes]) -> Looks:
         """The state after a look, at these rows among others."""
@@ -104,8 +98,6 @@ def read_looks(path: Path, *, against: str, alpha: float | None, classes: int) -
         return Looks(against=against, alpha=ALPHA if alpha is None else alpha)
     content = read_bytes(path, most=MAX_BYTES, error=DataError)
     record = parse_json(content, str(path), most=MAX_BYTES, error=DataError)
-    if isinstance(record, dict) and record.get("format") == "hydrasurgeon.monitor/1":
-        raise DataError(f"{path}: was begun by an earlier version", hint=ANOTHER)
     sealed = record.pop("sha256", None) if isinstance(record, dict) else None
     try:
         state = Looks.model_validate_json(json.dumps(record), strict=True)
@@ -113,18 +105,18 @@ def read_looks(path: Path, *, against: str, alpha: float | None, classes: int) -
         raise DataError(
             f"{path}: is no state of monitor, or damaged: {first_mistake(error)}", hint=ANOTHER
         ) from error
-    if sealed != _sha256(state.model_dump_json()):
-        raise DataError(f"{path}: was changed since monitor wrote it", hint=ANOTHER)
-    if state.against != against:
-        raise DataError(f"{path}: belongs to another checkpoint", hint=ANOTHER)
+    counted = {len(look.seen.predicted) for look in state.looks if look.seen is not None}
+    must(
+        (sealed == _sha256(state.model_dump_json()), "was changed since monitor wrote it"),
+        (state.against == against, "belongs to another checkpoint"),
+        (counted <= {classes}, "is damaged: counts other classes"),
+        error=lambda why: DataError(f"{path}: {why}", hint=ANOTHER),
+    )
     if alpha not in (None, state.alpha):
         raise UsageError(
             f"{path}: was begun with --alpha {state.alpha:g}, which holds for all its looks",
             hint=f"Give --alpha {state.alpha:g} or none, or another --state.",
         )
-    seen = [look.seen for look in state.looks if look.seen is not None]
-    if any(len(each.predicted) != classes for each in seen):
-        raise DataError(f"{path}: is damaged: counts other classes", hint=ANOTHER)
     return state
 
 

@@ -210,6 +210,11 @@ class Tower(Record):
     head_dim: Width
     dim: Width
 
+    @classmethod
+    def of(cls, layers: int, heads: int, dim: int) -> Self:
+        """One whose heads add up to its width."""
+        return cls(layers=layers, heads=heads, head_dim=dim // heads, dim=dim)
+
 
 class DataRecord(Record):
     """Data a step has seen: rows and content, not where it lay."""

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.files.atomic import sweep
-from hydrasurgeon.files.foreign import open_regular, parse_json
+from hydrasurgeon.files.foreign import must, open_regular, parse_json
 from hydrasurgeon.files.manifest import first_mistake
 
 FORMAT = "hydrasurgeon.state"
@@ -54,23 +54,19 @@ class Resumable:
         """Where the work stood; ValueError for a record that is not whole, UsageError for one of
         other work.
         """
-        if (
-            not isinstance(texts, dict)
-            or texts.keys() != TEXTS
-            or not all(isinstance(t, str) for t in texts.values())
-        ):
-            raise ValueError("it does not say what a state says")
-        if texts[FORMAT] != self.work[1]:
-            raise ValueError(
-                f"its format is {texts[FORMAT][:60]!r}; this version reads {self.work[1]}"
-            )
-        if texts["sha256"] != content_hash(
-            {k: v for k, v in texts.items() if k != "sha256"}, weights
-        ):
-            raise ValueError("its content does not match its own hash")
+        whole = isinstance(texts, dict) and texts.keys() == TEXTS
+        must((whole and {*map(type, texts.values())} == {str}, "it does not say what a state says"))
+        content = {name: text for name, text in texts.items() if name != "sha256"}
+        own = content_hash(content, weights) == texts["sha256"]
+        must(
+            (
+                texts[FORMAT] == self.work[1],
+                f"its format is {texts[FORMAT][:60]!r}; this version reads {self.work[1]}",
+            ),
+            (own, "its content does not match its own hash"),
+        )
         before = parse_json(texts["identity"], "identity", most=most)
-        if not isinstance(before, dict):
-            raise ValueError("its identity is no record")
+        must((isinstance(before, dict), "its identity is no record"))
         now = json.loads(json.dumps(self.identity))
         differing = [
             f"{key[:60]} ({_short(before.get(key))}, now {_short(now.get(key))})"

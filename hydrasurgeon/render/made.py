@@ -14,7 +14,6 @@ from hydrasurgeon.render.tables import Head, picture, show_table, size
 if TYPE_CHECKING:
     from hydrasurgeon.building.table import Row as BuildRow
     from hydrasurgeon.files.manifest import Score
-    from hydrasurgeon.sharing.trial import Compared
     from hydrasurgeon.stages.build import Built
     from hydrasurgeon.stages.calibrate import Calibrated
     from hydrasurgeon.stages.export import Export
@@ -249,7 +248,7 @@ def served(result: Served) -> None:
 
 def _exported(done: Export) -> dict[str, Any]:
     names = ("format", "inputs", "outputs", "max_difference", "opset")
-    changes = {"int8": _both(done.quantised), "check": _both(done.checked)}
+    changes = {"int8": done.quantised, "check": done.checked}
     return fields(*names, "notes")(done) | {"bytes": done.nbytes} | changes
 
 
@@ -269,11 +268,7 @@ def exported(done: Export) -> None:
     for what, compared in (("in int8", done.quantised), ("in the file", done.checked)):
         if compared is not None:
             changes = [
-                f"{name} {value:.4f} → {compared.after[name]:.4f}"
-                for name, value in compared.before.items()
+                f"{name} {value:.4f} → {compared['after'][name]:.4f}"
+                for name, value in compared["before"].items()
             ]
             show(f"  {what}: {', '.join(changes)}")
-
-
-def _both(compared: Compared | None) -> dict[str, dict[str, float]] | None:
-    return None if compared is None else {"before": compared.before, "after": compared.after}

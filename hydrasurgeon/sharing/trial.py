@@ -35,23 +35,16 @@ DIFFERING = 256
 """Samples of `difference`, at most."""
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Metrics on the same samples, before and after."""
+Compared = dict[str, dict[str, float]]
+"""Metrics on the same samples, `before` and `after`."""
 
-    before: dict[str, float]
-    after: dict[str, float]
 
-    @property
-    def worse(self) -> dict[str, float]:
-        """By how much each metric is worse: less accuracy, less AUROC, more ECE, another share that
-        the decision state flags, covers or answers.
-        """
-        changes = {name: self.after[name] - value for name, value in self.before.items()}
-        return {
-            name: abs(change) if name in OF_STATE else change if name == "ece" else -change
-            for name, change in changes.items()
-        }
+def worse(name: str, before: float, after: float) -> float:
+    """By how much a metric is worse: less accuracy, less AUROC, more ECE, another share that the
+    decision state flags, covers or answers.
+    """
+    change = after - before
+    return abs(change) if name in OF_STATE else change if name == "ece" else -change
 
 
 @dataclass(frozen=True)
@@ -68,13 +61,12 @@ class Trial:
         """Metrics of two sets of answers; CheckFailed where those of `who`, which is to be written,
         are too much worse.
         """
-        both = Compared(
-            measured(before, model, self, "the model"), measured(after, model, self, who)
-        )
+        was = measured(before, model, self, "the model")
+        now = measured(after, model, self, who)
         broken = [
-            f"{name}: {both.before[name]:.4f} before, {both.after[name]:.4f} in {who}"
-            for name, worse in both.worse.items()
-            if not worse <= self.tolerance
+            f"{name}: {value:.4f} before, {now[name]:.4f} in {who}"
+            for name, value in was.items()
+            if not worse(name, value, now[name]) <= self.tolerance
         ]
         if broken:
             raise CheckFailed(
@@ -85,7 +77,7 @@ class Trial:
                 ),
                 hint="Nothing was written: allow more with --tolerance, or export another way.",
             )
-        return both
+        return {"before": was, "after": now}
 
 
 def opened_trial(about: Model, check: str, arguments: ExportOptions) -> Trial:
@@ -123,11 +115,11 @@ def in_file(file: Exported) -> Answer:
     return answer
 
 
-def difference(model: Classifier, file: Answer, samples: Samples, who: str) -> float:
+def difference(model: Classifier, file: Answer, samples: Samples) -> float:
     """The largest difference of a file's probabilities from torch's."""
     samples = limited(samples, DIFFERING, seed=0)
     expected, _, _ = answers(in_torch(model), model, samples, "the model")
-    answered, _, _ = answers(file, model, samples, who)
+    answered, _, _ = answers(file, model, samples, "int8")
     return float(np.abs(answered - expected).max())
 
 

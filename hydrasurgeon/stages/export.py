@@ -122,7 +122,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     if tried is not None and arguments.int8:
         floating, made = made, to_int8(made, inputs_of(model))
         quantised = tried.compared(model, trial.in_file(floating), trial.in_file(made), who="int8")
-        worst = trial.difference(model, trial.in_file(made), tried.samples, "int8")
+        worst = trial.difference(model, trial.in_file(made), tried.samples)
         made = replace(made, max_difference=worst)
         notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
     elif tried is not None:
@@ -193,7 +193,7 @@ def _graph_in_folder(opened: Checkpoint, arguments: ExportOptions) -> Export:
         small = to_int8(made, inputs_of(typed))
         answer = stock.answering(small, model)
         quantised = tried.compared(model, floating, answer, who="int8")
-        worst = trial.difference(model, answer, tried.samples, "int8")
+        worst = trial.difference(model, answer, tried.samples)
         notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
     with staged(path) as folder:
         stock.fill_graphs(folder, stock.graph_texts(opened), made, small)

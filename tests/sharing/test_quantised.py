@@ -49,16 +49,16 @@ def test_figures_are_those_of_the_files(prepared: Any, tmp_path: Path) -> None:
     compared = made.quantised
     assert compared is not None
     report = hs.evaluate([path], data=data, ood=[f"noise={noise}"], device="cpu").report.results[0]
-    assert compared.before["accuracy"] == pytest.approx(report.id.accuracy, abs=1e-9)
-    assert compared.before["ece"] == pytest.approx(report.id.ece, abs=1e-4)
+    assert compared["before"]["accuracy"] == pytest.approx(report.id.accuracy, abs=1e-9)
+    assert compared["before"]["ece"] == pytest.approx(report.id.ece, abs=1e-4)
     assert report.ood is not None
-    assert compared.before["auroc.noise"] == pytest.approx(report.ood[0].auroc, abs=1e-3)
+    assert compared["before"]["auroc.noise"] == pytest.approx(report.ood[0].auroc, abs=1e-3)
     probs, scores, labels = _run(made.path, hs.load(path, device="cpu"), data)
     assert labels is not None
-    assert compared.after["accuracy"] == accuracy(probs, labels)
-    assert compared.after["ece"] == ece(probs, labels)
+    assert compared["after"]["accuracy"] == accuracy(probs, labels)
+    assert compared["after"]["ece"] == ece(probs, labels)
     others = _run(made.path, hs.load(path, device="cpu"), noise)[1]
-    assert compared.after["auroc.noise"] == auroc(scores, others)
+    assert compared["after"]["auroc.noise"] == auroc(scores, others)
 
 
 def _run(file: Path, model: Any, data: str, outputs: tuple[str, ...] = ("logits", "probs")) -> Any:

@@ -47,12 +47,12 @@ def test_the_model_is_measured_as_eval_measures_it(prepared: Any) -> None:
     compared = tried(model, data, f"noise={noise}").compared(
         model, trial.in_torch(model), trial.in_torch(model)
     )
-    assert compared.before == compared.after
+    assert compared["before"] == compared["after"]
     report = hs.evaluate([path], data=data, ood=[f"noise={noise}"], device="cpu").report.results[0]
     assert report.ood is not None
-    assert compared.before["accuracy"] == pytest.approx(report.id.accuracy, abs=1e-9)
-    assert compared.before["ece"] == pytest.approx(report.id.ece, abs=1e-6)
-    assert compared.before["auroc.noise"] == pytest.approx(report.ood[0].auroc, abs=1e-6)
+    assert compared["before"]["accuracy"] == pytest.approx(report.id.accuracy, abs=1e-9)
+    assert compared["before"]["ece"] == pytest.approx(report.id.ece, abs=1e-6)
+    assert compared["before"]["auroc.noise"] == pytest.approx(report.ood[0].auroc, abs=1e-6)
 
 
 def test_a_file_that_answers_worse_is_named(prepared: Any) -> None:
@@ -72,7 +72,7 @@ def test_a_file_that_answers_worse_is_named(prepared: Any) -> None:
         opened.compared(model, trial.in_torch(model), too_sure)
     assert said.value.exit_code == 1
     compared = tried(model, data, tolerance=1.0).compared(model, trial.in_torch(model), too_sure)
-    assert compared.after["ece"] == pytest.approx(wrong)
+    assert compared["after"]["ece"] == pytest.approx(wrong)
 
 
 @pytest.mark.parametrize("where", ["data.npz", "noise.npz"])

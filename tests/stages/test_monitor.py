@@ -258,7 +258,7 @@ def older(text: str) -> str:
         (damaged, "0.01", 5, "is not JSON"),
         (another, "0.01", 5, "was changed since monitor wrote it"),
         (edited_by_hand, "0.01", 5, "was changed since monitor wrote it"),
-        (older, "0.01", 5, "was begun by an earlier version"),
+        (older, "0.01", 5, "format: Input should be 'hydrasurgeon.monitor/2'"),
         (lambda text: "3", "0.01", 5, "is no state of monitor, or damaged"),
         (lambda text: '{"format": "x"}', "0.01", 5, "is no state of monitor, or damaged"),
         (str, "0.05", 2, "was begun with --alpha 0.01, which holds for all its looks"),

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, Kind, TextEncoder
 from hydrasurgeon.families.settings import Chance, Count, Size
-from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm
+from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
 
 # What meets a distance in attention: c2p a query, p2c a key; older files join them by a bar.
 Compared = (
@@ -90,9 +90,8 @@ def weights(config: DebertaV2Config, classes: int) -> Iterator[Weight]:
     dim = config.hidden_size
     for weight in _embedding(config):
         yield weight.within("deberta", "text")
-    for layer in range(config.num_hidden_layers):
-        for weight in _layer(config):
-            yield weight.within(f"deberta.encoder.layer.{layer}", "text", layer)
+    layers = config.num_hidden_layers
+    yield from stack("deberta.encoder.layer.{}", "text", layers, _layer(config))
     if classes:
         yield from linear("pooler.dense", dim, dim, "classifier")
         yield from linear("classifier", classes, dim, "classifier")

@@ -15,7 +15,8 @@ from pydantic import Field, model_validator
 from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, Kind, TextEncoder
 from hydrasurgeon.families.modernbert.architectures import GLOBAL, LOCAL, LayerType, Theta
 from hydrasurgeon.families.settings import Chance, Count, Positive, Settings, Size
-from hydrasurgeon.families.weights import QUERIES, Weight, linear, norm
+from hydrasurgeon.families.weights import QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.files.manifest import Tower
 from hydrasurgeon.heads import HeadAxis
 
 ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -87,6 +88,11 @@ class DecoderConfig(TextEncoder):
     def width(self) -> int:
         """How many dimensions a key has."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def tower(self) -> Tower:
+        layers, dim = self.num_hidden_layers, self.hidden_size
+        return Tower(layers=layers, heads=self.groups, head_dim=self.width, dim=dim)
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -207,10 +213,7 @@ def weights(config: DecoderConfig, classes: int) -> Iterator[Weight]:
     """All tensors of an unpruned classifier; without a classifier where there are no classes."""
     dim = config.hidden_size
     yield Weight("model.embed_tokens.weight", (config.vocab_size, dim), "embedding", "text")
-    parts = list(_layer(config))
-    for layer in range(config.num_hidden_layers):
-        for weight in parts:
-            yield weight.within(f"model.layers.{layer}", "text", layer)
+    yield from stack("model.layers.{}", "text", config.num_hidden_layers, _layer(config))
     yield from norm("model.norm", dim, "readout", bias=False)
     if classes:
         yield from linear("score", classes, dim, "classifier", bias=False)

@@ -18,7 +18,6 @@ from hydrasurgeon.families.decoder.architectures import (
 from hydrasurgeon.families.hf_encoder.architectures import Encoder, Kind
 from hydrasurgeon.families.hf_encoder.companions import GENERIC
 from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
-from hydrasurgeon.files.manifest import Model, Tower
 
 GENERATES = "ForCausalLM"
 """How the name of a class ends whose model has no classifier yet."""
@@ -51,11 +50,6 @@ class Decoder(HFVariant):
                 "ends with, and"
                 " pad_token in its tokenizer_config.json to that token.",
             )
-
-    def towers(self, model: Model) -> dict[str, Tower]:
-        config: Any = self.config(model)
-        layers, dim = config.num_hidden_layers, config.hidden_size
-        return {"text": Tower(layers=layers, heads=config.groups, head_dim=config.width, dim=dim)}
 
     def sizes_of(self, config: Encoder, heads: int, width: int | None) -> dict[str, Any] | None:
         assert isinstance(config, DecoderConfig)

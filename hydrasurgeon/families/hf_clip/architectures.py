@@ -19,7 +19,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
     Kind,
 )
 from hydrasurgeon.families.settings import Chance, Edge, patches
-from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm
+from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
 
 ALONE = "_vision_model"
 """How the `model_type` of an image tower ends whose config lies in no other."""
@@ -93,9 +93,8 @@ def weights(config: Tower, classes: int) -> Iterator[Weight]:
     dim = config.hidden_size
     for weight in _embedding(config):
         yield weight.within(CLIP.prefix, CLIP.tower)
-    for layer in range(config.num_hidden_layers):
-        for weight in layer_weights(config):
-            yield weight.within(f"{CLIP.prefix}.{CLIP.layer.format(layer)}", CLIP.tower, layer)
+    place, layers = f"{CLIP.prefix}.{CLIP.layer}", config.num_hidden_layers
+    yield from stack(place, CLIP.tower, layers, layer_weights(config))
     # CLIP's classifier does not read it, but files have it.
     yield from norm(f"{CLIP.prefix}.post_layernorm", dim, "readout")
     if classes:

@@ -21,7 +21,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
 )
 from hydrasurgeon.families.prompts import Prompts
 from hydrasurgeon.families.settings import Chance, Count, Settings, Size, parse
-from hydrasurgeon.families.weights import Weight, linear, norm
+from hydrasurgeon.families.weights import Weight, linear, norm, stack
 from hydrasurgeon.files.manifest import Model
 
 TEXT = "text_model"
@@ -150,9 +150,8 @@ def weights(config: Towers) -> Iterator[Weight]:
     )
     positions = (text.max_position_embeddings, width)
     yield Weight(f"{TEXT}.embeddings.position_embedding.weight", positions, "embedding", "text")
-    for layer in range(text.num_hidden_layers):
-        place = f"{TEXT}.{images.CLIP.layer.format(layer)}"
-        yield from (part.within(place, "text", layer) for part in images.layer_weights(text))
+    place, layers = f"{TEXT}.{images.CLIP.layer}", text.num_hidden_layers
+    yield from stack(place, "text", layers, images.layer_weights(text))
     yield from norm(f"{TEXT}.final_layer_norm", width, "readout")
     if clip:
         yield from linear("text_projection", config.embed_dim, width, "readout", bias=False)

@@ -104,12 +104,7 @@ class HFZeroShot(NamedClasses, OfImages):
     def towers(self, model: Model) -> dict[str, Tower]:
         config = towers_of(model)
         return {
-            name: Tower(
-                layers=tower.num_hidden_layers,
-                heads=tower.num_attention_heads,
-                head_dim=tower.hidden_size // tower.num_attention_heads,
-                dim=tower.hidden_size,
-            )
+            name: tower.tower
             for name, tower in (("vision", config.vision_config), ("text", config.text_config))
         }
 

@@ -27,8 +27,8 @@ from hydrasurgeon.families.settings import (
     parse,
     patches,
 )
-from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm
-from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.files.manifest import Model, Tower
 
 # Activations without parameters of their own, under all of transformers' names.
 ACTIVATIONS = (
@@ -81,6 +81,11 @@ class Encoder(Settings):
     def library(self) -> dict[str, Any]:
         """What the library's own record is made of."""
         return self.written()
+
+    @property
+    def tower(self) -> Tower:
+        """Its sizes."""
+        return Tower.of(self.num_hidden_layers, self.num_attention_heads, self.hidden_size)
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
@@ -393,10 +398,8 @@ def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
     kind, dim = KINDS[config.model_type], config.hidden_size
     embeddings = _pictures(config) if isinstance(config, ImageEncoder) else _words(config)
     yield from (Weight(f"{kind.prefix}.{n}", s, "embedding", kind.tower) for n, s in embeddings)
-    parts = list(_layer(config, kind))
-    for layer in range(config.num_hidden_layers):
-        place = f"{kind.prefix}.{kind.layer.format(layer)}"
-        yield from (part.within(place, kind.tower, layer) for part in parts)
+    place = f"{kind.prefix}.{kind.layer}"
+    yield from stack(place, kind.tower, config.num_hidden_layers, _layer(config, kind))
     if kind.tower == "vision":
         yield from norm(f"{kind.prefix}.layernorm", dim, "readout")
     if has_pooler(config, kind):

@@ -315,9 +315,7 @@ class HFEncoder(OfImages):
 
     def towers(self, model: Model) -> dict[str, Tower]:
         config = self.config(model)
-        dim, heads = config.hidden_size, config.num_attention_heads
-        tower = Tower(layers=config.num_hidden_layers, heads=heads, head_dim=dim // heads, dim=dim)
-        return {self.kinds[config.model_type].tower: tower}
+        return {self.kinds[config.model_type].tower: config.tower}
 
     def weights(self, model: Model) -> Iterator[Weight]:
         config, classes = self.config(model), model.num_classes

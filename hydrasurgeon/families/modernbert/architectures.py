@@ -93,11 +93,6 @@ class ModernBertConfig(TextEncoder):
             if one and one.rope_theta is not None
         }
 
-    @property
-    def reach(self) -> int:
-        """How many tokens away a token of a local layer looks."""
-        return self.local_attention // 2
-
 
 KIND = Kind(
     ModernBertConfig,

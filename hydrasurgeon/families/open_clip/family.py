@@ -25,7 +25,7 @@ from hydrasurgeon.families.open_clip.configs import (
 )
 from hydrasurgeon.families.prompts import NamedClasses, check_prompts
 from hydrasurgeon.families.settings import Images, known, pair, parse, patches
-from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm
+from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm, stack
 from hydrasurgeon.files.decided import BESIDE
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
@@ -95,12 +95,7 @@ class OpenCLIP(NamedClasses):
         config = config_of(model)
         # Inputs run through the first tower; the second one makes the classifier.
         return {
-            name: Tower(
-                layers=tower.layers,
-                heads=tower.heads,
-                head_dim=tower.width // tower.heads,
-                dim=tower.width,
-            )
+            name: Tower.of(tower.layers, tower.heads, tower.width)
             for name, tower in (("vision", config.vision_cfg), ("text", config.text_cfg))
         }
 
@@ -185,9 +180,7 @@ def weights(config: Config) -> Iterator[Weight]:
     elif text.proj_type != "none":
         yield Weight("text_projection", (words, embed), "readout")
     for name, tower in (("vision", vision), ("text", text)):
-        for layer in range(tower.layers):
-            place = f"{PREFIX[name]}.resblocks.{layer}"
-            yield from (part.within(place, name, layer) for part in _block(tower))
+        yield from stack(f"{PREFIX[name]}.resblocks.{{}}", name, tower.layers, _block(tower))
 
 
 def _block(tower: Vision | Text) -> Iterator[Weight]:

@@ -13,7 +13,7 @@ from hydrasurgeon.families.timm_vit.architectures import (
     read_table,
     tokens,
 )
-from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Weight, linear, norm
+from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Weight, linear, norm, stack
 
 
 @cache
@@ -27,8 +27,7 @@ def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
     fc_norm = a["global_pool"] == "avg" if a["use_fc_norm"] is None else a["use_fc_norm"]
     last = a["use_post_transformer_norm"]
     yield from (Weight(w.name, w.shape, w.part, TOWER) for w in _embedding(a))
-    for layer in range(a["depth"]):
-        yield from (w.within(f"blocks.{layer}", TOWER, layer) for w in _block(a))
+    yield from stack("blocks.{}", TOWER, a["depth"], _block(a))
     if not fc_norm if last is None else last:
         yield from norm("norm", dim, "readout", bias=bias)
     if a["global_pool"] == "map":

@@ -31,6 +31,7 @@ from hydrasurgeon.families.weights import (
     linear,
     norm,
     shapes_of,
+    stack,
 )
 from hydrasurgeon.lookup import nearest
 
@@ -117,8 +118,7 @@ def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
     """All tensors of a VisionTransformer with these arguments."""
     dim, kind = a["embed_dim"], a["norm_layer"]
     yield from (Weight(w.name, w.shape, w.part, TOWER) for w in _embedding(a))
-    for layer in range(a["depth"]):
-        yield from (w.within(f"blocks.{layer}", TOWER, layer) for w in _block(a))
+    yield from stack("blocks.{}", TOWER, a["depth"], _block(a))
     pooled = a["global_pool"] in ("avg", "avgmax", "max") if a["fc_norm"] is None else a["fc_norm"]
     if a["final_norm"]:
         yield from _norm("fc_norm" if pooled else "norm", kind, dim, "readout")

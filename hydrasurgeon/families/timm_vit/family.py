@@ -131,9 +131,7 @@ class TimmViT(Family):
 
     def towers(self, model: Model) -> dict[str, Tower]:
         args = self._args(model)
-        dim, heads = int(args["embed_dim"]), int(args["num_heads"])
-        tower = Tower(layers=int(args["depth"]), heads=heads, head_dim=dim // heads, dim=dim)
-        return {TOWER: tower}
+        return {TOWER: Tower.of(args["depth"], args["num_heads"], args["embed_dim"])}
 
     def weights(self, model: Model) -> Iterator[Weight]:
         return self.listed({**self._args(model), "num_classes": model.num_classes})
