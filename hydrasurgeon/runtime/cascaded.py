@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -24,67 +24,59 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import Classifier
 
 
-class FirstReader(Protocol):
-    """What answers before the whole model."""
-
-    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Tensor], Said]]:
-        """What it says of a batch, logits [row, 1, class] (and features [row, 1, width] if its OOD
-        score needs them); and what gives the whole model's outputs for the rows that go on.
-        """
+FirstReader = Callable[[Any, bool], tuple[Said, Callable[[Tensor], Said]]]
+"""What answers before the whole model: (inputs, whether features are wanted) → what it says of a
+batch, logits [row, 1, class] (and features [row, 1, width] if its OOD score needs them); and what
+gives the whole model's outputs for the rows that go on.
+"""
 
 
-class FirstMember:
+def first_member(
+    model: Classifier, inputs: Any, features: bool
+) -> tuple[Said, Callable[[Tensor], Said]]:
     """A hydra's first member; the others go on from the trunk that it has run."""
+    hydra = model.module
+    assert isinstance(hydra, Hydra)
+    with_features = WithFeatures(model) if features else None
+    plain, words = parted(inputs)
 
-    def __init__(self, model: Classifier) -> None:
-        self.model = model
+    def run(members: Sequence[int], started: Any, rows: Tensor) -> Said:
+        call = hydra.part(members).finish
+        if with_features is None:
+            told = Said(rows, call(started))
+        else:
+            told = Said(rows, *with_features.of(call, started))
+        if words is None or model.state is None:
+            return told
+        return told.beside(model.state, words[rows, :-1])
 
-    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Tensor], Said]]:
-        hydra = self.model.module
-        assert isinstance(hydra, Hydra)
-        with_features = WithFeatures(self.model) if features else None
-        plain, words = parted(inputs)
+    plain = model.placed(plain)
+    started = hydra.start(plain)
+    first = run([0], started, torch.arange(rows_in(plain)))
 
-        def run(members: Sequence[int], started: Any, rows: Tensor) -> Said:
-            call = hydra.part(members).finish
-            if with_features is None:
-                told = Said(rows, call(started))
-            else:
-                told = Said(rows, *with_features.of(call, started))
-            if words is None or self.model.state is None:
-                return told
-            return told.beside(self.model.state, words[rows, :-1])
+    def whole(rows: Tensor) -> Said:
+        early = first.at(rows)
+        late = run(range(1, len(hydra.members)), started.at(rows.to(early.logits.device)), rows)
+        both = None
+        if early.features is not None and late.features is not None:
+            both = torch.cat([early.features, late.features], dim=1)
+        return Said(rows, torch.cat([early.logits, late.logits], dim=1), both)
 
-        plain = self.model.placed(plain)
-        started = hydra.start(plain)
-        first = run([0], started, torch.arange(rows_in(plain)))
-
-        def whole(rows: Tensor) -> Said:
-            early = first.at(rows)
-            late = run(range(1, len(hydra.members)), started.at(rows.to(early.logits.device)), rows)
-            both = None
-            if early.features is not None and late.features is not None:
-                both = torch.cat([early.features, late.features], dim=1)
-            return Said(rows, torch.cat([early.logits, late.logits], dim=1), both)
-
-        return first, whole
+    return first, whole
 
 
-class FirstWords:
+def first_words(
+    engine: Engine, inputs: Any, features: bool
+) -> tuple[Said, Callable[[Tensor], Said]]:
     """A reader of words or pixels: what it says came with the inputs."""
+    read = inputs[READ].float()
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def whole(rows: Tensor) -> Said:
+        some = {name: values[rows] for name, values in inputs.items()}
+        return replace(engine.whole(some, features=features), rows=rows)
 
-    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Tensor], Said]]:
-        read = inputs[READ].float()
-
-        def whole(rows: Tensor) -> Said:
-            some = {name: values[rows] for name, values in inputs.items()}
-            return replace(self.engine.whole(some, features=features), rows=rows)
-
-        rows = torch.arange(len(read))
-        return Said(rows, read[:, None, :-1], read[:, None, -1:]), whole
+    rows = torch.arange(len(read))
+    return Said(rows, read[:, None, :-1], read[:, None, -1:]), whole
 
 
 def rows_in(inputs: Any) -> int:
@@ -101,7 +93,7 @@ def said(engine: Engine, inputs: Any, *, features: bool) -> list[Said]:
     state, reader = engine.state, engine.first
     assert state is not None
     assert reader is not None
-    first, whole = reader(inputs, features=features)
+    first, whole = reader(inputs, features)
     early = first.arrays()
     rule, threshold = stage_state(state, first=True), cascade_of(state).threshold
     going = torch.from_numpy(going_on(rule, threshold, Outputs(early.logits, early.features)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
@@ -28,7 +29,7 @@ from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Prediction, joined
 from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.runtime.answering import Answering, Engine, collected
-from hydrasurgeon.runtime.cascaded import FirstMember, FirstReader, mean_probs, rows_in
+from hydrasurgeon.runtime.cascaded import FirstReader, first_member, mean_probs, rows_in
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
@@ -54,7 +55,7 @@ class Classifier(LiveModel, Engine):
     @property
     def first(self) -> FirstReader | None:
         several = isinstance(self.module, Hydra) and len(self.module.members) > 1
-        return super().first or (FirstMember(self) if several else None)
+        return super().first or (partial(first_member, self) if several else None)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -74,21 +74,6 @@ def test_peak_memory_is_weights_and_activations() -> None:
     assert twice == pytest.approx(2 * weights + hidden + 2 * out, rel=0.05)
 
 
-def test_what_cannot_be_compiled_is_measured_as_it_is(
-    parts: tuple[Path, list[Path], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(model: nn.Module) -> Callable[..., torch.Tensor]:
-        def fail(*_: object) -> torch.Tensor:
-            raise RuntimeError("no compiler")
-
-        return fail
-
-    monkeypatch.setattr(torch, "compile", broken)
-    found = hs.bench([parts[2]], batch="1", runs=1, compile=True)
-    assert found.notes == ("hydra: torch.compile failed (RuntimeError); measured without it",)
-    assert found.results[0].points[0].latency_ms > 0
-
-
 def test_contenders_must_read_the_same_inputs(
     tiny: MAKE, parts: tuple[Path, list[Path], Path]
 ) -> None:
