@@ -225,25 +225,6 @@ def risk_coverage(rows: Drawn, results: Sequence[Result]) -> list[str]:
     return [picture("Risk over coverage", says, partial(_lines, curves), *labels, percent="xy")]
 
 
-def severities(results: Sequence[Result]) -> list[str]:
-    """Accuracy and Brier by severity, a mean over the shifts of each; 0 is the set itself."""
-    if not any(r.shift_average and r.shift_average.severities for r in results):
-        return []
-    charts = []
-    for title, key, percent in (("Accuracy", "accuracy", "y"), ("Brier score", "brier", "")):
-        curves, says = {}, []
-        for at, result in enumerate(results):
-            levels = result.shift_average.severities if result.shift_average else {}
-            points = [(0.0, result.id), *((float(at), levels[at]) for at in levels)]
-            curves[at] = [(x, float(getattr(each, key))) for x, each in points]
-            ends = f"{curves[at][0][1]:.3f} to {curves[at][-1][1]:.3f}"
-            says.append(f"{shown_name(result)} from {ends}")
-        draw, labels = partial(_lines, curves, kind="o-"), ("severity of the shift", title)
-        told = f"{'; '.join(says)}."
-        charts.append(picture(f"{title} by severity", told, draw, *labels, percent=percent))
-    return charts
-
-
 def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
     """A chart for each of a few metrics: what is got for how many multiply-adds."""
     costs = {at: macs_of(r.cost) for at, r in enumerate(results) if r.cost is not None}

@@ -61,4 +61,4 @@ def _by_class(answers: JudgedClasses) -> dict[int, tuple[int, int]]:
 
 
 def _cell(value: float, digits: str) -> Cell:
-    return Cell(format(value, digits), values=(value,))
+    return Cell(format(value, digits))

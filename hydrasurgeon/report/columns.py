@@ -6,10 +6,7 @@ The terminal, the page, Markdown, model cards and the README's tables are writte
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,8 +25,6 @@ ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 """What stands behind the name of a metric: the direction in which it is better."""
 NARROW = 24
 """Characters of a name above a column."""
-FORMULA = re.compile(r"[=@+]|-(?![0-9.])")
-"""How a text begins that a spreadsheet takes for a formula."""
 WIDEST = 52
 """Characters of a name in a heading, a table or a legend; the verdicts have it whole."""
 
@@ -365,8 +360,6 @@ class Cell:
     low: str = ""
     high: str = ""
     """The ends of its interval, where there is one."""
-    values: tuple[float | None, ...] = ()
-    """The number itself, then the ends, for whoever computes with them."""
 
 
 @dataclass(frozen=True)
@@ -420,36 +413,6 @@ class Table:
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
             for row in grid
         )
-
-    def csv(self) -> str:
-        """The table for a spreadsheet or pandas: numbers with six digits, the ends of an interval
-        in columns of their own.
-        """
-        heads, columns = [self.of], [list(self.names)]
-        for column in self.columns:
-            name = f"{column.group} {column.title or column.metric.name}".strip()
-            ends = ("", " low", " high")[
-                : max((len(cell.values) for cell in column.cells), default=0) or 1
-            ]
-            heads += [name + end for end in ends]
-            for at in range(len(ends)):
-                values = [
-                    cell.values[at] if at < len(cell.values) else None for cell in column.cells
-                ]
-                columns.append(["" if value is None else f"{value:.6g}" for value in values])
-        return csv_of([heads, *zip(*columns, strict=True)])
-
-
-def csv_of(rows: Iterable[Iterable[str]]) -> str:
-    """Comma-separated values; a name that a spreadsheet would take for a formula gets an
-    apostrophe.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows(
-        ["'" * bool(FORMULA.match(cell)) + visible(cell) for cell in row] for row in rows
-    )
-    return text.getvalue()
 
 
 def shown_name(result: Result) -> str:
@@ -557,7 +520,7 @@ def _cells(metric: Metric, records: Sequence[Any]) -> tuple[Cell, ...]:
         ends: Interval | tuple[()] = (getattr(record, "ci", None) or {}).get(metric.key) or ()
         rank = "" if text == ABSENT else ranks.get(float(text), "")
         low, high = (f"{end:.{decimals}f}" for end in ends) if ends else ("", "")
-        cells.append(Cell(text, rank, low, high, (metric.of(record), *ends)))
+        cells.append(Cell(text, rank, low, high))
     return tuple(cells)
 
 

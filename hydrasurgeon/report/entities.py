@@ -64,4 +64,4 @@ def _by_type(judged: JudgedTokens) -> dict[int, tuple[float | None, float | None
 
 
 def _cell(value: float | None, digits: str) -> Cell:
-    return Cell(ABSENT) if value is None else Cell(format(value, digits), values=(value,))
+    return Cell(ABSENT) if value is None else Cell(format(value, digits))

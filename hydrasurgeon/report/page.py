@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import command_line
@@ -32,7 +32,6 @@ from hydrasurgeon.report.columns import (
     WIDEST,
     WORDS,
     Table,
-    csv_of,
     short,
     shown_name,
     tables,
@@ -147,8 +146,6 @@ def document(material: Material) -> str:
         tables=listed,
         glossary=_glossary(listed),
         facts=_facts(material),
-        attribute=_attribute,
-        csv=_csv,
         unknown=UNKNOWN,
         command_line=command_line,
         colour=charts.colour,
@@ -170,7 +167,6 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
         "reliability": charts.reliability(drawn),
         "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting)],
         "selective": charts.risk_coverage(drawn, results),
-        "shift": charts.severities(results),
         "cost": charts.quality_cost(results, material.reference),
     }
 
@@ -199,20 +195,11 @@ def _glossary(listed: Iterable[Table]) -> dict[str, str]:
     return {metric.name: metric.meaning for metric in metrics if metric.meaning} | WORDS
 
 
-def _attribute(text: str) -> Markup:
-    """Text of several lines as the value of an attribute."""
-    return Markup(str(escape(text)).replace("\n", "&#10;"))
-
-
 def _untimed(of: Table) -> Table:
     """Without times, which are others in the next run: the page of the same inputs is the same."""
     return replace(
         of, columns=tuple(column for column in of.columns if column.metric.key != "latency_ms")
     )
-
-
-def _csv(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    return csv_of([heads, *(map(str, row) for row in rows)])
 
 
 def part(name: str) -> str:

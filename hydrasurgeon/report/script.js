@@ -1,5 +1,5 @@
 "use strict";
-// What a word says, beside it, for a pointer and for the Tab key. And tables for the clipboard.
+// What a word says, beside it, for a pointer and for the Tab key.
 (() => {
   const tip = document.getElementById("tip");
   let current = null;
@@ -27,23 +27,6 @@
   document.addEventListener("focusin", (event) => { if (event.target.dataset.tip) show(event.target); });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") hide();
-  });
-  const copy = async (text) => {
-    try { return await navigator.clipboard.writeText(text); } catch { /* not allowed in a frame: the old way */ }
-    const area = document.body.appendChild(document.createElement("textarea"));
-    area.value = text;
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  };
-  document.addEventListener("click", async (event) => {
-    const button = event.target.closest("[data-csv]");
-    if (!button) return;
-    const label = button.textContent;
-    await copy(button.dataset.csv);
-    button.textContent = "Copied";
-    button.focus();
-    setTimeout(() => { button.textContent = label; }, 1500);
   });
   addEventListener("beforeprint", () => { for (const each of document.querySelectorAll("details")) each.open = true; });
   document.addEventListener("focusout", hide);

@@ -1,10 +1,7 @@
-"""The report's classes: accuracy, balance, confused pairs, held against loops; and its tables as CSV."""
+"""The report's classes: accuracy, balance, held against loops."""
 
 from __future__ import annotations
 
-import csv
-import html
-import io
 import re
 from pathlib import Path
 
@@ -14,7 +11,6 @@ import torch
 
 import hydrasurgeon as hs
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
-from hydrasurgeon.report.columns import csv_of
 from hydrasurgeon.statistics.probabilities import softmax
 
 
@@ -43,13 +39,11 @@ def answers(path: Path) -> list[tuple[int, int]]:
     ]
 
 
-def csvs(text: str) -> dict[str, list[list[str]]]:
-    """What the buttons of a page copy, by the title of the table."""
-    buttons = re.findall(r'data-csv="([^"]*)" aria-label="Copy ([^"]*) as CSV"', text)
-    return {
-        html.unescape(title): list(csv.reader(io.StringIO(html.unescape(body))))
-        for body, title in buttons
-    }
+def table(text: str, title: str) -> list[list[str]]:
+    """The rows of a table of a page."""
+    body = text.partition(f"<caption>{title}")[2]
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', body.partition("</table>")[0])
+    return [[name, *re.findall(r"<td[^>]*>(?:<u>)?([^<]*)", cells)] for name, cells in rows]
 
 
 def test_classes_are_those_of_a_loop(tmp_path: Path) -> None:
@@ -58,20 +52,14 @@ def test_classes_are_those_of_a_loop(tmp_path: Path) -> None:
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     both = [answers(path) for path in paths]
     assert [pair[0] for pair in both[0]] == [pair[0] for pair in both[1]]
-    head, *rows = csvs(text)["Accuracy by class"]
-    assert head == ["class", "samples", "of all, %", "accuracy ↑ m1.0", "accuracy ↑ m2.0"]
+    rows = table(text, "Accuracy by class")
     accuracies = []
     for name, count, fraction, *by_model in rows:
         of_class = [[taken for true, taken in each if true == int(name)] for each in both]
         assert int(count) == len(of_class[0])
-        assert float(fraction) == pytest.approx(100 * len(of_class[0]) / 203, rel=1e-5)
+        assert float(fraction) == pytest.approx(100 * len(of_class[0]) / 203, abs=0.051)
         for value, each in zip(by_model, of_class, strict=True):
-            assert float(value) == pytest.approx(each.count(int(name)) / len(each), rel=1e-5)
+            assert float(value) == pytest.approx(each.count(int(name)) / len(each), abs=6e-4)
         accuracies.append(float(by_model[0]))
     assert {int(row[0]) for row in rows} == {true for true, _ in both[0]} == {0, 2, 3, 4}
     assert accuracies == sorted(accuracies)
-
-
-def test_a_name_is_no_formula() -> None:
-    rows = [["=1+1", "+a", "@x", "-x"], ["-0.5", "a,b", 'q"', "two\nlines"]]
-    assert csv_of(rows) == '\'=1+1,\'+a,\'@x,\'-x\n-0.5,"a,b","q""",two\\nlines\n'
