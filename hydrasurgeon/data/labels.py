@@ -124,9 +124,9 @@ def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
     values = [sys.intern(value) if type(value) is str else value for value in values]
     texts = all(isinstance(value, str) for value in values)
     if texts and values and all(map(JSON_LIST.fullmatch, values)):
-        values = [_list_in(spec, row, value) for row, value in enumerate(values)]
+        values = [_cell(spec, row, value, list) for row, value in enumerate(values)]
     elif texts and values and all(map(JSON_OBJECT.fullmatch, values)):
-        values = [_object_in(spec, row, value) for row, value in enumerate(values)]
+        values = [_cell(spec, row, value, dict) for row, value in enumerate(values)]
     if any(isinstance(value, Mapping) for value in values):
         return _of_objects(spec, values)
     if any(isinstance(value, list | tuple) for value in values):
@@ -167,21 +167,14 @@ def _index(distinct: Sequence[Any], values: Sequence[Any]) -> NDArray[np.int64]:
     return np.array([position[value] for value in values], dtype=np.int64)
 
 
-def _list_in(spec: str, row: int, text: str) -> list[Any]:
+def _cell(spec: str, row: int, text: str, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+    """What JSON in a cell of a table holds."""
     try:
-        return list(json.loads(text))
+        return kind(json.loads(text))
     except (ValueError, RecursionError) as error:
+        what, hint = ("list", LISTS) if kind is list else ("object", CHANCES)
         raise DataError(
-            f"{spec}: row {row} has the label {_shown(text)}, which is no list", hint=LISTS
-        ) from error
-
-
-def _object_in(spec: str, row: int, text: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{spec}: row {row} has the label {_shown(text)}, which is no object", hint=CHANCES
+            f"{spec}: row {row} has the label {_shown(text)}, which is no {what}", hint=hint
         ) from error
 
 

@@ -66,8 +66,6 @@ class Samples(ABC):
     """The columns of the table that they come from."""
     used: tuple[str, ...] = ()
     """Those of them that hold texts, images and groups."""
-    remarks: tuple[str, ...] = ()
-    """What is to be said of how a table was read."""
     grouping: Sequence[Any] | None = None
     """The column of a table that says which query each sample belongs to."""
 
@@ -84,9 +82,8 @@ class Samples(ABC):
 
     @property
     def note(self) -> str | None:
-        """How the data was read, where that was not plain: which column, which order of classes."""
-        labels = None if self.written is None else self.written.note
-        return "; ".join(filter(None, (*self.remarks, labels))) or None
+        """How the labels were read, where that was not plain."""
+        return None if self.written is None else self.written.note
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -316,7 +313,7 @@ class Subset(Samples):
         self.parent, self.index = parent, range(len(parent)) if index is None else index
         self.kind, self.inputs = parent.kind, parent.inputs
         self.columns, self.found, self.used = parent.columns, parent.found, parent.used
-        self.remarks, self.refused = parent.remarks, parent.refused
+        self.refused = parent.refused
 
     def __len__(self) -> int:
         return len(self.index)

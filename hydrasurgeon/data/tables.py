@@ -351,7 +351,6 @@ def rows(table: Table, columns: Columns) -> Samples:
     if (words := _words(table, columns)) is not None:
         return words
     image = second = None
-    remarks: tuple[str, ...] = ()
     if not {"text", "text_pair"} & columns.named.keys():
         image = table.column("image", columns, IMAGES)
     if image is not None:
@@ -360,12 +359,11 @@ def rows(table: Table, columns: Columns) -> Samples:
     else:
         first, second = _texts(table, columns)
         made = Rows(table.spec, table.columns[first], "text")
-        remarks = _passed_over(table, columns, first)
     if second is not None:
         made = TextPairs(made, Rows(table.spec, table.columns[second], "text"), second)
     labels = table.column("label", columns, LABELS)
     group = table.column("group", columns, GROUPS)
-    made.found, made.remarks = table.names, remarks
+    made.found = table.names
     made.used = tuple(name for name in (first, second, group) if name is not None)
     chances = [name for name in table.names if name.startswith(CHANCE) and name in table.columns]
     if labels is not None:
@@ -410,7 +408,6 @@ def _words(table: Table, columns: Columns) -> Tokens | None:
     else:
         return None
     made = Tokens(spec, texts, written)
-    made.remarks = _passed_over(table, columns, tokens) if tokens == text else ()
     made.found, made.used = table.names, tuple(filter(None, (tokens, labels)))
     made.columns = {name: found[name] for name in columns.carried if name in found}
     return made
@@ -452,20 +449,6 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
         what = f"needs a column image or text ({listed(table.names)})"
         raise DataError(f"{table.spec}: {what}", hint=table.hint)
     return first, second
-
-
-def _passed_over(table: Table, columns: Columns, text: str) -> tuple[str, ...]:
-    """A note where the table has another column that is usually one of texts."""
-    others = [name for name in TEXTS if name in table.columns and name != text]
-    if "text" in columns.named or not others:
-        return ()
-    return (
-        f"{table.spec}: texts are those of column {text}; --columns text={others[0]} reads others",
-    )
-
-
-def _jsonl(source: Source) -> Iterator[Table]:
-    yield from source.tables(_records(source))
 
 
 def _records(source: Source) -> Iterator[dict[str, Any]]:
@@ -608,7 +591,7 @@ def _conll(source: Source) -> Iterator[Table]:
 
 
 READERS: dict[str, Callable[..., Iterator[Table]]] = {
-    ".jsonl": _jsonl,
+    ".jsonl": lambda source: source.tables(_records(source)),
     ".json": _json,
     ".csv": _csv,
     ".tsv": partial(_csv, separators="\t"),

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckFailed, CheckpointError, DataError, UsageError
@@ -92,20 +92,20 @@ def monitor(arguments: MonitorOptions) -> Monitored:
         classes=len(reader.labels),
     )
     answers = reader.counted(path, unpacked(state.answers))
-    labelled = _Labelled(set(), {})
+    labelled, kept = set[bytes](), dict[str, tuple[int, int]]()
     if arguments.labels is not None:
-        labelled = reader.labelled(path, Path(arguments.labels), unpacked(state.labels))
+        labelled, kept = reader.labelled(path, Path(arguments.labels), unpacked(state.labels))
     if answers.seen is None and not (state.looks and answers.known):
         raise DataError(f"{path}: holds no answers", hint=HINT)
-    looked = answers.seen is not None or bool(labelled.new)
+    looked = answers.seen is not None or bool(labelled)
     if looked:
-        look = Look(seen=answers.seen, kept=labelled.kept)
-        state = state.with_look(look, answers.new, labelled.new)
+        look = Look(seen=answers.seen, kept=kept)
+        state = state.with_look(look, answers.new, labelled)
     notes = []
     if answers.seen is None:
-        alone = "labels alone are counted" if labelled.new else "this is what earlier looks found"
+        alone = "labels alone are counted" if labelled else "this is what earlier looks found"
         notes.append(f"no answer is new: {alone}")
-    if arguments.labels is not None and not labelled.kept:
+    if arguments.labels is not None and not kept:
         notes.append(f"{arguments.labels}: no label is new, or of a row that was answered")
     if answers.errors:
         notes.append(
@@ -138,14 +138,6 @@ class _Counted:
     """New rows that hold an error."""
 
 
-class _Labelled(NamedTuple):
-    """What a file of labels adds to a state."""
-
-    new: set[bytes]
-    kept: dict[str, tuple[int, int]]
-    """Of each promise the labelled rows, and those that break it."""
-
-
 @dataclass(frozen=True)
 class _Reader:
     """Reads answers of one checkpoint."""
@@ -172,15 +164,15 @@ class _Reader:
             if isinstance(row, dict) and row.get("error"):
                 errors += 1
                 continue
-            answer = _answer(row, where, most, self.problem, self.decision)
-            if answer.label not in index:
+            label, kind, total = _answer(row, where, most, self.problem, self.decision)
+            if label not in index:
                 raise DataError(
-                    f"{where}: {visible(answer.label)[:80]} is no class of the checkpoint",
+                    f"{where}: {visible(label)[:80]} is no class of the checkpoint",
                     hint=HINT,
                 )
-            predicted[index[answer.label]] += 1
-            kinds[answer.kind] += 1
-            uncertainty += answer.total
+            predicted[index[label]] += 1
+            kinds[kind] += 1
+            uncertainty += total
         rows, seen = sum(predicted), None
         if rows:
             seen = Seen(
@@ -192,8 +184,12 @@ class _Reader:
             )
         return _Counted(seen, new, repeats, errors)
 
-    def labelled(self, path: Path, labels: Path, known: set[bytes]) -> _Labelled:
-        """What labels that are not known yet say of the answers in a file."""
+    def labelled(
+        self, path: Path, labels: Path, known: set[bytes]
+    ) -> tuple[set[bytes], dict[str, tuple[int, int]]]:
+        """Hashes of labels that are not known yet, and what they say of the answers in a file: of
+        each promise the labelled rows, and those that break it.
+        """
         if not self.problem.promises(self.decision):
             raise UsageError(
                 "--labels: the checkpoint promises no risk that one label a row could test",
@@ -221,7 +217,7 @@ class _Reader:
                 raise DataError(f"{where}: {visible(name)[:80]} has a label twice", hint=LABELS)
             truths[name] = truth
             new.add(digest)
-        return _Labelled(new, self._kept(path, truths) if truths else {})
+        return new, self._kept(path, truths) if truths else {}
 
     def _kept(self, path: Path, truths: dict[str, str]) -> dict[str, tuple[int, int]]:
         """Of each promise the labelled rows and those that break it."""
@@ -251,13 +247,6 @@ class _Reader:
         return {promise: (count, broken[promise]) for promise, count in rows.items()}
 
 
-class _Answer(NamedTuple):
-    label: str
-    kind: str
-    """`unfamiliar`, `abstain` or `answered`."""
-    total: float
-
-
 class _Row(dict[str, Any]):
     """A row that knows which column was asked for last."""
 
@@ -268,8 +257,12 @@ class _Row(dict[str, Any]):
         return super().__getitem__(column)
 
 
-def _answer(row: Any, where: str, most: float, problem: Problem, decision: Decision) -> _Answer:
-    """What a row says, whatever kind of file it stands in."""
+def _answer(
+    row: Any, where: str, most: float, problem: Problem, decision: Decision
+) -> tuple[str, str, float]:
+    """Label, kind (`unfamiliar`, `abstain` or `answered`) and total uncertainty of a row, whatever
+    kind of file it stands in.
+    """
     if not isinstance(row, dict):
         raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT)
     named = _Row(row)
@@ -284,6 +277,5 @@ def _answer(row: Any, where: str, most: float, problem: Problem, decision: Decis
         raise DataError(f"{where}: {named.column} {what}", hint=HINT) from error
     if not 0 <= total <= most:
         raise DataError(f"{where}: a total uncertainty of {total:g}", hint=DAMAGED)
-    if unfamiliar:
-        return _Answer(label, "unfamiliar", total)
-    return _Answer(label, "abstain" if abstained else "answered", total)
+    kind = "unfamiliar" if unfamiliar else "abstain" if abstained else "answered"
+    return label, kind, total

@@ -196,8 +196,7 @@ class _Model:
         own = ("id", *self.model.problem.columns)
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
-        remarks = () if first is None else first.remarks
-        said = opened.note, fitted_otherwise(opened, arguments.engine), *remarks
+        said = opened.note, fitted_otherwise(opened, arguments.engine)
         self.problem = self.model.problem
         self.notes = (*filter(None, said), *self.model.notes)
         if self.model.state is None:
