@@ -31,10 +31,7 @@ probs = model.predict(inputs)
 
 """
 """The section about loading a directory with us."""
-FOLDED = (
-    "- the constants that calibrate are in the model already: the probabilities that any client "
-    "makes of its logits are calibrated; decision.json holds the thresholds"
-)
+FOLDED = "- the constants that calibrate are in the model already: the probabilities that any client makes of its logits are calibrated; decision.json holds the thresholds"
 
 
 def model_card(
@@ -87,24 +84,16 @@ def _what(manifest: Manifest) -> tuple[str, str]:
     total = sum(tower.layers * tower.heads for tower in manifest.towers.values())
     if manifest.kind == "hydra":
         counts = ", ".join(str(count(member.kept)) for member in manifest.members)
-        return f"Hydra of {len(manifest.members)} members", (
-            f"A Hydra Ensemble: {len(manifest.members)} classifiers that keep different attention "
-            "heads of one "
-            f"pretrained model ({counts} of {total}), fused into one. Its prediction is the mean "
-            "of their "
-            f"probabilities. MLPs: {manifest.fusion.mlp}; the first {manifest.fusion.trunk} "
-            "layers are shared."
+        return (
+            f"Hydra of {len(manifest.members)} members",
+            f"A Hydra Ensemble: {len(manifest.members)} classifiers that keep different attention heads of one pretrained model ({counts} of {total}), fused into one. Its prediction is the mean of their probabilities. MLPs: {manifest.fusion.mlp}; the first {manifest.fusion.trunk} layers are shared.",
         )
     kind, kept = "Pruned" if manifest.kind == "member" else "Backbone", count(manifest.kept)
     if kept == total:
         return kind, f"A classifier with all of its {total} attention heads."
     return (
         kind,
-        (
-            f"A classifier that keeps {kept} of {total} attention heads; the others were cut out "
-            "of "
-            "its weights."
-        ),
+        f"A classifier that keeps {kept} of {total} attention heads; the others were cut out of its weights.",
     )
 
 
@@ -156,10 +145,7 @@ def _measured(manifest: Manifest) -> str:
         if score.trace:
             rows = ", ".join(f"{data.rows} rows of {code(data.spec)}" for data in score.data)
             lines.append(
-                (
-                    f"- {code(name)}: the search's objective went from {score.trace[0]:.4f} to "
-                    f"{score.trace[-1]:.4f}"
-                )
+                f"- {code(name)}: the search's objective went from {score.trace[0]:.4f} to {score.trace[-1]:.4f}"
                 + (f" on {rows}" if rows else "")
             )
     return "\n".join(lines) or "Nothing was recorded."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.folder import config_of
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.errors import CheckFailed, CheckpointError
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.foreign import read_text, visible
 from hydrasurgeon.files.history import changes_weights, installed
 from hydrasurgeon.files.manifest import HEADER_KEY, MAX_BYTES, HydraManifest, Manifest
@@ -30,34 +30,6 @@ class Check:
     holds: bool | None
     """None: it could not be checked, `detail` says why."""
     detail: str
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A checkpoint, and how each check of it came out."""
-
-    path: Path
-    checks: tuple[Check, ...]
-
-    @property
-    def broken(self) -> list[Check]:
-        """What does not hold; what could not be checked does not count."""
-        return [check for check in self.checks if check.holds is False]
-
-    @property
-    def holds(self) -> bool:
-        return not self.broken
-
-    def require(self) -> None:
-        """CheckFailed where something does not hold."""
-        if self.holds:
-            return
-        first, *others = self.broken
-        more = f", nor do {len(others)} more" if others else ""
-        raise CheckFailed(
-            f"{self.path}: {first.name} does not hold ({first.detail}){more}",
-            hint="Do not rely on it before you know why.",
-        )
 
 
 CODE = (".py", ".pyc", ".so", ".pyd")
@@ -109,22 +81,18 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
     """Everything that needs no other file; that its parts agree was checked on opening."""
     model, manifest = checkpoint.manifest.model, checkpoint.manifest
     actual, wanted = weights_sha256(checkpoint.tensors, contents.digests), manifest.weights_sha256
-    weights = Check("weights hash", True, short(actual))
+    holds, said = actual == wanted, short(actual)
     if not checkpoint.recorded:
-        weights = Check(
-            "weights hash", None, f"{short(actual)}; no manifest says what it should be"
-        )
-    elif actual != wanted:
-        weights = Check(
-            "weights hash", False, f"the manifest says {short(wanted)}, the tensors {short(actual)}"
-        )
+        holds, said = None, f"{said}; no manifest says what it should be"
+    elif not holds:
+        said = f"the manifest says {short(wanted)}, the tensors {said}"
     numbers = (
         f"NaN or infinity in {first(contents.spoiled)}"
         if contents.spoiled
         else f"{len(contents.digests)} tensors"
     )
     checks = [
-        weights,
+        Check("weights hash", holds, said),
         Check("finite weights", not contents.spoiled, numbers),
         Check("shapes", True, f"those of {model.family}:{model.arch} with the kept heads"),
     ]
@@ -164,10 +132,7 @@ def _config(checkpoint: Checkpoint) -> Iterator[Check]:
         return
     for key, value in json.loads(family.directory(checkpoint.manifest).get(name, "{}")).items():
         if config.get(key) != value:
-            detail = (
-                f"{key} is {str(config.get(key))[:60]!r} there, {str(value)[:60]!r} by the "
-                "manifest, which counts here"
-            )
+            detail = f"{key} is {str(config.get(key))[:60]!r} there, {str(value)[:60]!r} by the manifest, which counts here"
             yield Check(name, False, detail)
 
 

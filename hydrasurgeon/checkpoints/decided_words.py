@@ -43,11 +43,7 @@ def decision_lines(decision: Decision) -> list[str]:
             of_what = " of words"
         lines.append(f"accuracy{of_what} {decision.accuracy:.3f} on the validation data")
     lines += [
-        (
-            f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, "
-            "where"
-            f" {100 * ood.id_flagged:.3g} % of in-distribution samples lie"
-        ),
+        f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, where {100 * ood.id_flagged:.3g} % of in-distribution samples lie",
         _sets(decision),
     ]
     if limits is not None:
@@ -59,34 +55,25 @@ def decision_lines(decision: Decision) -> list[str]:
         if limits.yes is not None:
             surely = f"yes from a probability of {limits.yes:.3f} on, {most} of them wrong"
         lines.append(
-            f"{surely}; no below "
-            f"{limits.no:.3f}, {most} of"
-            f" what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
+            f"{surely}; no below {limits.no:.3f}, {most} of what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
         )
     if decision.group is not None:
         lines.append(_found(decision.group))
     if abstain is not None:
         lines.append(
-            f"answers from a probability of {abstain.threshold:.3f} on, "
-            f"{100 * abstain.coverage:.1f} % of {'entities' if decision.entities else 'samples'}: "
-            f"at most {100 * abstain.risk:g} % of them wrong, with confidence "
-            f"{100 * (1 - abstain.delta):g} %"
+            f"answers from a probability of {abstain.threshold:.3f} on, {100 * abstain.coverage:.1f} % of {'entities' if decision.entities else 'samples'}: at most {100 * abstain.risk:g} % of them wrong, with confidence {100 * (1 - abstain.delta):g} %"
         )
     if decision.cover is not None:
         cover = decision.cover
         lines.append(
-            f"words belong to entities from a probability of {cover.threshold:.3g} on, "
-            f"{100 * cover.words:.1f} % of them: at most {100 * cover.risk:g} % of true entities "
-            f"missed, with confidence {100 * (1 - cover.delta):g} %"
+            f"words belong to entities from a probability of {cover.threshold:.3g} on, {100 * cover.words:.1f} % of them: at most {100 * cover.risk:g} % of true entities missed, with confidence {100 * (1 - cover.delta):g} %"
         )
     if decision.words is not None:
         lines.append(_words(decision.words))
     if decision.cascade is not None:
         who = "words answer" if decision.cascade.novelty is not None else "the first member answers"
         lines.append(
-            f"cascade: {who} from a probability of "
-            f"{decision.cascade.threshold:.3f} on; {100 * decision.cascade.share_on:.1f} % of samples "
-            "go on to the whole model"
+            f"cascade: {who} from a probability of {decision.cascade.threshold:.3f} on; {100 * decision.cascade.share_on:.1f} % of samples go on to the whole model"
         )
     return [
         *lines,
@@ -97,19 +84,12 @@ def decision_lines(decision: Decision) -> list[str]:
 def _words(words: Words) -> str:
     """What reads beside the model, and what that is worth."""
     before, after = words.worth.nll
-    return (
-        f"{words.reader} beside the model: NLL {before:.4f} → {after:.4f} on samples that fitted "
-        f"none of it (standard error of the difference {words.worth.se:.4f})"
-    )
+    return f"{words.reader} beside the model: NLL {before:.4f} → {after:.4f} on samples that fitted none of it (standard error of the difference {words.worth.se:.4f})"
 
 
 def _found(rule: Found) -> str:
     """When the first row of a group is shown."""
-    return (
-        f"a group's first row is shown from {GROUP_SCORES[rule.score]} of {rule.threshold:.3f} on, "
-        f"for {100 * rule.answered:.1f} % of {rule.groups} groups: at most {100 * rule.risk:g} % of "
-        f"them wrong, with confidence {100 * (1 - rule.delta):g} %; else nothing was found"
-    )
+    return f"a group's first row is shown from {GROUP_SCORES[rule.score]} of {rule.threshold:.3f} on, for {100 * rule.answered:.1f} % of {rule.groups} groups: at most {100 * rule.risk:g} % of them wrong, with confidence {100 * (1 - rule.delta):g} %; else nothing was found"
 
 
 def _constants(decision: Decision) -> str:
@@ -133,10 +113,7 @@ def _sets(decision: Decision) -> str:
         how = {"product": "the product", "least": "the least"}[decision.entities.probability]
         return f"an entity is as probable as {how} of its words' probabilities"
     if decision.labels is not None:
-        return (
-            f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of the labels, on average "
-            "over samples that have one"
-        )
+        return f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of the labels, on average over samples that have one"
     return f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases"
 
 

@@ -61,10 +61,7 @@ def find(text: str) -> Path:
         raise _not_read(path)
     raise CheckpointError(
         f"{visible(text)}: no such checkpoint{_near(path)}",
-        hint=(
-            "Give a .safetensors file, a directory, or a hub id "
-            f"({', '.join(s + ':…' for s in schemes())})."
-        ),
+        hint=f"Give a .safetensors file, a directory, or a hub id ({', '.join(s + ':…' for s in schemes())}).",
     )
 
 
@@ -199,10 +196,7 @@ def check_names(names: Iterable[str], *, family: Family, where: str) -> None:
     foreign = sorted(names - set(family.companions(names)))
     if foreign:
         raise CheckpointError(
-            (
-                f"{where}: carries a file named {foreign[0][:80]!r}, which is no companion of a "
-                f"{family.name} model"
-            ),
+            f"{where}: carries a file named {foreign[0][:80]!r}, which is no companion of a {family.name} model",
             hint="The file was not written by hydrasurgeon as it is: do not use it.",
         )
 

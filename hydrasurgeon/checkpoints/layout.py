@@ -131,10 +131,7 @@ def check_tensors(
         allowed = FLOATS if name in shapes else ("F32",)
         if info.dtype not in allowed:
             raise CheckpointError(
-                (
-                    f"{path}: tensor {name} has dtype {info.dtype}; it must be one of "
-                    f"{', '.join(allowed)}"
-                ),
+                f"{path}: tensor {name} has dtype {info.dtype}; it must be one of {', '.join(allowed)}",
                 hint="Quantised checkpoints cannot be cut: start from the floating-point one.",
             )
     more = (name for name in tensors if name not in shapes and name not in decision)
@@ -271,9 +268,7 @@ def check_members(manifest: HydraManifest, hashes: Sequence[str], path: Path) ->
         return
     wrong = equal.index(False)
     raise Disagreement(
-        f"{path}: member {wrong} is not the one that the manifest names (it says "
-        f"{recorded[wrong][:12]}…, "
-        f"the member's tensors hash to {hashes[wrong][:12]}…)",
+        f"{path}: member {wrong} is not the one that the manifest names (it says {recorded[wrong][:12]}…, the member's tensors hash to {hashes[wrong][:12]}…)",
         hint="The file was changed after `fuse` wrote it: fuse the members again.",
     )
 

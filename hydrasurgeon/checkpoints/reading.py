@@ -24,7 +24,7 @@ from hydrasurgeon.checkpoints.folder import (
 )
 from hydrasurgeon.checkpoints.hub import fetch, is_hub_id, pinned
 from hydrasurgeon.checkpoints.layout import check_members, check_tensors, member_hashes, selection
-from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, SurgeryError, UsageError
+from hydrasurgeon.errors import CheckpointError, Disagreement, SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare, Family
 from hydrasurgeon.families.weights import Weight, by_name
@@ -125,13 +125,8 @@ class Checkpoint(Generic[Kind]):
         actual = weights_sha256(self.tensors, digests)
         if self.recorded and actual != self.manifest.weights_sha256:
             raise Disagreement(
-                f"{self.path}: the manifest belongs to other weights (it says "
-                f"{self.manifest.weights_sha256[:12]}…, "
-                f"the tensors hash to {actual[:12]}…)",
-                hint=(
-                    "Restore the matching pair, or delete the manifest to treat the file as a "
-                    "bare checkpoint."
-                ),
+                f"{self.path}: the manifest belongs to other weights (it says {self.manifest.weights_sha256[:12]}…, the tensors hash to {actual[:12]}…)",
+                hint="Restore the matching pair, or delete the manifest to treat the file as a bare checkpoint.",
             )
         return actual
 
@@ -209,7 +204,9 @@ def _recorded(
     """A checkpoint that says what it is."""
     model = manifest.model
     # The same command again, after one that wrote the manifest, says nothing else than it.
-    if arch is not None and not _says(path, content, tensors, manifest, arch):
+    asked = Bare(tensors, str(path), arch=arch)
+    name = (asked.asked or model.arch).partition(",")[0]
+    if arch is not None and (asked.asked_family, name) != (model.family, model.arch):
         raise UsageError(
             f"--arch {arch}: {path} already says that it is {model.family}:{model.arch}"
         )
@@ -227,20 +224,6 @@ def _recorded(
         state = {name: name for name in tensors if name.startswith(PREFIX)}
         tensors = Tensors(content.files, {**names, **state})
     return Checkpoint(path, family, tensors, manifest, recorded=True, files=companions)
-
-
-def _says(path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str) -> bool:
-    """Whether `--arch` makes of these tensors the very model that the manifest has."""
-    try:
-        model = _identified(path, content, tensors, arch).manifest.model
-    except HydraError:
-        return False
-    recorded = manifest.model
-    return (model.family, model.arch, model.config) == (
-        recorded.family,
-        recorded.arch,
-        recorded.config,
-    )
 
 
 def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None) -> Checkpoint:

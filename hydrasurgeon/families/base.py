@@ -154,11 +154,7 @@ class Family(ABC):
             if weight is not None and weight.heads is not None:
                 count = len(kept[weight.group][weight.layer or 0]) * weight.heads.blocks
                 resize(part, **{"columns" if weight.heads.axis else "rows": count})
-        self.name_classes(built, model, files or {})
         return built
-
-    def name_classes(self, module: nn.Module, model: Model, files: Mapping[str, str]) -> None:  # noqa: B027
-        """Tell a module that makes its classifier of class names which there are."""
 
     def anatomy(self, module: nn.Module) -> Anatomy:
         """The module taken apart."""

@@ -26,6 +26,8 @@ from hydrasurgeon.files.manifest import Model
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hydrasurgeon.heads import Kept
+
 # All prompts of all classes run through the text tower: ImageNet-21k with eighty templates has 1.7
 # million.
 MAX_PROMPTS = 2_000_000
@@ -68,12 +70,18 @@ class NamedClasses(Family):
         ours = {weight.name for weight in self.weights(model)}
         return {name: name for name in stored if name in ours}
 
-    def name_classes(self, module: nn.Module, model: Model, files: Mapping[str, str]) -> None:
-        from hydrasurgeon.families.zero_shot import ZeroShot
-
-        assert isinstance(module, ZeroShot)
+    def module(
+        self,
+        model: Model,
+        kept: Kept,
+        *,
+        fresh: bool = False,
+        files: Mapping[str, str] | None = None,
+    ) -> nn.Module:
+        built: Any = super().module(model, kept, fresh=fresh)
         if model.num_classes:
-            module.texts = self.tokenizing(model, files)(prompts(model))
+            built.texts = self.tokenizing(model, files or {})(prompts(model))
+        return built
 
 
 def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()) -> Model:

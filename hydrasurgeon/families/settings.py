@@ -79,9 +79,7 @@ class Images(Settings):
         if self.input_size != reads:
             made, read = ("×".join(map(str, each)) for each in (self.input_size, reads))
             raise error(
-                f"{where}: makes images of {made}, the model reads {read} (by its image size "
-                "and "
-                "channels)"
+                f"{where}: makes images of {made}, the model reads {read} (by its image size and channels)"
             )
 
 

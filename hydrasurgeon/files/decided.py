@@ -494,13 +494,11 @@ class Decision(Record):
     def _same_promises(self) -> Decision:
         """The cascade promises what the whole model does: other thresholds, for other answers."""
         if self.cascade is not None:
-            sets, risks, labels = [
-                [read(each) for each in (self, self.cascade)] for read in (_sets, _risks, _labels)
-            ]
             must(
-                (sets[0] == sets[1], "cascade: promises other prediction sets than the model"),
-                (risks[0] == risks[1], "cascade: promises another risk than the model"),
-                (labels[0] == labels[1], "cascade: its constants are of another kind of model"),
+                (
+                    _promises(self) == _promises(self.cascade),
+                    "cascade: promises something else than the model",
+                ),
                 (
                     (self.cascade.novelty is not None)
                     == (self.words is not None and self.words.mode == "first"),
@@ -520,17 +518,11 @@ def calibrated_by(raw: Any) -> str:
     return f" (hydrasurgeon {str(versions.get('hydrasurgeon'))[:40]} calibrated it)"
 
 
-def _sets(record: Decision | Cascade) -> float:
-    return record.conformal.coverage
-
-
-def _risks(record: Decision | Cascade) -> list[Any]:
-    return [None if a is None else (a.risk, a.delta) for a in (record.abstain, record.limits)]
-
-
-def _labels(record: Decision | Cascade) -> tuple[bool, int]:
-    labels = record.labels
-    return record.bias is None, 0 if labels is None else len(labels.temperatures)
+def _promises(record: Decision | Cascade) -> Any:
+    """The risks and sets that are promised, and what kind of constants there are."""
+    risks = [a and (a.risk, a.delta) for a in (record.abstain, record.limits)]
+    labels = record.labels and len(record.labels.temperatures)
+    return record.conformal.coverage, risks, record.bias is None, labels
 
 
 def stored_name(member: int, part: str) -> str:

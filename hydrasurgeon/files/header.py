@@ -35,8 +35,8 @@ MAX_ELEMENTS = 2**48
 
 ONLY = "Only safetensors files are read; convert other formats with their own library first."
 """The hint for files of other formats."""
-TRUNCATED = "The file is truncated: copy it again."
-"""The hint for files that end too early."""
+AGAIN = "The file is truncated or not safetensors: copy or convert it again."
+"""The hint for files that end too early, or are damaged."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, 
     if length <= MAX_HEADER and 8 + length > size:
         raise CheckpointError(
             f"{path}: the header should be {length} bytes long, but the file ends after {size}",
-            hint="The file is truncated or not safetensors: copy or convert it again.",
+            hint=AGAIN,
         )
     if not content.startswith(b"{"):
         raise CheckpointError(
@@ -90,11 +90,11 @@ def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, 
                 )
             )
         infos = {name: _info(name, entry, 8 + length) for name, entry in entries.items()}
+        _check_layout(infos.values(), 8 + length, size)
     except ValueError as error:
         raise CheckpointError(
-            f"{path}: the safetensors header is damaged ({error})", hint=ONLY
+            f"{path}: the safetensors header is damaged ({error})", hint=AGAIN
         ) from error
-    _check_layout(infos.values(), 8 + length, size, path)
     return metadata, infos
 
 
@@ -124,23 +124,14 @@ def _naturals(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 
 
-def _check_layout(infos: Iterable[TensorInfo], at: int, size: int, path: Path) -> None:
+def _check_layout(infos: Iterable[TensorInfo], at: int, size: int) -> None:
     """The tensors cover the file's rest, one behind the other."""
-    wrong, hint = None, ONLY
     for info in sorted(infos, key=lambda info: (info.start, info.nbytes)):
-        if info.start + info.nbytes > size:
-            wrong, hint = (
-                f"tensor {info.name} lies beyond the end of the file ({size} bytes)",
-                TRUNCATED,
-            )
-        elif info.start != at:
-            wrong = f"tensor {info.name} " + (
-                "overlaps the one before" if info.start < at else "has a gap before it"
-            )
-        if wrong is not None:
-            break
-        at += info.nbytes
-    if wrong is None and at != size:
-        wrong = f"{size - at} bytes behind the last tensor belong to none"
-    if wrong is not None:
-        raise CheckpointError(f"{path}: {wrong}", hint=hint)
+        end = info.start + info.nbytes
+        must(
+            (end <= size, f"tensor {info.name} lies beyond the end of the file ({size} bytes)"),
+            (info.start >= at, f"tensor {info.name} overlaps the one before"),
+            (info.start == at, f"tensor {info.name} has a gap before it"),
+        )
+        at = end
+    must((at == size, f"{size - at} bytes behind the last tensor belong to none"))

@@ -75,8 +75,7 @@ class Resumable:
         ]
         if differing:
             raise UsageError(
-                f"{self.path}: an interrupted {self.work[0]} with another "
-                f"{', '.join(differing[:5])}",
+                f"{self.path}: an interrupted {self.work[0]} with another {', '.join(differing[:5])}",
                 hint=f"Repeat the command that was interrupted. {self.remedy}",
             )
         return parse_json(texts["position"], "position", most=most)
@@ -89,8 +88,7 @@ class Resumable:
         except (CheckpointError, ValueError) as error:
             why = first_mistake(error) if isinstance(error, ValidationError) else str(error)
             raise CheckpointError(
-                f"{self.path}: the state of an interrupted {self.work[0]} is damaged "
-                f"({why.removeprefix(f'{self.path}: ')[:300]})",
+                f"{self.path}: the state of an interrupted {self.work[0]} is damaged ({why.removeprefix(f'{self.path}: ')[:300]})",
                 hint=self.remedy,
             ) from error
 

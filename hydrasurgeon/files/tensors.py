@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.foreign import open_regular, readable
-from hydrasurgeon.files.header import ITEMSIZE, MAX_HEADER, TRUNCATED, TensorInfo, read_header
+from hydrasurgeon.files.header import AGAIN, ITEMSIZE, MAX_HEADER, TensorInfo, read_header
 
 if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, and reads no header
     import numpy as np
@@ -80,7 +80,7 @@ class TensorFile:
             for at in range(0, end, step):
                 array = _empty(info, min(step, end - at))
                 if file.readinto(array.view("u1").data) < array.nbytes:
-                    raise CheckpointError(f"{self.path}: ends inside tensor {name}", hint=TRUNCATED)
+                    raise CheckpointError(f"{self.path}: ends inside tensor {name}", hint=AGAIN)
                 yield array
 
 
@@ -285,11 +285,7 @@ def write_tensors(
         first = header(None)
         if len(first) > MAX_HEADER:
             raise CheckpointError(
-                (
-                    f"{path}: the header would have {len(first):,} bytes; a safetensors file may "
-                    "have "
-                    f"{MAX_HEADER:,}"
-                ),
+                f"{path}: the header would have {len(first):,} bytes; a safetensors file may have {MAX_HEADER:,}",
                 hint="Write a directory (-o DIR/): there the texts lie beside the weights.",
             )
         file.write(struct.pack("<Q", len(first)) + first)
@@ -357,9 +353,6 @@ def sound(blocks: Iterable[Raw], dtype: str, *, name: str, path: Path) -> Iterat
 
 def spoiled(name: str, path: Path) -> CheckpointError:
     return CheckpointError(
-        (
-            f"{path}: tensor {name} holds NaN or infinity: nothing that is computed with it means "
-            "anything"
-        ),
+        f"{path}: tensor {name} holds NaN or infinity: nothing that is computed with it means anything",
         hint="Start from a sound checkpoint; `hydrasurgeon verify` names all such tensors.",
     )

@@ -199,8 +199,7 @@ def difference_when_folded(checkpoint: Checkpoint) -> float:
     allowed = max(TOLERANCE[dtype] for dtype in dtypes)
     if not worst <= allowed:
         raise CheckFailed(
-            f"export: with its calibration folded a probability differs by {worst:.3g}; allowed is "
-            f"{allowed:g}",
+            f"export: with its calibration folded a probability differs by {worst:.3g}; allowed is {allowed:g}",
             hint=f"Nothing was written. {ANY}",
         )
     return worst

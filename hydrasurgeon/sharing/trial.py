@@ -70,11 +70,7 @@ class Trial:
         ]
         if broken:
             raise CheckFailed(
-                (
-                    f"export --check: worse by more than {self.tolerance:g} on "
-                    f"{self.samples.spec}: "
-                    f"{'; '.join(broken)}"
-                ),
+                f"export --check: worse by more than {self.tolerance:g} on {self.samples.spec}: {'; '.join(broken)}",
                 hint="Nothing was written: allow more with --tolerance, or export another way.",
             )
         return {"before": was, "after": now}
@@ -174,13 +170,7 @@ def answers(
     bad = int((np.isnan(whole["probs"]).any(axis=-1) | np.isnan(whole["scores"])).sum())
     if bad:
         raise CheckFailed(
-            (
-                f"export --check: {who} answers NaN for {bad:,} of {len(samples):,} samples of "
-                f"{samples.spec}"
-            ),
-            hint=(
-                "Nothing was written: `hydrasurgeon eval` says what the model answers there; try "
-                "another --format."
-            ),
+            f"export --check: {who} answers NaN for {bad:,} of {len(samples):,} samples of {samples.spec}",
+            hint="Nothing was written: `hydrasurgeon eval` says what the model answers there; try another --format.",
         )
     return whole["probs"], whole["scores"], whole.get("labels")

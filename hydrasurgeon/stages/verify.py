@@ -8,14 +8,13 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.checks import (
     Check,
-    Checked,
     checks_alone,
     history_check,
     read_through,
     record_check,
 )
 from hydrasurgeon.engines import open_any
-from hydrasurgeon.errors import Disagreement
+from hydrasurgeon.errors import CheckFailed, Disagreement
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.options.base import stage
@@ -27,14 +26,36 @@ FORMAT = "hydrasurgeon.verify/1"
 
 
 @dataclass(frozen=True)
-class Verification(Checked):
-    """What was checked, and how each check came out."""
+class Verification:
+    """A checkpoint, and how each check of it came out."""
 
+    path: Path
+    checks: tuple[Check, ...]
     manifest: Manifest | None = None
     """None where there are several, and they disagree."""
     weights_sha256: str | None = None
     """As the tensors hash, whatever the manifest says."""
     note: str | None = None
+
+    @property
+    def broken(self) -> list[Check]:
+        """What does not hold; what could not be checked does not count."""
+        return [check for check in self.checks if check.holds is False]
+
+    @property
+    def holds(self) -> bool:
+        return not self.broken
+
+    def require(self) -> None:
+        """CheckFailed where something does not hold."""
+        if self.holds:
+            return
+        first, *others = self.broken
+        more = f", nor do {len(others)} more" if others else ""
+        raise CheckFailed(
+            f"{self.path}: {first.name} does not hold ({first.detail}){more}",
+            hint="Do not rely on it before you know why.",
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ logits of head h from token i to token j at distance r (DeBERTa, equation 4):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.layers import split_heads
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
 from hydrasurgeon.families.deberta.architectures import KIND
-from hydrasurgeon.families.hf_encoder.modules import Encoder, attention_of, padding
+from hydrasurgeon.families.hf_encoder.modules import Encoder, attention_of, fields_of, padding
 from hydrasurgeon.families.hf_encoder.modules import build as build
 from hydrasurgeon.heads import positions
 
@@ -25,7 +25,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
     base = inner.deberta
 
     def embed(inputs: Any) -> Stack:
-        fields = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        fields = fields_of(inputs)
         mask = fields.get("attention_mask")
         hidden = base.embeddings(
             fields["input_ids"], token_type_ids=fields.get("token_type_ids"), mask=mask

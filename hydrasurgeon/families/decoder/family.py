@@ -41,14 +41,8 @@ class Decoder(HFVariant):
         usual = KINDS[str(config["model_type"])].record.model_fields["pad_token_id"].default
         if config.get("pad_token_id", usual) is None:
             raise CheckpointError(
-                (
-                    f"{where}: has no pad token, so it cannot tell the last token of a text, "
-                    "which a "
-                    "classifier reads"
-                ),
-                hint="Set pad_token_id in its config.json to the number of a token that no text "
-                "ends with, and"
-                " pad_token in its tokenizer_config.json to that token.",
+                f"{where}: has no pad token, so it cannot tell the last token of a text, which a classifier reads",
+                hint="Set pad_token_id in its config.json to the number of a token that no text ends with, and pad_token in its tokenizer_config.json to that token.",
             )
 
     def sizes_of(self, config: Encoder, heads: int, width: int | None) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ are seen by none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +26,13 @@ from hydrasurgeon.families.hf_encoder.modules import (
     Features,
     attention_of,
     encoder_of,
+    fields_of,
     library_config,
     pooled_logits,
     reads_pooled,
     stock_model,
 )
-from hydrasurgeon.families.modernbert.modules import counted, window
+from hydrasurgeon.families.modernbert.modules import counted, rotation, window
 from hydrasurgeon.files.manifest import Model
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def anatomy(decoder: Decoder) -> Anatomy:
     base, config = inner.model, inner.config
 
     def embed(inputs: Any) -> Stack:
-        fields = _fields(inputs)
+        fields = fields_of(inputs)
         ids = fields["input_ids"]
         hidden = base.embed_tokens(ids)
         if config.model_type == "gemma2" and not hasattr(
@@ -140,10 +140,6 @@ def anatomy(decoder: Decoder) -> Anatomy:
     )
 
 
-def _fields(inputs: Any) -> Mapping[str, Tensor]:
-    return inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
-
-
 def _causal(ids: Tensor, mask: Tensor | None, hidden: Tensor, padding: int) -> Tensor:
     """What hides later tokens and padding, and with the padding whatever stands behind the token
     that is read.
@@ -172,7 +168,7 @@ def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) ->
         at,
         row,
         scale=attn.scaling,
-        rotate=_rotation(base, kind),
+        rotate=rotation(base, kind, "llama"),
         bias=None
         if reach is None or kind not in (None, LOCAL)
         else window(lambda apart: apart >= reach),
@@ -187,16 +183,3 @@ def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) ->
             layer.input_layernorm, site, *norms, layer.post_feedforward_layernorm, sandwiched=True
         )
     return Block(layer.input_layernorm, site, none, layer.post_attention_layernorm, layer.mlp, none)
-
-
-def _rotation(base: Any, layer_type: str | None) -> Callable[[Tensor], Tensor]:
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    def rotate(heads: Tensor) -> Tensor:
-        positions = counted(heads[0, 0, :, 0])[None]
-        # It turns two at once: the second has no heads here.
-        return apply_rotary_pos_emb(
-            heads, heads[:, :0], *base.rotary_emb(heads, positions, layer_type)
-        )[0]
-
-    return rotate

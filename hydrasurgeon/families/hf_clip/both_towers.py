@@ -79,8 +79,7 @@ class Towers(Settings):
             and (text.projection_size or text.hidden_size) != vision.hidden_size
         ):
             raise ValueError(
-                f"texts end in {text.projection_size or text.hidden_size}, images in "
-                f"{vision.hidden_size}"
+                f"texts end in {text.projection_size or text.hidden_size}, images in {vision.hidden_size}"
             )
         return self
 

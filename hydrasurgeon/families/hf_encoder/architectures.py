@@ -31,10 +31,7 @@ from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, st
 from hydrasurgeon.files.manifest import Model, Tower
 
 # Activations without parameters of their own, under all of transformers' names.
-ACTIVATIONS = (
-    "gelu|gelu_10|gelu_accurate|gelu_fast|gelu_new|gelu_python|gelu_pytorch_tanh|laplace|leaky_relu|linear|mish|"
-    "quick_gelu|relu|relu2|relu6|sigmoid|silu|swish|tanh"
-)
+ACTIVATIONS = "gelu|gelu_10|gelu_accurate|gelu_fast|gelu_new|gelu_python|gelu_pytorch_tanh|laplace|leaky_relu|linear|mish|quick_gelu|relu|relu2|relu6|sigmoid|silu|swish|tanh"
 # One of them.
 Activation = Annotated[str, Field(pattern=f"^({ACTIVATIONS})$")]
 UNCLASSIFIED = ("add_pooling_layer", "prediction_head")
@@ -110,8 +107,7 @@ class TextEncoder(Encoder):
             )
         if self.longest < 1:
             raise ValueError(
-                f"max_position_embeddings {self.max_position_embeddings} leaves no place for a "
-                "token"
+                f"max_position_embeddings {self.max_position_embeddings} leaves no place for a token"
             )
         return self
 

@@ -163,10 +163,7 @@ def _tokenizer(files: Mapping[str, str], where: str) -> dict[str, dict[str, Any]
         raise CheckpointError(f"{where}: {ADDED}: a word has no number")
     if not CLASSES.fullmatch(called):
         if WHOLE not in files:
-            what = (
-                f"{where}: {CONFIG}: tokenizer_class {called[:60]!r} is not supported without "
-                f"{WHOLE}"
-            )
+            what = f"{where}: {CONFIG}: tokenizer_class {called[:60]!r} is not supported without {WHOLE}"
             raise CheckpointError(
                 what, hint="Save the tokenizer by transformers once, which writes tokenizer.json."
             )
@@ -388,9 +385,6 @@ def check_recorded(model: Model, files: Mapping[str, str], where: str) -> None:
     """Refuse companions that are not the ones the manifest speaks of, or say what they may not."""
     recorded = model.preprocess.get("files_sha256")
     if files and recorded is not None and recorded != files_sha256(files):
-        what = (
-            f"{where}: the manifest belongs to another tokenizer or preprocessor than "
-            f"{', '.join(files)}"
-        )
+        what = f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}"
         raise Disagreement(what, hint="Restore the matching files.")
     check_files(files, where)

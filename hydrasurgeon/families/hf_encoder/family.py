@@ -70,10 +70,7 @@ TASK = re.compile(
 """How the name of a class tells that its head is for another task than to classify an input, or to
 pretrain.
 """
-WHOLE = (
-    "Supported: classifiers that choose one class, say yes or no, or name any number of "
-    "labels, for a whole input or for each of its words."
-)
+WHOLE = "Supported: classifiers that choose one class, say yes or no, or name any number of labels, for a whole input or for each of its words."
 """The hint where a model is made for another task."""
 OTHERS: tuple[tuple[str, Any, str], ...] = (
     ("position_embedding_type", "absolute", "relative positions in every layer"),
@@ -214,10 +211,7 @@ class HFEncoder(OfImages):
         config = self.config(model, f"{where}: model.config")
         classes = self.kinds[config.model_type].all_classes
         if model.arch not in classes:
-            what = (
-                f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type "
-                f"{config.model_type!r}"
-            )
+            what = f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}"
             raise ManifestError(what, hint=f"Known: {', '.join(classes)}.")
         super().check(model, towers, where)
         if model.pooling not in (None, OF_WORDS) and not self.pools(config):
@@ -280,10 +274,7 @@ class HFEncoder(OfImages):
         if config.get("auto_map"):
             what = "runs code of its own (auto_map, trust_remote_code), which is not executed"
             if kind in self.kinds:
-                hint = (
-                    f"If transformers' own {kind} model runs it as well, take auto_map out of "
-                    "its config.json."
-                )
+                hint = f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
         elif decoder:
             what = f"{kind} is a decoder of a type that is not supported"
         elif kind not in self.kinds:
@@ -526,10 +517,7 @@ class HFEncoder(OfImages):
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
         from torch import nn
 
-        from hydrasurgeon.families.hf_encoder.modules import Encoder as Live
-
-        assert isinstance(module, Live)
-        kind = self.kinds[module.kind]
+        kind = self.kinds[str(module.kind)]
         for name, part in module.named_modules():
             place = LAYER.search(name)
             if isinstance(part, nn.Dropout) and place and place[2] not in kind.weights_dropout:

@@ -237,7 +237,7 @@ def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.M
     project = getattr(base, "embeddings_project", None)
 
     def read(inputs: Any) -> Stack:
-        fields = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        fields = fields_of(inputs)
         ids, mask = fields["input_ids"], fields.get("attention_mask")
         kinds = {"token_type_ids": fields["token_type_ids"]} if "token_type_ids" in fields else {}
         hidden = base.embeddings(input_ids=ids, **kinds)
@@ -261,6 +261,11 @@ def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.M
     return read, tuple(part for part in parts if part is not None)
 
 
+def fields_of(inputs: Any) -> Mapping[str, Tensor]:
+    """What a tokenizer gives, or token ids alone."""
+    return inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+
+
 def padding(mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     """What hides tokens that are none, by an attention mask of ones and zeros."""
     if mask is None:
@@ -276,8 +281,6 @@ def _reader(
         return lambda hidden: inner.classifier(base.pooler(hidden)), (base.pooler, inner.classifier)
     if kind == "distilbert":
         parts = (inner.pre_classifier, inner.classifier)
-        if isinstance(inner.classifier, Features):
-            return lambda hidden: torch.relu(hidden[:, 0]), parts
         return lambda hidden: parts[1](torch.relu(parts[0](hidden[:, 0]))), parts
     if KINDS[kind].tower == "text":
         return inner.classifier, (inner.classifier,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from hydrasurgeon.families.hf_encoder.modules import (
     Features,
     attention_of,
     encoder_of,
+    fields_of,
     library_config,
     padding,
     pooled_logits,
@@ -26,6 +27,7 @@ from hydrasurgeon.families.hf_encoder.modules import (
 )
 from hydrasurgeon.families.modernbert.architectures import KIND, LOCAL, ModernBertConfig
 from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.lookup import imported
 
 if TYPE_CHECKING:
     from hydrasurgeon.families.modernbert.family import ModernBert
@@ -69,7 +71,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
     base, pooling = inner.model, inner.config.classifier_pooling
 
     def embed(inputs: Any) -> Stack:
-        fields = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        fields = fields_of(inputs)
         hidden = base.embeddings(fields["input_ids"])
         return Stack(hidden, padding(fields.get("attention_mask"), hidden))
 
@@ -105,19 +107,22 @@ def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) ->
     reach = config.local_attention // 2
     bias = window(lambda apart: apart.abs() > reach) if layer.attention_type == LOCAL else None
     site = attention_of(
-        layer, KIND.tower, at, row, rotate=_rotation(base, layer.attention_type), bias=bias
+        layer, KIND.tower, at, row, rotate=rotation(base, layer.attention_type), bias=bias
     )
     return Block(layer.attn_norm, site, attn.out_drop, layer.mlp_norm, layer.mlp, none)
 
 
-def _rotation(base: Any, layer_type: str) -> Callable[[Tensor], Tensor]:
-    from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
+def rotation(
+    base: Any, layer_type: str | None, of: str = "modernbert"
+) -> Callable[[Tensor], Tensor]:
+    """How a layer turns queries and keys by their positions, as the library's models `of` a type do."""
+    apply = imported(f"transformers.models.{of}.modeling_{of}:apply_rotary_pos_emb")
 
     def rotate(heads: Tensor) -> Tensor:
         positions = counted(heads[0, 0, :, 0])[None]
         cos, sin = base.rotary_emb(heads, positions, layer_type)
         # It turns two at once: the second has no heads here.
-        return apply_rotary_pos_emb(heads, heads[:, :0], cos, sin)[0]
+        return apply(heads, heads[:, :0], cos, sin)[0]
 
     return rotate
 

@@ -358,10 +358,7 @@ def _x(shape: tuple[int, ...]) -> str:
 # Names that timm knows norms by, without parameters that a file would not hold.
 Norm = Literal["layernorm", "layernormfp32", "rmsnorm", "rmsnormfp32"]
 # timm's names of activations without parameters.
-ACTIVATIONS = (
-    "elu|gelu|gelu_tanh|hard_mish|hard_sigmoid|hard_swish|hardsigmoid|hardswish|leaky_relu|mish|quick_gelu|relu|relu6|"
-    "selu|sigmoid|silu|swish|tanh"
-)
+ACTIVATIONS = "elu|gelu|gelu_tanh|hard_mish|hard_sigmoid|hard_swish|hardsigmoid|hardswish|leaky_relu|mish|quick_gelu|relu|relu6|selu|sigmoid|silu|swish|tanh"
 # One of timm's activations.
 Activation = Annotated[str, Field(pattern=f"^({ACTIVATIONS})$")]
 # What timm itself reads, or what only a fresh model would: left out of a file's model_args.
