@@ -293,8 +293,7 @@ class Tokens(Problem):
 
 def _are_said(answers: Chances) -> Bool[ndarray, "text word"]:
     """Which words have probabilities."""
-    said: ndarray = (answers > 0).any(axis=-1)
-    return said
+    return np.any(answers > 0, axis=-1)
 
 
 @dataclass(frozen=True)
