@@ -456,14 +456,6 @@ def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:
         "properties": {column: TYPES[kind] for column, kind in columns.items()},
     }
     answers = {"type": "object", "properties": {"answers": {"type": "array", "items": row}}}
-    refused = {"type": "object", "properties": {"detail": {"type": "string"}}}
-    why = {
-        400: "not JSON",
-        413: "too large",
-        415: "another type",
-        422: "no such inputs",
-        429: "too many are waiting",
-    }
     return {
         "openapi_extra": {
             "requestBody": {
@@ -475,10 +467,6 @@ def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:
             200: {
                 "description": "An answer for each input, in order.",
                 "content": {JSON: {"schema": answers}},
-            },
-            **{
-                code: {"description": text, "content": {JSON: {"schema": refused}}}
-                for code, text in why.items()
             },
         },
     }

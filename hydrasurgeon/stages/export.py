@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import fitted_otherwise
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import (
     SUFFIX,
     named,
@@ -26,7 +27,8 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import ExportOptions
 
 if TYPE_CHECKING:
-    from hydrasurgeon.sharing.trial import Compared
+    from hydrasurgeon.engines.program import Exported
+    from hydrasurgeon.sharing.trial import Answer, Compared
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,8 @@ def export(arguments: ExportOptions) -> Export:
     """
     _check(arguments)
     opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
-    result = _writer(arguments)(opened, arguments)
+    result = (_stock if arguments.format == "stock" else _graph)(opened, arguments)
     return replace(result, notes=((opened.note,) if opened.note else ()) + result.notes)
-
-
-def _writer(arguments: ExportOptions) -> Callable[[Checkpoint, ExportOptions], Export]:
-    """What writes the format."""
-    if arguments.format == "stock":
-        return _stock
-    if arguments.out is not None and named(arguments.out)[1]:
-        return _graph_in_folder
-    return _graph
 
 
 def _check(arguments: ExportOptions) -> None:
@@ -86,60 +79,80 @@ def _check(arguments: ExportOptions) -> None:
 
 
 def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
-    """One graph in one file."""
-    if arguments.out is not None and str(arguments.out) == "-":
-        raise UsageError("-o -: a graph is checked as a file", hint="Give -o FILE.")
-    target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
-    path = output_file(target, option="-o", force=arguments.force, inputs=arguments.sources)
-    if not opened.manifest.model.num_classes:
-        raise SurgeryError(
-            f"{opened.name}: has no classifier", hint="Finetune it first, or give CLIP --classes."
-        )
+    """One graph in one file; or in a folder, of calibrated logits, where clients look for one, and
+    with --int8 another.
+    """
+    folder = arguments.out is not None and named(arguments.out)[1]
+    path = _place(opened, arguments, folder=folder)
+    need_classes(opened.manifest, opened.path)
     opened.check_weights()
-    from hydrasurgeon.problems import problem_of
-
-    if arguments.check is not None:
-        problem_of(opened.manifest.model).need("--check", opened.name)
-    if opened.manifest.decision is not None:
-        problem_of(opened.manifest.model).need("a decision state in a graph", opened.name)
     from hydrasurgeon.engines.int8 import inputs_of, to_int8
     from hydrasurgeon.engines.onnx import OPSET, to_onnx
     from hydrasurgeon.engines.sealed import sealed
     from hydrasurgeon.measuring.cost import told_of
+    from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.sharing import trial
+    from hydrasurgeon.sharing import stock, trial
 
-    about, check = opened.manifest.model, arguments.check
-    tried = None if check is None else trial.opened_trial(about, check, arguments)
-    opened = opened if tried is None else with_inputs(opened, tried.samples)
-    # As the engines run it: an exported graph and theirs are the same.
-    model = as_classifier(opened, device="cpu", lean=True)
-    made = to_onnx(model)
+    if folder:
+        stock.check_client(opened)
+    about = opened.manifest.model
+    if opened.manifest.decision is not None:
+        problem_of(about).need("a decision state in a graph", opened.name)
+    tried = None
+    if arguments.check is not None:
+        problem_of(about).need("--check", opened.name)
+        tried = trial.opened_trial(about, arguments.check, arguments)
+    answer: Callable[[Exported], Answer] = trial.in_file
+    if folder:
+        model = as_classifier(opened, device="cpu")
+        typed = as_classifier(stock.with_types(opened), device="cpu")
+        answer, notes = partial(stock.answering, model=model), _uncalibrated(opened)
+    else:
+        opened = opened if tried is None else with_inputs(opened, tried.samples)
+        # As the engines run it: an exported graph and theirs are the same.
+        typed = model = as_classifier(opened, device="cpu", lean=True)
+        notes = (tried.samples.note,) if tried is not None and tried.samples.note else ()
+    made, small = to_onnx(typed, stock=folder), None
     quantised = checked = None
-    notes: tuple[str, ...] = ()
-    if tried is not None and tried.samples.note is not None:
-        notes = (tried.samples.note,)
+    if tried is not None and (folder or not arguments.int8):
+        checked = tried.compared(model, trial.in_torch(model), answer(made))
     if tried is not None and arguments.int8:
-        floating, made = made, to_int8(made, inputs_of(model))
-        quantised = tried.compared(model, trial.in_file(floating), trial.in_file(made), who="int8")
-        worst = trial.difference(model, trial.in_file(made), tried.samples)
-        made = replace(made, max_difference=worst)
+        small = to_int8(made, inputs_of(typed))
+        quantised = tried.compared(model, answer(made), answer(small), who="int8")
+        worst = trial.difference(model, answer(small), tried.samples)
+        small = replace(small, max_difference=worst)
         notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
-    elif tried is not None:
-        checked = tried.compared(model, trial.in_torch(model), trial.in_file(made))
-    content = sealed(made.content, told_of(model, made))
-    write_bytes(path, content)
+    written = small or made
+    content = written.content
+    if folder:
+        with staged(path) as place:
+            stock.fill_graphs(place, stock.graph_texts(opened), made, small)
+    else:
+        content = sealed(content, told_of(model, written))
+        write_bytes(path, content)
     return Export(
         path,
         len(content),
-        made.inputs,
-        made.outputs,
-        made.max_difference,
+        written.inputs,
+        written.outputs,
+        written.max_difference,
         OPSET,
         quantised=quantised,
         checked=checked,
         notes=notes,
     )
+
+
+def _place(opened: Checkpoint, arguments: ExportOptions, *, folder: bool) -> Path:
+    """Where a graph goes, which is this command's to write."""
+    if folder:
+        assert arguments.out is not None
+        return claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
+    if str(arguments.out) == "-":
+        raise UsageError("-o -: a graph is checked as a file", hint="Give -o FILE.")
+    target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
+    return output_file(target, option="-o", force=arguments.force, inputs=arguments.sources)
 
 
 def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
@@ -158,56 +171,6 @@ def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
     nbytes = sum(plan.nbytes for plan in made.planned)
     notes = _uncalibrated(opened)
     return Export(path, nbytes, (), (), difference, None, "stock", notes=notes)
-
-
-def _graph_in_folder(opened: Checkpoint, arguments: ExportOptions) -> Export:
-    """A graph of calibrated logits where clients look for one, and with --int8 another."""
-    assert arguments.out is not None
-    path = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
-    need_classes(opened.manifest, opened.path)
-    opened.check_weights()
-    from hydrasurgeon.engines.int8 import inputs_of, to_int8
-    from hydrasurgeon.engines.onnx import OPSET, to_onnx
-    from hydrasurgeon.problems import problem_of
-    from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.sharing import stock, trial
-
-    stock.check_client(opened)
-    about = opened.manifest.model
-    if opened.manifest.decision is not None:
-        problem_of(about).need("a decision state in a graph", opened.name)
-    tried = None
-    if arguments.check is not None:
-        problem_of(about).need("--check", opened.name)
-        tried = trial.opened_trial(about, arguments.check, arguments)
-    model = as_classifier(opened, device="cpu")
-    typed, small = as_classifier(stock.with_types(opened), device="cpu"), None
-    made = to_onnx(typed, stock=True)
-    quantised = checked = None
-    notes = _uncalibrated(opened)
-    worst = made.max_difference
-    if tried is not None:
-        floating = stock.answering(made, model)
-        checked = tried.compared(model, trial.in_torch(model), floating)
-    if tried is not None and arguments.int8:
-        small = to_int8(made, inputs_of(typed))
-        answer = stock.answering(small, model)
-        quantised = tried.compared(model, floating, answer, who="int8")
-        worst = trial.difference(model, answer, tried.samples)
-        notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
-    with staged(path) as folder:
-        stock.fill_graphs(folder, stock.graph_texts(opened), made, small)
-    return Export(
-        path,
-        len((small or made).content),
-        made.inputs,
-        made.outputs,
-        worst,
-        OPSET,
-        quantised=quantised,
-        checked=checked,
-        notes=notes,
-    )
 
 
 def _uncalibrated(opened: Checkpoint) -> tuple[str, ...]:
