@@ -21,10 +21,10 @@ from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.files.decided import Cascade, Seen
 from hydrasurgeon.problems.base import Outputs, Prediction, joined
 from hydrasurgeon.statistics import temperature
-from hydrasurgeon.statistics.scores.fitted import Given
+from hydrasurgeon.statistics.scores.fitted import Given, OwnLogits
 
-GIVEN = Given("novelty", (), ())
-"""How novel a sample is to a reader of words."""
+NOVELTY = "novelty"
+"""The OOD score of a reader of words, which threshold and scale make like the model's."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Said:
         model, reader = state.record.words.weights
         logits, other = self.logits, read.to(self.logits.device).double()
         mixed = model * logits.double() + reader * other[:, None]
-        return replace(self, logits=mixed.to(logits.dtype))
+        features = logits if isinstance(state.fitted, OwnLogits) else self.features
+        return replace(self, logits=mixed.to(logits.dtype), features=features)
 
     def arrays(self) -> Said:
         """As decisions are taken: in float32 on the CPU."""
@@ -82,9 +83,9 @@ def stage_state(state: State, *, first: bool) -> State:
         names += ["temperature", "bias", "labels"]
         fitted = None if fitted is None else fitted.among([0])
         if cascade.novelty is not None:  # a reader of words says itself what is novel to it
-            fitted = GIVEN
-            rule = {"score": GIVEN.kind, "threshold": cascade.novelty}
-            changes["ood"] = state.record.ood.model_copy(update=rule)
+            shift = state.record.ood.threshold - cascade.novelty
+            fitted = Given(NOVELTY, (), (), shift=shift)
+            changes["ood"] = state.record.ood.model_copy(update={"score": NOVELTY})
     changes |= {name: getattr(cascade, name) for name in names}
     return State(state.record.model_copy(update=changes), fitted, state.problem)
 

@@ -115,6 +115,7 @@ def fit_state(
     val: Outputs,
     *,
     promise: CalibrateOptions,
+    own: Outputs | None = None,
     score: str = "auto",
     classifiers: Sequence[tuple[ndarray, ndarray]] = (),
     evidence: Sequence[Evidence] | None = None,
@@ -128,18 +129,19 @@ def fit_state(
     perturbed data, for `auto`, which `leaves_out` fitted scores that the model is not made for.
 
     `evidence` is what OOD scores are fitted on, a member each; without it a part of the fitting
-    half, read by `classifiers`.
+    half, read by `classifiers`. OOD scores are fitted by the model's `own` outputs, if others answer.
     """
     if score != "auto":
         check_score(score)
     fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed, val.groups))
-    held = fitting
+    own_fitting, own_certifying = (
+        (val if own is None else own).at(rows) for rows in halves(len(val.logits), seed, val.groups)
+    )
+    held = own_fitting
     if evidence is None and val.features is not None:
-        cut = int(SHARE * len(fitting.logits))
-        evidence, held = (
-            evidence_of(fitting.at(slice(cut)), classifiers, seed),
-            fitting.at(slice(cut, None)),
-        )
+        cut = int(SHARE * len(held.logits))
+        evidence = evidence_of(held.at(slice(cut)), classifiers, seed)
+        held = held.at(slice(cut, None))
     fit = problem.calibrated(fitting, certifying)
     dealt: Sequence[Outputs] = ()
     if (
@@ -148,13 +150,13 @@ def fit_state(
         and problem.features
         and not problem.by_word
     ):
-        dealt = dealt_out(fitting, classifiers, seed)
+        dealt = dealt_out(own_fitting, classifiers, seed)
     kind, fitted, auroc, notes = chosen_score(
         score, evidence, held, foreign, dealt, leaves_out, problem
     )
     plan = problem.planned(fitting, fit.constants, promise)
     answers = problem.answers(certifying.logits, fit.constants)
-    scores = certifying.scores(kind, fitted)
+    scores = own_certifying.scores(kind, fitted)
     threshold = flag_threshold(scores, promise.id_flagged)
     try:
         promised = problem.promised(answers, certifying, promise, plan, scores <= threshold)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import Tokens, pixels_of, reader_of
 from hydrasurgeon.decision.beside import Beside, fit_beside, losses, scaled
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.words import FEWEST, Fitted, Kind, fit_pixels, fit_words
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
@@ -20,6 +21,7 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Floats, Words
+from hydrasurgeon.statistics.scores.fitted import OwnLogits
 
 KINDS: Mapping[str, Kind] = {
     "single_label": "softmax",
@@ -48,6 +50,16 @@ class Reading:
         """What it says of samples before the model has `said` anything."""
         read = self.read(samples).astype(np.float32)[:, None]
         return problem.outputs(replace(said, logits=read[..., :-1], features=read[..., -1:]))
+
+    def scored(self, state: State, mixed: Outputs, said: Outputs) -> Outputs:
+        """With what OOD scores see of what the model itself `said`."""
+        own = isinstance(state.fitted, OwnLogits)
+        return replace(mixed, features=said.logits if own else said.features)
+
+    def whole(self, state: State, samples: Samples, said: Outputs) -> Outputs:
+        """What both say of samples."""
+        mixed = state.problem.outputs(self.beside(said, samples))
+        return self.scored(state, mixed, said)
 
     def beside(self, outputs: Outputs, samples: Samples) -> Outputs:
         """What a model said, with what the reader adds."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.data.readers import reader_of
+from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import FITTED, Decision, stored_name, words_name
 from hydrasurgeon.files.tensors import Tensors, as_float, spoiled
 from hydrasurgeon.problems import SINGLE
@@ -18,7 +19,7 @@ from hydrasurgeon.problems.base import Prediction, Problem
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Words
 from hydrasurgeon.statistics.probabilities import Logits, Scores
-from hydrasurgeon.statistics.scores.fitted import EnsembleScore, scores_of
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore, OwnLogits, scores_of
 from hydrasurgeon.statistics.scores.on_features import K
 
 
@@ -32,6 +33,14 @@ class State:
     problem: Problem = SINGLE
     words: Words | Pixels | None = None
     """What reads words or pixels beside the model."""
+
+    def beside(self, record: decided.Words, words: Words | Pixels) -> State:
+        """The state of a model that has a reader beside it: OOD scores see what the model itself
+        says.
+        """
+        fitted = self.fitted or OwnLogits(self.record.ood.score, (), (), read=self.problem.read)
+        record_with = self.record.model_copy(update={"words": record})
+        return State(record_with, fitted, self.problem, words)
 
     def answers(self, logits: ndarray) -> ndarray:
         """Calibrated probabilities of classes or labels; numbers with their deviations."""
@@ -74,14 +83,15 @@ def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = 
             raise spoiled(name, path)
         return values
 
-    reader = None
-    if words is not None:
-        reader = reader_of(words.reader, {part: read(words_name(part)) for part in words.shapes})
-    if ood.score not in FITTED:
-        return State(record, problem=problem, words=reader)
-    fits = tuple(
-        {part: read(stored_name(member, part)) for part in FITTED[ood.score][1]}
-        for member in range(len(ood.members))
-    )
-    fitted = EnsembleScore(ood.score, fits, ood.members, neighbours=ood.neighbours or K)
-    return State(record, fitted, problem, reader)
+    fitted = None
+    if ood.score in FITTED:
+        fits = tuple(
+            {part: read(stored_name(member, part)) for part in FITTED[ood.score][1]}
+            for member in range(len(ood.members))
+        )
+        fitted = EnsembleScore(ood.score, fits, ood.members, neighbours=ood.neighbours or K)
+    state = State(record, fitted, problem)
+    if words is None:
+        return state
+    parts = {part: read(words_name(part)) for part in words.shapes}
+    return state.beside(words, reader_of(words.reader, parts))

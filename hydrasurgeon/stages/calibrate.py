@@ -224,6 +224,7 @@ def _fit(
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.perturbed import Perturbed
+    from hydrasurgeon.decision.cascaded import with_seen
     from hydrasurgeon.decision.fitting import Chooser, fit_state, too_few_ood
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import collected
@@ -247,18 +248,16 @@ def _fit(
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
     reading, words_note = _reading(engine, problem, train, validation, raw, arguments)
 
-    def outputs(samples: Samples) -> Outputs:
-        alone = said(samples)
-        return problem.outputs(alone if reading is None else reading.beside(alone, samples))
-
-    val = problem.outputs(raw if reading is None else reading.beside(raw, validation))
+    own = problem.outputs(raw)
+    val = own if reading is None else problem.outputs(reading.beside(raw, validation))
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
     strange: list[Samples] = [*ood]
     if auto or arguments.ood_score == "knn":
         # OOD data of one kind may be too easy to tell scores apart: perturbed data have a say too.
         strange.append(Perturbed(validation, arguments.seed))
-    foreign = [outputs(samples) for samples in strange]
+    strange_said = [said(samples) for samples in strange]
+    foreign = [problem.outputs(each) for each in strange_said]
     chosen_by: Chooser = "option"
     if auto:
         chosen_by = "ood" if ood else "perturbed"
@@ -274,6 +273,7 @@ def _fit(
     score = arguments.ood_score
     state, notes = fit_state(
         val,
+        own=own,
         promise=arguments,
         score=score,
         classifiers=linear,
@@ -285,13 +285,14 @@ def _fit(
         seed=arguments.seed,
     )
     if reading is not None:
-        record = state.record.model_copy(update={"words": reading.record})
-        state = replace(state, record=record, words=reading.reader)
+        state = state.beside(reading.record, reading.reader)
+        val = reading.scored(state, val, raw)
+        state = with_seen(state, val.logits, val.features)
     if reading is not None and arguments.words == "first":
         first = reading.first(validation, raw, problem)
         ahead = [
-            (reading.first(samples, whole, problem), whole)
-            for samples, whole in zip(strange, foreign, strict=True)
+            (reading.first(samples, each, problem), reading.whole(state, samples, each))
+            for samples, each in zip(strange, strange_said, strict=True)
         ]
         state, more = _with_words_first(state, first, val, ahead, arguments)
         notes = (*notes, *more)

@@ -116,6 +116,23 @@ def test_graphs_and_tables_answer_alike(place: Path, tmp_path: Path) -> None:
             assert other["members_run"] == row["members_run"]
 
 
+def test_ood_scores_are_the_model_s_own(place: Path) -> None:
+    rows = sentences(place)
+    alone, beside, first = (
+        hs.load(place / name, device="cpu").decide(rows) for name in ("off", "beside", "first")
+    )
+    assert np.asarray(beside.ood_score) == pytest.approx(np.asarray(alone.ood_score), abs=1e-5)
+    assert np.asarray(beside.unfamiliar).tolist() == np.asarray(alone.unfamiliar).tolist()
+    late = np.asarray(first.members_run) > 0
+    whole = np.asarray(alone.ood_score)[late]
+    assert np.asarray(first.ood_score)[late] == pytest.approx(whole, abs=1e-5)
+    assert not np.asarray(first.unfamiliar)[~late].any()
+    table = str(place / "test.csv")
+    foreign = {"ood": [f"near:other={table}"], "data": [table], "device": "cpu"}
+    report = hs.evaluate([place / "beside"], **foreign).report.results[0]
+    assert report.ood[0].auroc == pytest.approx(0.5)
+
+
 def test_words_first_answer_what_they_are_sure_of(place: Path) -> None:
     rows, record = sentences(place), decision(place / "first")
     words, cascade = record["words"], record["cascade"]

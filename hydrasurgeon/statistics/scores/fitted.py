@@ -81,11 +81,30 @@ class EnsembleScore:
 class Given(EnsembleScore):
     """A score that comes in place of features."""
 
+    shift: float = 0.0
+    """What is added, so that thresholds of other scores fit it."""
+
     def among(self, members: Sequence[int]) -> Given:
         return self
 
     def __call__(self, features: Features, logits: ndarray) -> Scores:
-        return features[:, 0, 0]
+        return features[:, 0, 0] + self.shift
+
+
+@dataclass(frozen=True)
+class OwnLogits(EnsembleScore):
+    """A score of what the model itself says, which comes in place of features where words answer
+    beside it: they know little of what is unlike the data.
+    """
+
+    read: Callable[[ndarray], ndarray] = np.asarray
+    """Logits as scores take them."""
+
+    def among(self, members: Sequence[int]) -> OwnLogits:
+        return self
+
+    def __call__(self, features: Features, logits: ndarray) -> Scores:
+        return scores_of(self.kind, self.read(features), None, None)
 
 
 def _values(kind: str, fit: Fit, features: ndarray, logits: ndarray, neighbours: int) -> Scores:
@@ -143,7 +162,7 @@ def scores_of(
     temperature: float = 1.0,
 ) -> Scores:
     """Any score, of logits alone or fitted."""
-    if kind in LOGITS:
+    if kind in LOGITS and fitted is None:
         return np.concatenate(
             [score_of(kind, rows, temperature) for rows in in_pieces(logits, ROWS)]
         )
