@@ -4,18 +4,16 @@ which packages are there.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
 from hydrasurgeon.errors import MissingDependency, reason
 
 # What a package is called where it is installed from, if not as it is imported.
-INSTALLED_AS = {"sklearn": "scikit-learn"}
+INSTALLED_AS = {"sklearn": "scikit-learn", "PIL": "pillow", "open_clip": "open_clip_torch"}
 
 
 LARGEST = 2**63 - 1
@@ -33,6 +31,8 @@ def plugins(group: str) -> dict[str, Any]:
     """What other packages add to a table: name → the object behind their entry point of the group
     `hydrasurgeon.GROUP`, imported now.
     """
+    from importlib.metadata import entry_points
+
     loaded: dict[str, Any] = {}
     for point in entry_points(group=f"hydrasurgeon.{group}"):
         try:
@@ -58,6 +58,8 @@ def whole_number(text: str) -> int | None:
 
 def nearest(word: str, words: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The words that a misspelt one may stand for, the likeliest first."""
+    import difflib
+
     return difflib.get_close_matches(word, list(words), n=most, cutoff=cutoff)
 
 

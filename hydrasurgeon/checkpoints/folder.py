@@ -26,6 +26,12 @@ PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 """Endings of files that run code when they are read, and are never opened."""
 PLAIN = re.compile(r"[^./\\:][^/\\:]{0,200}\.safetensors")
 """What a file beside an index may be called."""
+THRESHOLDS = "decision.json"
+"""What says when to answer, beside a model whose calibration is in its weights or its graph."""
+GRAPHS, GRAPH = "onnx", "model.onnx"
+"""Where clients look for graphs, and for which first."""
+GRAPHS_INT8 = ("model_quantized.onnx", "model_quint8_avx512_vnni.onnx")
+"""What they call the graph in 8 bits: transformers.js and optimum, and sentence-transformers."""
 # An index names every tensor once: enough for a million.
 INDEX = ".index.json"
 """Ending of the file that says which tensor lies in which of several files."""
@@ -106,6 +112,16 @@ def entries(folder: Path) -> list[str]:
         raise CheckpointError(f"{folder}: cannot be listed ({error.strerror})") from error
 
 
+def weights_among(names: Iterable[str]) -> list[str]:
+    """Those of a folder's files that hold weights."""
+    return [n for n in names if n.endswith(".safetensors") and n[0] != "." and n != BESIDE]
+
+
+def is_graph_folder(path: Path) -> bool:
+    """Whether a folder holds a graph that `export` wrote, and no weights."""
+    return (path / GRAPHS / GRAPH).is_file() and not weights_among(entries(path))
+
+
 def read_folder(folder: Path, *, family: Family | None) -> Content:
     """Config and weights of a directory in the layout of the `family` that its manifest names, else
     its config.
@@ -119,12 +135,17 @@ def read_folder(folder: Path, *, family: Family | None) -> Content:
             shards = _shards(folder / f"{name}{INDEX}")
             return Content([*shards, *state_beside(folder)], of_config, config)
     names = entries(folder)
-    weights = [name for name in names if name.endswith(".safetensors") and name[0] != "."]
+    weights = weights_among(names)
     if len(weights) == 1:
         return Content([TensorFile(folder / weights[0])], of_config, config)
     pickled = next((name for name in names if Path(name).suffix in PICKLED), None)
     if pickled is not None and not weights:
         raise _not_read(folder / pickled)
+    if is_graph_folder(folder):
+        raise CheckpointError(
+            f"{folder}: holds a graph, and no weights",
+            hint="predict, serve, eval and hs.Predictor run it; give others the checkpoint.",
+        )
     beside = folder.with_name(f"{folder.name}.safetensors")
     others = dict.fromkeys(f.weight_files[0] for f in families() if f.weight_files[0] != WEIGHTS)
     raise CheckpointError(

@@ -25,7 +25,7 @@ from hydrasurgeon.checkpoints.folder import (
 from hydrasurgeon.checkpoints.hub import fetch, is_hub_id, pinned
 from hydrasurgeon.checkpoints.layout import check_members, check_tensors, member_hashes, selection
 from hydrasurgeon.errors import CheckpointError, Disagreement, SurgeryError, UsageError
-from hydrasurgeon.families import families, family_of, family_of_bare
+from hydrasurgeon.families import family_of, family_of_bare, weight_names
 from hydrasurgeon.families.base import Bare, Family
 from hydrasurgeon.families.weights import Weight, by_name
 from hydrasurgeon.files.decided import PREFIX
@@ -263,7 +263,7 @@ def _around(path: Path) -> Content:
     """A weight file that was named itself, with config and decision state of the directory it lies
     in.
     """
-    ours = {name for family in families() for name in family.weight_files}
+    ours = weight_names()
     state = state_beside(path.parent) if path.name in ours else []
     family, config = config_of(path.parent) if path.name in ours else (None, None)
     # A timm model is known by its tensors, and these weights may be another library's than that of

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import cast
 
 from hydrasurgeon.checkpoints.card import CARD, OUR_TAG, model_card
-from hydrasurgeon.checkpoints.folder import check_names
+from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, THRESHOLDS, check_names
 from hydrasurgeon.errors import CheckpointError, OutputError
-from hydrasurgeon.families import families, family_of
+from hydrasurgeon.families import families, family_of, weight_names
 from hydrasurgeon.files.atomic import (
     SUFFIX,
     fill,
@@ -38,13 +38,6 @@ from hydrasurgeon.files.manifest import (
 )
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, write_tensors
 
-THRESHOLDS = "decision.json"
-"""What says when to answer, beside a model whose calibration is in its weights or its graph."""
-GRAPHS, GRAPH = "onnx", "model.onnx"
-"""Where clients look for graphs, and for which first."""
-GRAPHS_INT8 = ("model_quantized.onnx", "model_quint8_avx512_vnni.onnx")
-"""What they call the graph in 8 bits: transformers.js and optimum, and sentence-transformers."""
-
 # Behind the name of a weight file without its suffix: nothing, the number of a shard, or an index.
 SHARDED = re.compile(r"(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.json")
 
@@ -53,7 +46,7 @@ def _holds_weights(name: str) -> bool:
     """Whether a file in a directory is called as the weights in one of ours are, or as a part of
     them.
     """
-    stems = {each.removesuffix(SUFFIX) for family in families() for each in family.weight_files}
+    stems = {name.removesuffix(SUFFIX) for name in weight_names()}
     return name == BESIDE or any(
         name.startswith(stem) and SHARDED.fullmatch(name.removeprefix(stem)) for stem in stems
     )
@@ -92,8 +85,8 @@ def _foreign(folder: Path) -> list[str]:
     """
     _sweep_within(folder)
     names = {entry.name for entry in folder.iterdir()}
-    weights = {name for name in names if _holds_weights(name)}
-    ours = {*weights, "heads.json", THRESHOLDS}
+    weights = {name for name in names if _holds_weights(name)} - {BESIDE}
+    ours = {*weights, BESIDE, "heads.json", THRESHOLDS}
     for family in families():
         ours |= {*family.layout, *family.companions(names)}
     graphs = folder / GRAPHS

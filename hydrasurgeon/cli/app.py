@@ -16,9 +16,34 @@ from hydrasurgeon.cli.commands import add, regrouped
 from hydrasurgeon.cli.gone import instead
 from hydrasurgeon.cli.help import WIDEST, Pages, Plain
 from hydrasurgeon.commands import COMMANDS, NAMED, Command
-from hydrasurgeon.errors import HydraError, OutputError, UsageError
+from hydrasurgeon.errors import HydraError, MissingDependency, OutputError, UsageError
 from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.lookup import INSTALLED_AS
 from hydrasurgeon.options.base import about
+
+PACKAGES = (
+    *("torch", "torchvision", "transformers", "timm", "datasets", "pandas", "scipy", "open_clip"),
+    *(
+        "accelerate",
+        "jaxtyping",
+        "matplotlib",
+        "jinja2",
+        "safetensors",
+        "huggingface_hub",
+        "pyarrow",
+    ),
+    *("PIL", "filelock", "onnx", "onnxscript"),
+)
+"""What a whole installation has, and answering from a graph does without."""
+
+
+def lacking(package: str, command: str) -> MissingDependency:
+    """What is said where one of them is not there."""
+    hint = (
+        "Install everything: pip install hydrasurgeon. Without torch predict and serve run graphs."
+    )
+    what = f"{command} needs {INSTALLED_AS.get(package, package)}, which is not installed"
+    return MissingDependency(what.strip(), hint=hint)
 
 
 @cache
@@ -94,6 +119,12 @@ def run(arguments: list[str]) -> int:
     except HydraError as error:
         render.failed(error)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in PACKAGES:
+            raise
+        render.failed(lacking(package, " ".join(arguments[:1])))
+        return MissingDependency.exit_code
     except typer.Abort:
         return 130
     except TyperException as error:

@@ -133,7 +133,7 @@ class Batches:
         self._prepared = _Prepared(samples, transform, skip_bad, augment_seed)
         self._collated = partial(
             _collated,
-            collate=collate or (_stacked if arrays else getattr(transform, "collate", None)),
+            collate=collate or getattr(transform, "arrays" if arrays else "collate", None),
             labelled=samples.labels is not None,
             arrays=arrays,
         )
@@ -261,10 +261,6 @@ class _Prepared:
 
 Failure = tuple[str, str | None, bool, int]
 """What is wrong with a sample, the hint, whether that ends the pass, and its place."""
-
-
-def _stacked(inputs: list[Any]) -> Any:
-    return np.stack(inputs)
 
 
 def _collated(

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
 from hydrasurgeon.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # Pillow knows many more: some start other programs (EPS), and no collection of pictures needs them.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -36,6 +39,8 @@ SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
 
 def decode(content: bytes, where: str) -> Image.Image:
     """The picture in `content`; DataError naming `where` when there is none."""
+    from PIL import Image
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged EXIF data
         try:
@@ -53,6 +58,12 @@ def decode(content: bytes, where: str) -> Image.Image:
                     "images out by --skip-bad."
                 ),
             ) from error
+
+
+def is_picture(value: object) -> TypeGuard[Image.Image]:
+    """Whether it is one of Pillow's; where that was not imported nothing is."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
 
 
 def check_size(width: int, height: int, where: str) -> None:
@@ -84,6 +95,8 @@ def plain(image: Image.Image) -> Image.Image:
 
 def turned(image: Image.Image) -> Image.Image:
     """A copy that is upright, as its EXIF data say."""
+    from PIL import ImageOps
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,23 +59,34 @@ class Beside:
         return getattr(self.__dict__["inner"], name)
 
     def collate(self, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
-        if isinstance(self.reader, Words):
-            return {**self.inner.collate(samples), READ: self._read(self.tokens(samples))}
-        images = _collate_of(self.inner)([image for image, _ in samples])
-        inputs = images if isinstance(images, Mapping) else {"pixel_values": images}
-        return {**inputs, READ: self._read(np.stack([seen for _, seen in samples]))}
-
-    def _read(self, seen: Any) -> torch.Tensor:
+        """A batch as tensors."""
         import torch
+        from torch.utils.data import default_collate
 
+        plain, read = self._parts(samples)
+        made = getattr(self.inner, "collate", default_collate)(plain)
+        return {**_named(made), READ: torch.from_numpy(read)}
+
+    def arrays(self, samples: Sequence[Any]) -> dict[str, Any]:
+        """The same as arrays."""
+        plain, read = self._parts(samples)
+        return {**_named(self.inner.arrays(plain)), READ: read}
+
+    def _parts(self, samples: Sequence[Any]) -> tuple[list[Any], Floats]:
+        """What the model reads of each sample, and what the reader has read of all."""
+        plain = list(samples)
+        if isinstance(self.reader, Words):
+            seen: Any = self.tokens(plain)
+        else:
+            seen = np.stack([seen for _, seen in samples])
+            plain = [image for image, _ in samples]
         columns = [self.reader.outputs(seen), self.reader.novelty(seen)[:, None]]
-        return torch.from_numpy(np.concatenate(columns, axis=1))
+        return plain, np.concatenate(columns, axis=1)
 
 
-def _collate_of(transform: Any) -> Callable[[list[Any]], Any]:
-    from torch.utils.data import default_collate
-
-    return getattr(transform, "collate", None) or default_collate
+def _named(inputs: Any) -> Mapping[str, Any]:
+    """A model's inputs by name."""
+    return inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
 
 
 def with_reader(transform: Any, reader: Words | Pixels | None) -> Any:
@@ -83,7 +94,7 @@ def with_reader(transform: Any, reader: Words | Pixels | None) -> Any:
     return transform if reader is None else Beside(transform, reader)
 
 
-def parted(inputs: Any) -> tuple[Any, torch.Tensor | None]:
+def parted(inputs: Any) -> tuple[Any, Any]:
     """What the model reads, and what a reader has read; None where there was none."""
     if not isinstance(inputs, Mapping) or READ not in inputs:
         return inputs, None

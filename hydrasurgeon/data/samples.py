@@ -12,18 +12,20 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Union
 from unicodedata import category
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from hydrasurgeon.data.images import MAX_BYTES, decode, plain
+from hydrasurgeon.data.images import MAX_BYTES, decode, is_picture, plain
 from hydrasurgeon.data.labels import UNLABELLED, Column, Labels, matched
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import read_bytes
 from hydrasurgeon.files.manifest import Inputs, Model
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # Of one text. No model here reads more than some thousand tokens of it.
 MAX_TEXT = 1_000_000
@@ -44,7 +46,7 @@ NO_TEXT = "Give each row its text, or leave such rows out by --skip-bad."
 EMPTY = np.void(hashlib.sha256().digest())
 """The digest of a sample that cannot be read."""
 
-Decoded = Image.Image | str | tuple[str, str]
+Decoded = Union["Image.Image", str, tuple[str, str]]
 """A sample as it is read: an image, a text, or two texts that are read together."""
 
 
@@ -178,6 +180,8 @@ class Arrays(Samples):
         return len(self.images)
 
     def read(self, i: int) -> Image.Image:
+        from PIL import Image
+
         image = self.images[i]
         if image.ndim == 3 and image.shape[-1] == 1:
             image = image[..., 0]
@@ -236,7 +240,7 @@ class Rows(Samples):
         if self.kind == "text":
             return self._text(i)
         value = self.column[i]
-        if isinstance(value, Image.Image):
+        if is_picture(value):
             return plain(value)
         return decode(self.content(i), f"{self.spec}, row {i}")
 
@@ -251,7 +255,7 @@ class Rows(Samples):
             return read_bytes((self.root or Path()) / value, most=MAX_BYTES, error=DataError)
         if isinstance(value, bytes):
             return value
-        if isinstance(value, Image.Image):
+        if is_picture(value):
             return value.mode.encode() + value.tobytes()
         raise DataError(f"{self.spec}, row {i}: holds {type(value).__name__}, not an image")
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 """First character, and the one behind the last."""
+WORDS = "words"
+"""The input that says where words stand."""
 OVERLAP = 4
 """A part of so many of a window it shares with the next one."""
 JOINER = "\u200d"
@@ -139,7 +141,7 @@ class TokenizeWords(Tokenize):
                 ids.append(part.ids)
                 masks.append(part.attention_mask)
         batch = (np.array(each, dtype=np.int64) for each in (ids, masks))
-        return {**dict(zip(IDS, batch, strict=True)), "words": places}
+        return {**dict(zip(IDS, batch, strict=True)), WORDS: places}
 
 
 def _first_tokens(

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.files.decided import Cascade, Seen
 from hydrasurgeon.problems.base import Outputs, Prediction, joined
+from hydrasurgeon.run.shapes import Bool, Float
 from hydrasurgeon.statistics import temperature
 from hydrasurgeon.statistics.scores.fitted import Given, OwnLogits
 
@@ -46,9 +46,14 @@ class Said:
         return replace(self, rows=self.rows[places], logits=self.logits[places], features=features)
 
     def beside(self, state: State, read: Any) -> Said:
-        """With what a reader says of these rows, added to every member's logits: tensors both."""
+        """With what a reader says of these rows, added to every member's logits: both tensors, or
+        both arrays.
+        """
         assert state.record.words is not None
         model, reader = state.record.words.weights
+        if isinstance(self.logits, ndarray):
+            mixed = model * self.logits.astype(np.float64) + reader * read[:, None]
+            return replace(self, logits=mixed.astype(self.logits.dtype))
         logits, other = self.logits, read.to(self.logits.device).double()
         mixed = model * logits.double() + reader * other[:, None]
         features = logits if isinstance(state.fitted, OwnLogits) else self.features

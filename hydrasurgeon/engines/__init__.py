@@ -1,4 +1,4 @@
-"""What computes answers: `torch`; or `onnx` and `int8`, where onnxruntime runs the model's graph in
+"""What computes answers: `auto` chooses; `torch`; or `onnx` and `int8`, where onnxruntime runs the model's graph in
 float32 or in 8 bits.
 
 An engine is one verb (`runtime.answering.Engine.ask`): a batch of inputs → what the members say. The
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydrasurgeon.checkpoints.folder import is_graph_folder
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.data.batches import has_gpu
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.engines import ENDING, Engines
@@ -22,28 +25,38 @@ if TYPE_CHECKING:
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """What makes graphs, and runs them."""
+MANY = 4096
+"""Rows from which making a graph costs less than it saves: ten seconds, against three milliseconds a
+row.
+"""
 
 
-def open_any(spec: str | Path, **options: Any) -> Checkpoint:
-    """Any checkpoint, or a graph that `export` wrote."""
-    if not str(spec).endswith(ENDING):
-        return open_checkpoint(spec, **options)
+def open_any(spec: str | Path, *, arch: str | None = None, engine: str = "auto") -> Checkpoint:
+    """Any checkpoint, or a graph that `export` wrote, alone or in a folder."""
+    file = folder = None
+    if str(spec).endswith(ENDING):
+        file = Path(spec)
+    elif is_graph_folder(Path(spec)):
+        folder = Path(spec)
+    if file is None and folder is None:
+        return open_checkpoint(spec, arch=arch)
     need("onnxruntime", purpose=str(spec))
-    from hydrasurgeon.engines.graph import open_graph
+    from hydrasurgeon.engines.graph import open_folder, open_graph
 
-    if options.get("arch") is not None:
-        raise UsageError(f"--arch {options['arch']}: {spec} says what it is")
-    return open_graph(Path(spec))
+    if arch is not None:
+        raise UsageError(f"--arch {arch}: {spec} says what it is")
+    return open_graph(file) if file is not None else open_folder(Path(spec), engine)
 
 
 def open_models(specs: Sequence[str | Path], *, arch: str | None) -> list[Checkpoint]:
     """Several checkpoints; `--arch` is that of those which do not say what they are."""
     if len(specs) < 2:
         return [open_any(spec, arch=arch) for spec in specs]
-    said = [None if str(spec).endswith(ENDING) else arch for spec in specs]
     return [
-        open_any(spec, arch=of_bare, arch_of_bare=True)
-        for spec, of_bare in zip(specs, said, strict=True)
+        open_any(spec)
+        if str(spec).endswith(ENDING) or is_graph_folder(Path(spec))
+        else open_checkpoint(spec, arch=arch, arch_of_bare=True)
+        for spec in specs
     ]
 
 
@@ -63,29 +76,64 @@ def fitted_otherwise(checkpoint: Checkpoint, engine: str) -> str | None:
 
 def check_engine(options: Engines, dtype: str) -> None:
     """What an engine needs and cannot do, before any work."""
-    if options.engine == "torch":
+    if options.engine in ("auto", "torch"):
         return
     if dtype != "float32":
         raise UsageError(
             f"--engine {options.engine} conflicts with --dtype {dtype}", hint="Leave it out."
         )
-    need(*PACKAGES, purpose=f"--engine {options.engine}")
+    need("onnxruntime", purpose=f"--engine {options.engine}")
+
+
+def chosen(
+    checkpoint: Checkpoint, engine: str, *, device: str, dtype: str, rows: int | None = None
+) -> str:
+    """The engine that `auto` stands for: on a GPU torch; on the processor what the decision state was
+    fitted for, else a graph in float32 if there is one, or if so many `rows` pay for making it.
+    Without `rows` no graph is looked for: answers are torch's to the last digit.
+    """
+    if engine != "auto" or isinstance(checkpoint, _graph()):
+        return engine
+    if device == "cuda" or (device == "auto" and has_gpu()) or dtype != "float32":
+        return "torch"
+    decision = checkpoint.manifest.decision
+    if decision is not None and decision.engine is not None and find_spec("onnxruntime"):
+        return decision.engine
+    if rows is None or find_spec("onnxruntime") is None:
+        return "torch"
+    if decision is not None and decision.cascade is not None and decision.words is None:
+        return "torch"  # a graph answers whole
+    from hydrasurgeon.engines.graph import is_made
+
+    packages = all(find_spec(name) for name in PACKAGES)
+    return "onnx" if (rows >= MANY and packages) or is_made(checkpoint, "onnx") else "torch"
+
+
+def _graph() -> type[Checkpoint]:
+    """The class of exported graphs."""
+    from hydrasurgeon.engines.graph import Graph
+
+    return Graph
 
 
 def engine_of(
     checkpoint: Checkpoint,
     *,
-    engine: str = "torch",
+    engine: str = "auto",
     device: str = "auto",
     dtype: str = "float32",
     keep: bool = True,
+    rows: int | None = None,
 ) -> Engine:
-    """What answers for an opened checkpoint; `keep` leaves its graph in the cache.
+    """What answers for an opened checkpoint; `keep` leaves its graph in the cache, and `auto` is
+    chosen for so many `rows`.
 
     `runtime.answering.collected([engine], samples, run)` gives its logits on data, and
     `measuring.cost.interleaved({name: engine}, inputs, runs=9)` the seconds of a batch.
     """
-    if engine == "torch" and checkpoint.path.suffix != ENDING:
+    engine = chosen(checkpoint, engine, device=device, dtype=dtype, rows=rows)
+    if engine == "torch" and not isinstance(checkpoint, _graph()):
+        need("torch", purpose=f"{checkpoint.name}: answering in PyTorch")
         from hydrasurgeon.runtime.classifier import as_classifier
 
         return as_classifier(checkpoint, device=device, dtype=dtype, lean=True)

@@ -8,6 +8,8 @@ hold such a part.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 from hydrasurgeon.errors import CheckpointError
 
@@ -35,24 +37,59 @@ FORBIDDEN = {
     (TENSOR, 14): "data in another file",
 }
 """Fields that no graph which `export` writes has."""
+OPERATOR, SAID, INPUT, OUTPUT = (NODE, 4), (MODEL, 14), (GRAPH, 11), (GRAPH, 12)
+"""What a node does, an entry of the metadata, and what goes in and comes out."""
+PRODUCT = "MatMulIntegerToFloat"
+"""onnxruntime's product of bytes."""
 
 
-def check_plain(content: bytes, where: str) -> None:
-    """Refuse a graph that holds what we never write."""
-    waiting = [(MODEL, memoryview(content))]
-    while waiting:
-        kind, message = waiting.pop()
-        try:
+@dataclass
+class Contents:
+    """What a graph says of itself."""
+
+    metadata: dict[str, str] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    operators: set[str] = field(default_factory=set)
+
+    @property
+    def engine(self) -> str:
+        """The engine that it is for."""
+        return "int8" if PRODUCT in self.operators else "onnx"
+
+
+def read_plain(content: Any, where: str) -> Contents:
+    """What a graph says of itself; one that holds what we never write is refused."""
+    waiting, found = [(MODEL, memoryview(content))], Contents()
+    try:
+        while waiting:
+            kind, message = waiting.pop()
             for number, value in _fields(message):
                 if (kind, number) in FORBIDDEN:
                     what = f"{where}: holds {FORBIDDEN[kind, number]}"
                     raise CheckpointError(what, hint="`export` writes no such graph.")
+                if value is None:
+                    continue
                 inside = INSIDE.get(kind, {}).get(number)
-                if inside is not None and value is not None:
+                if inside is not None:
                     waiting.append((inside, value))
-        except (IndexError, ValueError) as error:
-            hint = "The file is damaged: copy it again."
-            raise CheckpointError(f"{where}: is no graph", hint=hint) from error
+                elif (kind, number) == OPERATOR:
+                    found.operators.add(_text(value))
+                elif (kind, number) == SAID:
+                    said = dict(_fields(value))
+                    found.metadata.setdefault(_text(said.get(1)), _text(said.get(2)))
+                elif (kind, number) == INPUT:
+                    found.inputs.append(_text(dict(_fields(value)).get(1)))
+                elif (kind, number) == OUTPUT:
+                    found.outputs.append(_text(dict(_fields(value)).get(1)))
+    except (IndexError, ValueError) as error:
+        hint = "The file is damaged: copy it again."
+        raise CheckpointError(f"{where}: is no graph", hint=hint) from error
+    return found
+
+
+def _text(value: memoryview | None) -> str:
+    return "" if value is None else bytes(value).decode()
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:

@@ -8,91 +8,94 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
-from torch import Tensor, nn
 
-from hydrasurgeon.anatomy.words import WORDS, mean_of_words, of_words
-from hydrasurgeon.checkpoints.folder import companions_inside
-from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
+from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, companions_inside
+from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data.readers import with_reader
+from hydrasurgeon.data.words import WORDS
 from hydrasurgeon.decision.cascaded import Said
-from hydrasurgeon.decision.state import State
-from hydrasurgeon.engines.crafted import check_plain
-from hydrasurgeon.engines.int8 import engine_in, inputs_of, to_int8
-from hydrasurgeon.engines.onnx import (
+from hydrasurgeon.decision.state import State, state_of
+from hydrasurgeon.engines.crafted import Contents, read_plain
+from hydrasurgeon.engines.reading import transform_of
+from hydrasurgeon.engines.sealed import DECIDED, MEMBERS, METADATA, Told, is_sound, sealed
+from hydrasurgeon.engines.session import (
+    HINT,
+    Arrays,
+    Run,
+    ended_by_signals,
+    running,
     session_of,
-    to_onnx,
     wanted,
 )
-from hydrasurgeon.engines.program import DECIDED, METADATA, Exported, Run
-from hydrasurgeon.engines.sealed import Told, is_sound, sealed
 from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_bytes
-from hydrasurgeon.files.decided import FITTED
-from hydrasurgeon.files.foreign import open_regular, visible
+from hydrasurgeon.files.decided import BESIDE, FITTED
+from hydrasurgeon.files.foreign import open_regular
 from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.manifest import Input, Model, first_mistake, parse_manifest
-from hydrasurgeon.files.tensors import Tensors
+from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
+from hydrasurgeon.lookup import need
 from hydrasurgeon.options.engines import ENDING
+from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.answering import Engine
-from hydrasurgeon.runtime.classifier import Classifier, as_classifier, state_in
 from hydrasurgeon.statistics.scores.fitted import Given
+from hydrasurgeon.statistics.words import NOTHING, mean_of_words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hydrasurgeon.engines.program import Exported
+    from hydrasurgeon.runtime.classifier import Classifier
 
 UNSEEN = {"history", "record_sha256", "weights_sha256", "scores"}
 """What a manifest says that no graph depends on."""
-HINT = "Export the checkpoint again; answers of other models go to --predictions-in of eval."
-"""What to do about a graph that does not say what it is."""
 
 
 @dataclass(frozen=True)
 class Graph(Checkpoint):
     """An exported graph, opened as a checkpoint: it runs as it is."""
 
-    run: Run | None = None
-    outputs: tuple[str, ...] = ()
+    file: Path = Path()
+    """The graph itself, where `path` is a folder around it."""
+    contents: Contents = field(default_factory=Contents)
     told: Told | None = None
     engine: str = "onnx"
     """`onnx`, or `int8`: which the file was exported for."""
 
     def digests(self) -> dict[str, str]:
-        """There are no tensors to hash: the file was, when it was opened."""
+        """There are no weights to hash: the file was, when it was opened."""
         return {}
 
     def record(self, digests: Mapping[str, str]) -> Input:
         return Input(name=self.name, sha256=self.manifest.weights_sha256)
 
 
-def open_graph(path: Path) -> Graph:
-    """A graph that `export` wrote; another is refused."""
-    with open_regular(path) as file:
-        content = file.read()
-    check_plain(content, str(path))
-    with running(f"{path}: onnxruntime cannot read it"):
-        session = session_of(content)
-        said = session.get_modelmeta().custom_metadata_map
-        outputs = tuple(output.name for output in session.get_outputs())
-    if f"{METADATA}told" not in said or "logits" not in outputs:
+def open_graph(path: Path, *, folder: Path | None = None) -> Graph:
+    """A graph that `export` wrote, alone or in a folder; another is refused."""
+    contents = read_contents(path)
+    said = contents.metadata
+    if f"{METADATA}told" not in said or "logits" not in contents.outputs:
         raise CheckpointError(f"{path}: is no graph that `export` wrote", hint=HINT)
-    if not is_sound(content):
+    if not is_sound(path):
         raise Disagreement(f"{path}: is another graph than `export` wrote", hint=HINT)
     try:
         told = Told.model_validate_json(said[f"{METADATA}told"])
     except ValidationError as error:
         raise CheckpointError(f"{path}: {first_mistake(error)}") from error
     manifest = parse_manifest(said[f"{METADATA}manifest"], f"{path} (manifest)")
-    if manifest.decision is not None:  # a graph answers whole
+    if manifest.decision is not None and folder is None:  # a graph alone answers whole
         plain = manifest.decision.model_copy(update={"cascade": None})
         manifest = manifest.model_copy(update={"decision": plain})
     family, where = family_of(manifest.model), f"{path} (files)"
@@ -100,74 +103,88 @@ def open_graph(path: Path) -> Graph:
     family.check(manifest.model, manifest.towers, str(path))
     family.check_files(manifest.model, files, str(path))
     return Graph(
-        path,
+        folder or path,
         family,
-        Tensors([]),
+        Tensors([]) if folder is None else _decision(folder, told),
         manifest,
         recorded=True,
         files=files,
-        run=_ended_by_signals(session, outputs),
-        outputs=outputs,
+        file=path,
+        contents=contents,
         told=told,
-        engine=engine_in(content),
+        engine=contents.engine,
     )
 
 
-def _ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
-    """What runs a graph of others, which may take long; Python hears of signals when a call returns,
-    so that the main thread waits for another one.
+def open_folder(folder: Path, engine: str) -> Graph:
+    """The graph of a folder that `export` wrote: the one for this engine; `auto` takes that for which
+    its decision state was fitted.
     """
-    from onnxruntime import RunOptions
-
-    def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        if threading.current_thread() is not threading.main_thread():
-            return wanted(session, outputs)(inputs)
-        options = RunOptions()
-        with ThreadPoolExecutor(1) as pool:
-            made = pool.submit(wanted(session, outputs, options), inputs)
-            try:
-                return made.result()
-            except BaseException:
-                options.terminate = True
-                raise
-
-    return run
+    whole, small = folder / GRAPHS / GRAPH, folder / GRAPHS / GRAPHS_INT8[0]
+    opened = open_graph(whole, folder=folder)
+    decision = opened.manifest.decision
+    if engine == "auto" and decision is not None and decision.engine == "int8":
+        engine = "int8" if small.is_file() else "onnx"
+    if engine != "int8":
+        return opened
+    if not small.is_file():
+        raise UsageError(
+            f"--engine int8: {folder} holds no graph in 8 bits",
+            hint="Export it with --int8 --check DATA.",
+        )
+    return open_graph(small, folder=folder)
 
 
-@contextmanager
-def running(what: str) -> Iterator[None]:
-    """Whatever onnxruntime raises, which has a kind of its own for every failure, as one message."""
-    try:
-        yield
-    except HydraError:
-        raise
-    except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise CheckpointError(f"{what} ({visible(why)})", hint=HINT) from error
+def read_contents(path: Path) -> Contents:
+    """What a graph's file says of itself, without its weights."""
+    with open_regular(path) as file:
+        if not file.read(1):
+            raise CheckpointError(f"{path}: is empty", hint=HINT)
+        return read_plain(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))
 
 
-class InOnnxruntime(nn.Module, Engine):
+def _decision(folder: Path, told: Told) -> Tensors:
+    """The tensors of a folder's decision state."""
+    if told.decision is None:
+        return Tensors([])
+    tensors = Tensors([TensorFile(folder / BESIDE)])
+    if weights_sha256(tensors, tensors.digests()) != told.decision:
+        raise Disagreement(f"{folder / BESIDE}: the decision belongs to another graph", hint=HINT)
+    return tensors
+
+
+class InOnnxruntime(Engine):
     """A graph as an engine."""
+
+    arrays = True
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         run: Run,
+        contents: Contents,
         outputs: Sequence[str],
         *,
         state: State | None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        super().__init__()
         self.name, self.manifest, self.state = checkpoint.name, checkpoint.manifest, state
-        model = checkpoint.manifest.model
-        transform = checkpoint.family.transform(model, files=checkpoint.files)
-        self.transform = with_reader(transform, None if state is None else state.words)
+        made = transform_of(
+            checkpoint.family,
+            checkpoint.manifest.model,
+            checkpoint.files,
+            tokenizer=contents.metadata.get(f"{METADATA}tokenizer"),
+            inputs=contents.inputs,
+        )
+        self.transform = with_reader(made, None if state is None else state.words)
         self._checkpoint, self._run, self._outputs, self._notes = checkpoint, run, outputs, notes
+        self._inputs = contents.inputs
 
     @cached_property
     def live(self) -> Classifier:
         """The model that the graph was captured from, to count in."""
+        from hydrasurgeon.runtime.classifier import as_classifier
+
         return as_classifier(self._checkpoint, device="cpu", lean=True)
 
     @property
@@ -189,21 +206,26 @@ class InOnnxruntime(nn.Module, Engine):
     def members(self) -> int:
         return len(self.manifest.members) if self.manifest.kind == "hydra" else 1
 
-    def forward(self, inputs: Any) -> dict[str, Tensor]:
-        fed = {name: value for name, value in _named(inputs).items() if name != WORDS}
+    def __call__(self, inputs: Any) -> dict[str, NDArray[Any]]:
+        named = _named(inputs)
+        fed = {name: np.asarray(named[name]) for name in self._inputs if name in named}
+        for name in self._inputs:  # a folder's graph reads types, whatever the model was tuned on
+            if name not in fed and fed:
+                fed[name] = np.zeros_like(next(iter(fed.values())))
         with running(f"{self.name}: onnxruntime cannot run its graph"):
             made = dict(zip(self._outputs, self._run(fed), strict=True))
+        made["logits"] = made.pop(MEMBERS, made.get("logits"))
         self._check_shapes(made, len(next(iter(fed.values()))))
         return made
 
-    def _check_shapes(self, made: Mapping[str, Tensor], rows: int) -> None:
+    def _check_shapes(self, made: Arrays, rows: int) -> None:
         """Refuse outputs that are not what the manifest says there are."""
         model = self.facts
         logits, score = made["logits"], made.get("ood_score")
         expected = (rows, self.members, model.num_classes)
         found = (*logits.shape[:2], *logits.shape[-1:])
         dimensions = 4 if model.problem == "tokens" else 3
-        if logits.dim() != dimensions or found != expected:
+        if logits.ndim != dimensions or found != expected:
             what = f"logits {[*logits.shape]}, expected {[*expected]}"
         elif score is not None and score.shape != (rows,):
             what = f"ood_score {[*score.shape]}, expected {[rows]}"
@@ -222,20 +244,35 @@ class InOnnxruntime(nn.Module, Engine):
         if places is not None:
             logits = of_words(logits, places)
             read = None if read is None else mean_of_words(of_words(read, places))
-        return Said(torch.arange(len(logits)), logits, read)
+        return Said(np.arange(len(logits)), logits, read)
 
 
-def _named(inputs: Any) -> Mapping[str, Tensor]:
+def of_words(tokens: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
+    """What was said of tokens [window, member, token, class], as what is said of words
+    [text, member, word, class].
+    """
+    members, klasses = tokens.shape[1], tokens.shape[-1]
+    flat = tokens.swapaxes(0, 1).reshape(members, -1, klasses)
+    nothing = np.full((members, 1, klasses), NOTHING, tokens.dtype)
+    held = np.concatenate([flat, nothing], axis=1)  # −1 is the last place
+    return held[:, places].swapaxes(0, 1)
+
+
+def _named(inputs: Any) -> Mapping[str, Any]:
     """A graph's inputs by name."""
     return inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
 
 
-Captured = tuple[Exported, Mapping[str, Tensor]]
+Captured = tuple["Exported", Mapping[str, "Tensor"]]
 """A graph in float32, and inputs to balance it on."""
 
 
 def captured(checkpoint: Checkpoint) -> Captured:
     """The graph of a checkpoint."""
+    from hydrasurgeon.engines.int8 import inputs_of
+    from hydrasurgeon.engines.onnx import to_onnx
+    from hydrasurgeon.runtime.classifier import as_classifier
+
     model = as_classifier(checkpoint, device="cpu", lean=True)
     return to_onnx(model, plain=True), inputs_of(model)
 
@@ -249,28 +286,49 @@ def in_onnxruntime(
 ) -> InOnnxruntime:
     """A graph that runs: the file's own, or one that is captured from the checkpoint."""
     if isinstance(checkpoint, Graph):
-        assert checkpoint.run is not None
-        if engine not in ("torch", checkpoint.engine):  # torch: none was asked for
+        if engine not in ("auto", checkpoint.engine):
             raise UsageError(
                 f"--engine {engine} conflicts with {checkpoint.path}, a graph for {checkpoint.engine}",
                 hint="Leave it out, or give the checkpoint that the graph was exported from.",
             )
-        state = _state_of(checkpoint)
-        return InOnnxruntime(checkpoint, checkpoint.run, checkpoint.outputs, state=state).eval()
+        return _exported(checkpoint)
 
     def make() -> bytes:
+        need("torch", "onnx", "onnxscript", purpose=f"{checkpoint.name}: making its graph")
         made, inputs = capture(checkpoint)
         if engine == "int8":
+            from hydrasurgeon.engines.int8 import to_int8
+
             made = to_int8(made, inputs)
         return made.content
 
-    session, notes = _session(_place(undecided(checkpoint), engine), make, keep)
-    outputs = [output.name for output in session.get_outputs()]
-    run, state = wanted(session, outputs), state_in(checkpoint)
-    return InOnnxruntime(checkpoint, run, outputs, state=state, notes=notes).eval()
+    session, contents, notes = _session(place_of(checkpoint, engine), make, keep)
+    run, state = wanted(session, contents.outputs), _state(checkpoint)
+    return InOnnxruntime(checkpoint, run, contents, contents.outputs, state=state, notes=notes)
 
 
-def _place(checkpoint: Checkpoint, engine: str) -> Path:
+def _exported(graph: Graph) -> InOnnxruntime:
+    """A graph that `export` wrote, as it runs."""
+    with running(f"{graph.file}: onnxruntime cannot read it"):
+        session = session_of(str(graph.file))
+    names = graph.contents.outputs
+    state = _state_of_outputs(graph)
+    if MEMBERS in names:
+        state, names = _state(graph), [name for name in names if name in (MEMBERS, "features")]
+    return InOnnxruntime(
+        graph, ended_by_signals(session, names), graph.contents, names, state=state
+    )
+
+
+def _state(checkpoint: Checkpoint) -> State | None:
+    """The decision state that a checkpoint carries."""
+    record, problem = checkpoint.manifest.decision, problem_of(checkpoint.manifest.model)
+    if record is None:
+        return None
+    return state_of(record, checkpoint.tensors, checkpoint.path, problem)
+
+
+def place_of(checkpoint: Checkpoint, engine: str) -> Path:
     """Where its graph is kept: the name, which stands inside too, says of which weights it is, and
     which versions made it.
     """
@@ -286,27 +344,36 @@ def _place(checkpoint: Checkpoint, engine: str) -> Path:
     return Path(root, "graphs", f"{digest[:32]}.whole{ENDING}")
 
 
-def _session(place: Path, make: Callable[[], bytes], keep: bool) -> tuple[Any, tuple[str, ...]]:
-    """A graph from the cache, or made now and kept there; and what to say of that."""
-    if place.is_file() and is_sound(stored := place.read_bytes(), of=place.stem):
-        return session_of(stored), ()
+def is_made(checkpoint: Checkpoint, engine: str) -> bool:
+    """Whether its graph is in the cache."""
+    return place_of(checkpoint, engine).is_file()
+
+
+def _session(
+    place: Path, make: Callable[[], bytes], keep: bool
+) -> tuple[Any, Contents, tuple[str, ...]]:
+    """A graph from the cache, or made now and kept there; what it holds; and what to say of that."""
+    if place.is_file() and is_sound(place, of=place.stem):
+        return session_of(str(place)), read_contents(place), ()
     content = make()
-    session = session_of(content)
+    session, contents = session_of(content), read_plain(content, place.name)
     if not keep:
-        return session, ()
+        return session, contents, ()
     folder = place.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(place, sealed(content, of=place.stem))
     except (OSError, HydraError):
-        return session, (f"the graph is made in each run, for {folder} cannot be written",)
-    return session, (f"the graph was made, and is kept in {folder} (HYDRASURGEON_CACHE)",)
+        note = f"the graph is made in each run, for {folder} cannot be written"
+    else:
+        note = f"the graph was made, and is kept in {folder} (HYDRASURGEON_CACHE)"
+    return session, contents, (note,)
 
 
-def _state_of(graph: Graph) -> State | None:
+def _state_of_outputs(graph: Graph) -> State | None:
     """The decision state of a graph that decides."""
     record = graph.manifest.decision
-    if record is None or not {*DECIDED} <= {*graph.outputs}:
+    if record is None or not {*DECIDED} <= {*graph.contents.outputs}:
         return None
     kind = record.ood.score
     return State(record, Given(kind, (), ()) if kind in FITTED else None)

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hydrasurgeon.engines.crafted import PRODUCT
 from hydrasurgeon.engines.onnx import in_onnxruntime
 from hydrasurgeon.engines.program import Exported, sample
 from hydrasurgeon.runtime.classifier import Classifier
@@ -36,8 +37,6 @@ MIDDLE = 128
 """What stands for an input of 0: onnxruntime multiplies unsigned by signed bytes."""
 CONTRIB = "com.microsoft"
 """Domain of onnxruntime's own operators."""
-PRODUCT = "MatMulIntegerToFloat"
-"""The one of bytes."""
 LARGE = 1 << 16
 """Embeddings with fewer numbers stay as they are."""
 ROWS, TOKENS = 8, 16
@@ -65,11 +64,6 @@ def quantised(content: bytes, inputs: Mapping[str, Tensor]) -> bytes:
     _Quantised(proto, _largest(content, inputs)).write()
     written: bytes = proto.SerializeToString()
     return written
-
-
-def engine_in(content: bytes) -> str:
-    """The engine that a graph's file is for."""
-    return "int8" if PRODUCT.encode() in content else "onnx"
 
 
 def _largest(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,19 +15,18 @@ from hydrasurgeon.engines.program import (
     exported,
     silent,
 )
+from hydrasurgeon.engines.session import session_of, wanted
 from hydrasurgeon.runtime.classifier import Classifier
 
 OPSET = 18
 """The version of ONNX's operators that is written: the oldest that torch's exporter has."""
-SILENCE = "ORT_DISABLE_TELEMETRY"
-"""Since 1.29 onnxruntime's Linux builds report sessions, with names and hashes of the models, to
-their maker unless this is set when it is first imported.
-"""
 
 
-def to_onnx(model: Classifier, *, plain: bool = False, stock: bool = False) -> Exported:
+def to_onnx(
+    model: Classifier, *, plain: bool = False, stock: bool = False, of: Classifier | None = None
+) -> Exported:
     """An ONNX model with a dynamic batch (and text length), proven to give torch's outputs."""
-    return exported(model, written, "onnxruntime", plain=plain, stock=stock)
+    return exported(model, written, "onnxruntime", plain=plain, stock=stock, of=of)
 
 
 def written(
@@ -85,36 +83,12 @@ def _spell_norms_out(graph: Any) -> None:
         graph.node.extend(nodes)
 
 
-def quiet() -> None:
-    """Before anything imports onnxruntime; what the user's environment says stays."""
-    os.environ.setdefault(SILENCE, "1")
-
-
 def in_onnxruntime(content: bytes, outputs: Sequence[str]) -> Run:
-    """The file, ready to run on the processor."""
-    return wanted(session_of(content), outputs)
+    """The file, ready to run on the processor, with tensors."""
+    run = wanted(session_of(content), outputs)
 
+    def tensors(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        made = run({name: tensor.numpy() for name, tensor in inputs.items()})
+        return [torch.from_numpy(values) for values in made]
 
-def session_of(file: bytes | str) -> Any:
-    """onnxruntime's session of a file, or of its content, on the processor."""
-    quiet()
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(
-        file,
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=["SkipLayerNormFusion"],  # a norm alone is faster
-    )
-
-
-def wanted(session: Any, outputs: Sequence[str], options: Any = None) -> Run:
-    """What runs a session for these outputs; `options` are onnxruntime's."""
-
-    def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        fed = {name: tensor.numpy() for name, tensor in inputs.items()}
-        return [torch.from_numpy(made) for made in session.run(list(outputs), fed, options)]
-
-    return run
+    return tensors

@@ -26,7 +26,8 @@ from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.data.texts import IDS
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines.deciding import ood_score
-from hydrasurgeon.errors import CheckFailed, MissingDependency
+from hydrasurgeon.engines.sealed import DECIDED, MEMBERS, METADATA
+from hydrasurgeon.errors import CheckFailed, CheckpointError, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
@@ -34,18 +35,12 @@ from hydrasurgeon.runtime.kinds import kind_of
 
 OUTPUTS = ("logits", "probs")
 """Names of what an exported model gives."""
-DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
-"""Outputs of a model with a decision state: calibrated probabilities, their entropy, and whether
-the score is above its threshold.
-"""
 STOCK = ("logits", "ood_score", "unfamiliar")
 """Outputs of a graph for clients that read logits [batch, class] alone: these are calibrated, and a
 decision state says the rest.
 """
 READ = ("logits", "features")
 """Outputs of a graph that an engine runs: what a decision state decides by."""
-METADATA = "hydrasurgeon."
-"""How the keys begin under which a file tells labels, thresholds and weights."""
 TORCH = (2, 9)
 """The oldest torch that captures every family."""
 BATCH, LENGTH = 2, 7
@@ -92,12 +87,13 @@ class _Graph(nn.Module):
         if self._plain:
             return (logits,) if features is None else (logits, features)
         state = self.model.state
-        if self._stock and state is None:
-            return (kind_of(self.model.problem).merged(logits),)
+        if self._stock:
+            ours = (logits,) if features is None else (logits, features)
+            if state is None or not clients_decide(self.model):
+                return kind_of(self.model.problem).merged(logits), *ours
+            return calibrated(state, logits), *decided(state, logits, features)[2:], *ours
         if state is None:
             return logits, kind_of(self.model.problem).probs(logits).mean(dim=1)
-        if self._stock:
-            return calibrated(state, logits), *decided(state, logits, features)[2:]
         return logits, *decided(state, logits, features)
 
     def _logits(self, inputs: Any) -> Tensor:
@@ -119,6 +115,13 @@ class _Texts(_Graph):
         return self.answers(
             inputs if token_type_ids is None else {**inputs, "token_type_ids": token_type_ids}
         )
+
+
+def clients_decide(model: Classifier) -> bool:
+    """Whether others' clients can have what a decision state makes of logits, within the graph."""
+    state = model.state
+    in_graph = "a decision state in a graph" not in model.problem.lacks
+    return state is not None and state.words is None and in_graph
 
 
 def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
@@ -185,11 +188,17 @@ runs it.
 
 
 def exported(
-    model: Classifier, write: Writer, runtime: str, *, plain: bool = False, stock: bool = False
+    model: Classifier,
+    write: Writer,
+    runtime: str,
+    *,
+    plain: bool = False,
+    stock: bool = False,
+    of: Classifier | None = None,
 ) -> Exported:
     """A file with a dynamic batch (and text length), once `runtime` has given torch's outputs with
     it; if `plain` it does not decide, but gives what decisions are taken by; `stock` is for others'
-    clients.
+    clients, and for ours what members say. The file says that it is `of` a model, else of this one.
     """
     inputs = sample(model, batch=BATCH, length=LENGTH)
     text = "input_ids" in inputs
@@ -198,14 +207,15 @@ def exported(
         if plain:
             outputs = READ[:1] if read is None else READ
         elif stock:
-            outputs = STOCK[:1] if model.state is None else STOCK
+            outputs = STOCK if clients_decide(model) else STOCK[:1]
+            outputs += (MEMBERS,) if read is None else (MEMBERS, READ[1])
         graph = (_Texts if text else _Graph)(model, read, plain, stock).eval()
         axes = dict.fromkeys((0, 1) if text else (0,), torch.export.Dim.DYNAMIC)
         content, run = write(
             captured(graph, (*inputs.values(),), (axes,) * len(inputs)),
             (*inputs,),
             outputs,
-            about(model),
+            about(of or model),
         )
         try:
             worst = float(
@@ -322,6 +332,9 @@ def about(model: Classifier) -> dict[str, str]:
         "manifest": manifest.model_dump_json(),
         "files": json.dumps(dict(model.files), sort_keys=True, separators=(",", ":")),
     }
+    if "max_length" in manifest.model.preprocess:
+        with contextlib.suppress(CheckpointError):  # one that has no tokenizer reads ids
+            facts["tokenizer"] = model.transform.backend.to_str()  # type: ignore[attr-defined]
     if manifest.decision is not None:
         # Without the AUROCs that chose the score: what acts is the score and its threshold.
         facts["decision"] = manifest.decision.model_dump_json(

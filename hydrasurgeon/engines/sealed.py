@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from hydrasurgeon.engines.program import METADATA
+from hydrasurgeon.files.foreign import open_regular
 
+METADATA = "hydrasurgeon."
+"""How the keys begin under which a file tells labels, thresholds and weights."""
+
+DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
+"""Outputs of a model with a decision state: calibrated probabilities, their entropy, and whether
+the score is above its threshold.
+"""
+MEMBERS = "members"
+"""The output of a folder's graph that holds what its members say, whose calibrated answer is its
+logits.
+"""
 LENGTHS: tuple[int, ...] = (3, 6, 9)
 """Tokens of the texts that multiply-adds are counted on: they grow with the square."""
 KEY, OF = f"{METADATA}graph_sha256".encode(), f"{METADATA}of".encode()
@@ -27,6 +39,8 @@ class Told(BaseModel, frozen=True):
     params: Count
     macs: Annotated[tuple[Count, ...], Field(min_length=1, max_length=3)]
     """Multiply-adds of one sample; of texts, one for each of `LENGTHS`."""
+    decision: str | None = None
+    """The hash of the decision state's tensors, which lie beside a folder's graph."""
 
     def macs_of(self, tokens: int | None) -> int:
         """Multiply-adds of one sample of so many tokens: the parabola through those counted."""
@@ -45,27 +59,46 @@ class Told(BaseModel, frozen=True):
 def sealed(content: bytes, told: Told | None = None, *, of: str | None = None) -> bytes:
     """The file with what it says behind it, and the hash of both; a cached one says what it is `of`."""
     if told is not None:
-        import onnx
-
-        said = onnx.StringStringEntryProto(key=f"{METADATA}told", value=told.model_dump_json())
-        content += onnx.ModelProto(metadata_props=[said]).SerializeToString()
+        content += _entry(f"{METADATA}told".encode(), told.model_dump_json())
     if of is not None:
         content += _entry(OF, of)
     return content + _entry(KEY, hashlib.sha256(content).hexdigest())
 
 
 def _entry(key: bytes, text: str) -> bytes:
-    """An entry of a graph's metadata, of fewer than 128 bytes."""
+    """An entry of a graph's metadata."""
     value = text.encode()
-    entry = b"\x0a" + bytes([len(key)]) + key + b"\x12" + bytes([len(value)]) + value
-    return b"\x72" + bytes([len(entry)]) + entry
+    entry = b"\x0a" + _length(key) + key + b"\x12" + _length(value) + value
+    return b"\x72" + _length(entry) + entry
+
+
+def _length(content: bytes) -> bytes:
+    """How many bytes there are, as protobuf writes it: seven bits a byte, the last below 128."""
+    count, written = len(content), []
+    while count >= 0x80:
+        written.append(count & 0x7F | 0x80)
+        count >>= 7
+    return bytes([*written, count])
 
 
 SEAL = len(sealed(b""))
 """Bytes of the hash at the end."""
+BLOCK = 1 << 20
+"""Bytes that are hashed at once."""
+TAIL = 256
+"""Bytes in front of the hash that are looked at: more than the longest entry."""
 
 
-def is_sound(content: bytes, *, of: str | None = None) -> bool:
+def is_sound(path: Path, *, of: str | None = None) -> bool:
     """Whether a file is as it was sealed, and says that it is `of` this."""
-    inside = content[:-SEAL]
-    return sealed(inside) == content and (of is None or inside.endswith(_entry(OF, of)))
+    with open_regular(path) as file:
+        size = file.seek(0, 2) - SEAL
+        total, tail = hashlib.sha256(), b""
+        file.seek(0)
+        while size > 0 and (block := file.read(min(size, BLOCK))):
+            total.update(block)
+            tail = (tail + block)[-TAIL:]
+            size -= len(block)
+        said = file.read()
+    sealing = _entry(KEY, total.hexdigest())
+    return said == sealing and (of is None or tail.endswith(_entry(OF, of)))

@@ -35,6 +35,9 @@ FAMILIES = {
     "open_clip": ("hydrasurgeon.families.open_clip.family:OpenCLIP",),
 }
 
+WEIGHTS = ("model.safetensors", "open_clip_model.safetensors")
+"""What weights are called in the directories of these."""
+
 _REGISTERED: dict[str, Family] = {}
 """Families of other packages, by name, as they were registered."""
 
@@ -80,6 +83,11 @@ def families() -> Iterator[Family]:
     """All of them, by name."""
     for name in (*FAMILIES, *_outside()):
         yield from _sharing(name)
+
+
+def weight_names() -> set[str]:
+    """What weights are called in directories of any family."""
+    return {*WEIGHTS, *(name for family in _outside().values() for name in family.weight_files)}
 
 
 def family_named(name: str) -> Family:

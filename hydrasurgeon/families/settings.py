@@ -34,7 +34,12 @@ class Settings(BaseModel):
     """A record of a file: no type is converted, no number is infinite, no key is unknown."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,
     )
 
     def written(self) -> dict[str, Any]:

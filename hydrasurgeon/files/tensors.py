@@ -58,6 +58,8 @@ class TensorFile:
         with open_regular(path) as file:
             self._stamp = _stamp(file)
             self.metadata, self.infos = read_header(file, path)
+        self.digests: dict[str, str] = {}
+        """sha256 of tensors that were hashed, so that no command hashes one twice."""
 
     def read(self, name: str) -> Raw:
         """The tensor's bytes as unsigned integers of its item size."""
@@ -162,12 +164,16 @@ class Tensors(Mapping[str, TensorInfo]):
         """sha256 of every tensor's bytes, at whose blocks `look` may look on."""
 
         def digest_of(name: str) -> str:
+            file, stored = self._home[name]
+            if look is None and stored in file.digests:
+                return file.digests[stored]
             total = hashlib.sha256()
             for block in self.blocks(name):
                 total.update(block.data)
                 if look is not None:
                     look(name, block)
-            return total.hexdigest()
+            file.digests[stored] = total.hexdigest()
+            return file.digests[stored]
 
         names = list(self)
         with ThreadPoolExecutor(THREADS) as pool:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError, UsageError
@@ -20,6 +19,7 @@ from hydrasurgeon.measuring.results import Conditions
 from hydrasurgeon.problems import SINGLE, unfit
 from hydrasurgeon.problems.base import Constants, Judged, Problem
 from hydrasurgeon.problems.classes import JudgedClasses
+from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.probabilities import Logits
 

@@ -201,12 +201,20 @@ ROUNDS = 5
 class InTurn(nn.Module):
     """Models run one after another on the same inputs: members unfused, a Deep Ensemble."""
 
-    def __init__(self, models: list[nn.Module]) -> None:
+    def __init__(self, models: Sequence[Callable[[Any], Any]]) -> None:
         super().__init__()
-        self.models = nn.ModuleList(models)
+        self.models = models
+        self.live = nn.ModuleList(each for each in models if isinstance(each, nn.Module))
 
     def forward(self, inputs: Any) -> list[Any]:
         return [model(inputs) for model in self.models]
+
+
+def together(models: Sequence[Any]) -> nn.Module:
+    """Models as one module; a graph is none."""
+    if len(models) == 1 and isinstance(models[0], nn.Module):
+        return models[0]
+    return InTurn(models)
 
 
 @torch.inference_mode()

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy import ndarray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError, model_validator
 from safetensors.numpy import save
@@ -33,6 +32,7 @@ from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.measuring.results import Cost, Count
 from hydrasurgeon.problems import PROBLEMS, SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
+from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.probabilities import in_pieces
 
 Group = Literal["near", "far"]

@@ -182,7 +182,7 @@ class CalibrateOptions(Engines, Answering, Force):
     def recorded(self) -> dict[str, Any]:
         """Without the engine where it is torch."""
         recorded = super().recorded()
-        if self.engine == "torch":
+        if self.engine in ("auto", "torch"):
             del recorded["engine"]
         return recorded
 

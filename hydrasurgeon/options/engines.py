@@ -6,7 +6,7 @@ from typing import Literal
 
 from hydrasurgeon.options.base import RUNS, Options, option
 
-Engine = Literal["torch", "onnx", "int8"]
+Engine = Literal["auto", "torch", "onnx", "int8"]
 """What computes."""
 ENDING = ".onnx"
 """How the names of graphs end that are checkpoints too."""
@@ -16,9 +16,10 @@ class Engines(Options):
     """What computes the answers."""
 
     engine: Engine = option(
-        "torch",
-        metavar="torch|onnx|int8",
+        "auto",
+        metavar="auto|torch|onnx|int8",
         group=RUNS,
         recorded=True,
-        help="What computes: PyTorch, or onnxruntime on the CPU, in float32 or in 8 bits.",
+        help="What computes: PyTorch, or onnxruntime on the CPU, in float32 or in 8 bits; auto is "
+        "what the decision state was fitted for.",
     )

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.errors import SurgeryError, UsageError
@@ -21,6 +20,7 @@ from hydrasurgeon.files.decided import (
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.printed import Answers
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics import words
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.metrics import DIGITS

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.files.decided import FITTED, LOGITS, Decision
@@ -32,6 +31,7 @@ from hydrasurgeon.problems.base import (
     Reads,
     digits,
 )
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, summed
 from hydrasurgeon.statistics.conformal import coverage_that_helps, fit_conformal, prediction_sets

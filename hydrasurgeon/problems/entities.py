@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.data.words import words_of
 from hydrasurgeon.problems.base import Columns, Judged, Prediction, digits
 from hydrasurgeon.problems.classes import BIASED
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, counted, summed
 from hydrasurgeon.statistics.entities import (
     Entities,

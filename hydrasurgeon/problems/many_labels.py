@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
@@ -44,6 +43,7 @@ from hydrasurgeon.problems.base import (
 )
 from hydrasurgeon.problems.classes import ClassPrediction
 from hydrasurgeon.problems.yes_no import JudgedYesNo, YesNo
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows
 from hydrasurgeon.statistics.metrics import labelling
 from hydrasurgeon.statistics.probabilities import (

@@ -20,7 +20,6 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
@@ -41,6 +40,7 @@ from hydrasurgeon.problems.base import (
     refuse,
 )
 from hydrasurgeon.problems.unfit import ROUNDING
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.conformal import quantile
 from hydrasurgeon.statistics.probabilities import Scores

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
@@ -39,6 +38,7 @@ from hydrasurgeon.problems.entities import (
     not_outside,
     tags_of,
 )
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import DELTA
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
 from hydrasurgeon.statistics.conformal import quantile

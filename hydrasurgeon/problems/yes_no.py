@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.files.decided import Decision, Found
@@ -23,6 +22,7 @@ from hydrasurgeon.problems.base import (
     digits,
 )
 from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
+from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.abstain import DELTA, fit_limits
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.found import fit_found, measures_of

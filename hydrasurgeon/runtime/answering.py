@@ -10,13 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy import ndarray
-from torch import nn
 
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
@@ -28,9 +25,13 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
-from hydrasurgeon.runtime.cascaded import FirstReader, first_words, said
+from hydrasurgeon.run.shapes import Float, Int
+from hydrasurgeon.runtime.cascaded import FirstReader, FirstWords, said
 from hydrasurgeon.statistics.found import Groups
 from hydrasurgeon.statistics.words import alike
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CALIBRATE = "Run `hydrasurgeon calibrate --cascade` on it first."
 """What to do without a cascade."""
@@ -43,6 +44,8 @@ class Engine(ABC):
     state: State | None
     transform: Callable[[Any], Any]
     """What the model reads of a sample."""
+    arrays: ClassVar[bool] = False
+    """Whether it reads numpy's arrays, and torch's tensors else."""
 
     @property
     @abstractmethod
@@ -63,12 +66,20 @@ class Engine(ABC):
     def first(self) -> FirstReader | None:
         """What a cascade begins with; None where all that it has is the whole model."""
         record = None if self.state is None else self.state.record.words
-        return None if record is None or record.mode != "first" else partial(first_words, self)
+        return None if record is None or record.mode != "first" else FirstWords(self)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of how it runs, once it has run."""
         return ()
+
+    def collated(self, prepared: Sequence[Any]) -> Any:
+        """A batch of what `transform` made of samples."""
+        if self.arrays:
+            return self.transform.arrays(prepared)  # type: ignore[attr-defined]
+        from torch.utils.data import default_collate
+
+        return getattr(self.transform, "collate", default_collate)(prepared)
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
         """What is said of a batch, as arrays in float32; all in one part, or with `cascade` in one
@@ -203,6 +214,7 @@ class Answering:
             models[0].transform,
             batch_size=run.batch_size,
             order=by_length(samples) if order is None else order,
+            arrays=all(model.arrays for model in models),
             skip_bad=run.skip_bad,
         )
 

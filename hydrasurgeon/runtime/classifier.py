@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
@@ -18,20 +18,21 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.data import is_prepared, moved
-from hydrasurgeon.data.readers import with_reader
+from hydrasurgeon.data.readers import parted, with_reader
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.decision.cascaded import Said
 from hydrasurgeon.decision.state import State, state_of
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.manifest import HydraManifest, Model
 from hydrasurgeon.options.shared import ClassNames, Run
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import Prediction, joined
+from hydrasurgeon.problems import SINGLE, problem_of
+from hydrasurgeon.problems.base import Prediction, Problem, joined
 from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.runtime.answering import Answering, Engine, collected
-from hydrasurgeon.runtime.cascaded import FirstReader, first_member, mean_probs, rows_in
+from hydrasurgeon.runtime.cascaded import FirstReader, rows_in
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
+from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
 
 Prepared = Tensor | Mapping[str, Tensor]
@@ -55,7 +56,7 @@ class Classifier(LiveModel, Engine):
     @property
     def first(self) -> FirstReader | None:
         several = isinstance(self.module, Hydra) and len(self.module.members) > 1
-        return super().first or (partial(first_member, self) if several else None)
+        return super().first or (FirstMember(self) if several else None)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -207,7 +208,7 @@ class Classifier(LiveModel, Engine):
     def placed(self, inputs: Any) -> Any:
         """Inputs where the model is."""
         weight = next(self.parameters())
-        return moved(inputs, weight.device, weight.dtype)
+        return moved(_tensors(inputs), weight.device, weight.dtype)
 
     def _named(
         self, inputs: Any, cascade: bool | None, columns: Mapping[str, str] | None
@@ -227,6 +228,63 @@ class Classifier(LiveModel, Engine):
         whole = joined(answers or [self.answered(torch.zeros(0))])
         texts = [samples.read(i) for i in range(len(ids))] if self.problem.by_word else None
         return replace(whole, ids=ids, names=names, texts=texts)
+
+
+def _tensors(inputs: Any) -> Any:
+    """Inputs of a graph as tensors."""
+    if isinstance(inputs, Mapping):
+        return {name: torch.as_tensor(values) for name, values in inputs.items()}
+    return torch.as_tensor(inputs)
+
+
+class FirstMember:
+    """A hydra's first member; the others go on from the trunk that it has run."""
+
+    def __init__(self, model: Classifier) -> None:
+        self.model = model
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Any], Said]]:
+        hydra = self.model.module
+        assert isinstance(hydra, Hydra)
+        with_features = WithFeatures(self.model) if features else None
+        plain, words = parted(inputs)
+
+        def run(members: Sequence[int], started: Any, rows: Tensor) -> Said:
+            call = hydra.part(members).finish
+            if with_features is None:
+                told = Said(rows, call(started))
+            else:
+                told = Said(rows, *with_features.of(call, started))
+            if words is None or self.model.state is None:
+                return told
+            return told.beside(self.model.state, words[rows, :-1])
+
+        plain = self.model.placed(plain)
+        started = hydra.start(plain)
+        first = run([0], started, torch.arange(rows_in(plain)))
+
+        @torch.inference_mode()
+        def whole(places: Any) -> Said:
+            rows = torch.as_tensor(places)
+            early = first.at(rows)
+            late = run(range(1, len(hydra.members)), started.at(rows.to(early.logits.device)), rows)
+            both = None
+            if early.features is not None and late.features is not None:
+                both = torch.cat([early.features, late.features], dim=1)
+            return Said(rows, torch.cat([early.logits, late.logits], dim=1), both)
+
+        return first, whole
+
+
+def mean_probs(parts: Sequence[Said], problem: Problem = SINGLE) -> Float[Tensor, "batch klass"]:
+    """Probabilities: the mean over the members that ran."""
+    kind = kind_of(problem)
+    probs = torch.cat(
+        [kind.probs(torch.as_tensor(part.logits).float()).mean(dim=1) for part in parts]
+    )
+    order = torch.cat([torch.as_tensor(part.rows) for part in parts]).argsort()
+    return probs if len(parts) == 1 else probs[order.to(probs.device)]
 
 
 def load(

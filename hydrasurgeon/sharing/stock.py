@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydrasurgeon.checkpoints.card import CARD, model_card
+from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, THRESHOLDS
 from hydrasurgeon.checkpoints.reading import (
     Checkpoint,
     Single,
@@ -29,16 +30,15 @@ from hydrasurgeon.checkpoints.reading import (
     rewritten,
     undecided,
 )
-from hydrasurgeon.checkpoints.writing import GRAPH, GRAPHS, GRAPHS_INT8, THRESHOLDS
 from hydrasurgeon.data.texts import IDS
 from hydrasurgeon.engines.program import Exported
 from hydrasurgeon.errors import CheckFailed, SurgeryError
 from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.atomic import fill
-from hydrasurgeon.files.decided import FITTED
+from hydrasurgeon.files.decided import BESIDE, FITTED, PREFIX
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest
-from hydrasurgeon.files.tensors import Planned, as_float, from_float
+from hydrasurgeon.files.tensors import Planned, Tensors, as_float, from_float, write_tensors
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.runtime.tensors import to_weights
@@ -266,16 +266,27 @@ def _usage(opened: Checkpoint) -> Usage:
     return "optimum", task, GRAPH_USAGE.format(kind=kind, task=task, reader=reader)
 
 
+def decision_tensors(opened: Checkpoint) -> Tensors:
+    """Those of a checkpoint's decision state."""
+    tensors = opened.tensors
+    names = {name: tensors.stored(name) for name in tensors if name.startswith(PREFIX)}
+    return Tensors(tensors.files, names)
+
+
 def fill_graphs(
-    folder: Path, texts: Mapping[str, str], made: Exported, small: Exported | None
+    folder: Path, texts: Mapping[str, str], tensors: Tensors, made: bytes, small: bytes | None
 ) -> None:
-    """Write a folder: the texts, the graph, and the one in 8 bits under all of its names."""
+    """Write a folder: the texts, the decision state's tensors, the graph, and the one in 8 bits under
+    all of its names.
+    """
+    if len(tensors):
+        write_tensors(folder / BESIDE, tensors.planned(), lambda _: {})
     for name, text in texts.items():
         fill(folder / name, text.encode())
     graphs = folder / GRAPHS
     graphs.mkdir()
-    fill(graphs / GRAPH, made.content)
+    fill(graphs / GRAPH, made)
     if small is None:
         return
     for name in GRAPHS_INT8:
-        fill(graphs / name, small.content)
+        fill(graphs / name, small)

@@ -26,6 +26,7 @@ from hydrasurgeon.measuring.cost import (
     interleaved,
     machine,
     peak_bytes,
+    together,
 )
 from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import portable_entry as portable
@@ -89,13 +90,14 @@ class _Entry:
 
     def loaded(self, dtype: str, one: Any, device: str, engine: str) -> Any:
         """The contender as one module; its size is measured the first time."""
+        engine = "torch" if engine == "auto" else engine
         models: list[Any] = [
             engine_of(c, engine=engine, device=device, dtype=dtype) for c in self.checkpoints
         ]
         cost = cost_of(models, one)
         if not self.params:
             self.params, self.macs, self.tokens = cost.params, cost.macs, cost.tokens
-        return models[0] if len(models) == 1 else InTurn(models)
+        return together(models)
 
 
 @stage(BenchOptions)
@@ -131,7 +133,7 @@ def bench(options: BenchOptions) -> Benched:
         settings={
             "batch": batches,
             "dtype": dtypes,
-            **{name: getattr(options, name) for name in ("runs", "seed")},
+            **{name: getattr(options, name) for name in ("compile", "runs", "seed")},
             **({} if options.data is None else {"data": portable(options.data)}),
         },
         results=tuple(
@@ -169,7 +171,7 @@ def _measure(
         ]
         for j, count in enumerate(batches):
             inputs = [example(count)] if samples is None else _real(samples, models[0], count)
-            _add_points(entries, models, dtype, count, inputs, options)
+            _add_points(entries, models, dtype, count, inputs, notes, options)
             if options.progress is not None:
                 options.progress(
                     f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
@@ -189,7 +191,7 @@ def _real(samples: Samples, model: Any, count: int) -> list[Any]:
             f"{samples.spec}: has {len(samples)} samples, a batch of {count} is to be timed",
             hint="Give a smaller --batch.",
         )
-    engine = next(part for part in model.modules() if isinstance(part, Engine))
+    engine: Engine = model.models[0] if isinstance(model, InTurn) else model
     places = range(whole * count)
     batches = Batches(samples, engine.transform, batch_size=count, order=places, workers=0)
     return [batch.inputs for batch in fed(batches, Run(), module=model)]
@@ -201,13 +203,15 @@ def _add_points(
     dtype: str,
     batch: int,
     inputs: Sequence[Any],
+    notes: list[str],
     options: BenchOptions,
 ) -> None:
     """Every batch through every contender, in turn."""
     peaks = [peak_bytes(model, inputs[0]) for model in models]
     passes = {}
     for entry, model in zip(entries, models, strict=True):
-        passes[entry.name] = lambda batches, run=model: [run(batch) for batch in batches]
+        ready = _compiled(entry.name, model, inputs[0], notes) if options.compile else model
+        passes[entry.name] = lambda batches, run=ready: [run(batch) for batch in batches]
     taken = {
         name: total / len(inputs)
         for name, total in interleaved(passes, inputs, runs=options.runs).items()
@@ -264,3 +268,15 @@ def _check_alike(entries: Sequence[_Entry]) -> None:
                 f"bench: {first.name} and {other.name} do not read the same inputs",
                 hint="Measure them one by one.",
             )
+
+
+def _compiled(name: str, model: Any, inputs: Any, notes: list[str]) -> Any:
+    """torch.compile of it; what cannot be compiled runs as it is, and a note says so."""
+    compiled: Any = torch.compile(model)
+    try:
+        with torch.inference_mode():
+            compiled(inputs)
+    except Exception as error:  # whatever the compiler raises, the model itself still runs
+        notes.append(f"{name}: torch.compile failed ({type(error).__name__}); measured without it")
+        return model
+    return compiled

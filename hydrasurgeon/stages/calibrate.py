@@ -233,7 +233,7 @@ def _fit(
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     engine: Engine = model
-    if arguments.engine != "torch":
+    if arguments.engine not in ("auto", "torch"):
         engine = engine_of(opened, engine=arguments.engine)
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED

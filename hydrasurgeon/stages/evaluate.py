@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data.batches import batch_size_of
-from hydrasurgeon.engines import check_engine, fitted_otherwise, open_models
+from hydrasurgeon.engines import check_engine, chosen, fitted_otherwise, open_models
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
@@ -115,7 +115,9 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     for each in opened:
         if arguments.ensemble or decision_ignored([each], arguments):
             continue
-        notes += filter(None, [fitted_otherwise(each, arguments.engine)])
+        device, dtype = arguments.device, arguments.dtype
+        engine = chosen(each, arguments.engine, device=device, dtype=dtype)
+        notes += filter(None, [fitted_otherwise(each, engine)])
     wanted = arguments.reference
     at = 0 if wanted is None else [row.name for row in rows].index(wanted)
     material = _material(report, rows, at, opened, measured, notes, arguments)

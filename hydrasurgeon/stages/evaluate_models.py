@@ -16,7 +16,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.answers import Reading, answers
 from hydrasurgeon.measuring.cascades import with_cascade
-from hydrasurgeon.measuring.cost import InTurn, SideBySide, cost_of
+from hydrasurgeon.measuring.cost import SideBySide, cost_of, together
 from hydrasurgeon.measuring.known import trained_on
 from hydrasurgeon.measuring.predictions import (
     Predictions,
@@ -97,8 +97,8 @@ class _Table:
         models = [self.how.load(checkpoint) for checkpoint in job]
         reading, fitted = self._reading(job, models)
         row = row_of(self._predict(job, models, fitted), reading)
-        together = models[0] if len(models) == 1 else InTurn(list(models))
-        row = replace(row, timing=self.timed.add(together, self.how.first(models[0], self.sets.id)))
+        one = together(list(models))
+        row = replace(row, timing=self.timed.add(one, self.how.first(models[0], self.sets.id)))
         if self.others:
             others = [self._on(each, numbers, models, reading) for each in self.others]
             row = over_sets(row, others, first=self.name)

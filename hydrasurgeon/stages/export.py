@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with_inputs
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import fitted_otherwise
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import (
     SUFFIX,
     named,
@@ -50,6 +50,10 @@ class Export:
     """What was assumed of the checkpoint."""
 
 
+ALONE = "only hydrasurgeon decides by its state: other clients get the model's own logits"
+"""What is said of a folder whose graph cannot hold the decision state."""
+
+
 @stage(ExportOptions)
 def export(arguments: ExportOptions) -> Export:
     """Write the checkpoint for another runtime (onnx), or for its own library with its calibration
@@ -67,7 +71,7 @@ def export(arguments: ExportOptions) -> Export:
 def _check(arguments: ExportOptions) -> None:
     """Options that belong to one format, and the packages that it needs."""
     if arguments.format == "onnx":
-        from hydrasurgeon.engines.onnx import quiet
+        from hydrasurgeon.engines.session import quiet
 
         quiet()
         # onnxscript is what torch writes with; onnxruntime proves what it wrote.
@@ -88,7 +92,9 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     opened.check_weights()
     from hydrasurgeon.engines.int8 import inputs_of, to_int8
     from hydrasurgeon.engines.onnx import OPSET, to_onnx
+    from hydrasurgeon.engines.program import clients_decide
     from hydrasurgeon.engines.sealed import sealed
+    from hydrasurgeon.files.tensors import weights_sha256
     from hydrasurgeon.measuring.cost import told_of
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -96,24 +102,34 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
 
     if folder:
         stock.check_client(opened)
-    about = opened.manifest.model
-    if opened.manifest.decision is not None:
+    about, decision = opened.manifest.model, opened.manifest.decision
+    if decision is not None and not folder:
         problem_of(about).need("a decision state in a graph", opened.name)
+        if decision.words is not None:
+            raise SurgeryError(
+                f"{opened.name}: its decision state reads words or pixels, which one graph does not",
+                hint="Give -o DIR/: predict and serve answer from it.",
+            )
     tried = None
     if arguments.check is not None:
         problem_of(about).need("--check", opened.name)
         tried = trial.opened_trial(about, arguments.check, arguments)
     answer: Callable[[Exported], Answer] = trial.in_file
+    theirs, whole = opened, None
     if folder:
-        model = as_classifier(opened, device="cpu")
-        typed = as_classifier(stock.with_types(opened), device="cpu")
-        answer, notes = partial(stock.answering, model=model), _uncalibrated(opened)
+        whole = model = as_classifier(opened, device="cpu")
+        typed, notes = as_classifier(stock.with_types(opened), device="cpu"), _uncalibrated(opened)
+        if decision is not None and not clients_decide(model):
+            theirs = undecided(opened)  # what other clients answer by
+            model = as_classifier(theirs, device="cpu")
+            notes += (ALONE,)
+        answer = partial(stock.answering, model=model)
     else:
         opened = opened if tried is None else with_inputs(opened, tried.samples)
         # As the engines run it: an exported graph and theirs are the same.
         typed = model = as_classifier(opened, device="cpu", lean=True)
         notes = (tried.samples.note,) if tried is not None and tried.samples.note else ()
-    made, small = to_onnx(typed, stock=folder), None
+    made, small = to_onnx(typed, stock=folder, of=whole), None
     quantised = checked = None
     if tried is not None and (folder or not arguments.int8):
         checked = tried.compared(model, trial.in_torch(model), answer(made))
@@ -124,12 +140,17 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         small = replace(small, max_difference=worst)
         notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
     written = small or made
-    content = written.content
+    told, tensors = told_of(typed, made), stock.decision_tensors(opened)
+    if folder and len(tensors):
+        sha256 = weights_sha256(tensors, tensors.digests())
+        told = told.model_copy(update={"decision": sha256})
+    content = sealed(written.content, told)
     if folder:
+        eight_bits = None if small is None else content
         with staged(path) as place:
-            stock.fill_graphs(place, stock.graph_texts(opened), made, small)
+            texts = stock.graph_texts(theirs)
+            stock.fill_graphs(place, texts, tensors, sealed(made.content, told), eight_bits)
     else:
-        content = sealed(content, told_of(model, written))
         write_bytes(path, content)
     return Export(
         path,

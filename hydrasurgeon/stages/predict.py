@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_any
+from hydrasurgeon.engines import check_engine, chosen, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file, replacing
 from hydrasurgeon.files.rows import line, writing, writing_parts
@@ -165,7 +165,7 @@ class _Model:
 
         checkpoint, data = arguments.needed()
         check_engine(arguments, arguments.dtype)
-        opened = open_any(checkpoint, arch=arguments.arch)
+        opened = open_any(checkpoint, arch=arguments.arch, engine=arguments.engine)
         keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
         self.batch = batch_size_of(arguments.batch_size)
         self.pieces: Iterator[Samples] = iter(())
@@ -181,22 +181,29 @@ class _Model:
         opened.check_weights()
         check_cascades([opened] if arguments.cascade else [])
         self.arguments = arguments
+        engine = chosen(
+            opened,
+            arguments.engine if arguments.embeddings is None else "torch",
+            device=arguments.device,
+            dtype=arguments.dtype,
+            rows=0 if first is None else len(first),
+        )
         self.model = engine_of(
-            opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
+            opened, engine=engine, device=arguments.device, dtype=arguments.dtype
         )
         self.embedded: list[ndarray] | None = None
         if arguments.embeddings is not None:
             self.embedded = []
             if self.model.problem.by_word:
                 raise UsageError(f"--embeddings: {opened.name} reads words, and embeds no text")
-            if arguments.engine != "torch" or self.model.in_stages(arguments.cascade):
+            if arguments.engine not in ("auto", "torch") or self.model.in_stages(arguments.cascade):
                 what = "--embeddings: all members are read, by PyTorch"
                 raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
         # The name of an answer's own field is taken: what the data calls so is told apart.
         own = ("id", *self.model.problem.columns)
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
-        said = opened.note, fitted_otherwise(opened, arguments.engine)
+        said = opened.note, fitted_otherwise(opened, engine)
         self.problem = self.model.problem
         self.notes = (*filter(None, said), *self.model.notes)
         if self.model.state is None:

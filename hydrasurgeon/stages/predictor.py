@@ -66,7 +66,9 @@ class Predictor:
 
     @cached_property
     def _opened(self) -> Checkpoint:
-        checkpoint = open_any(self.options.checkpoint or "", arch=self.options.arch)
+        checkpoint = open_any(
+            self.options.checkpoint or "", arch=self.options.arch, engine=self.options.engine
+        )
         opened = classifying(checkpoint, self.options)
         need_classes(opened.manifest, opened.path)
         return opened
@@ -77,7 +79,11 @@ class Predictor:
         check_engine(options, options.dtype)
         self._opened.check_weights()
         return engine_of(
-            self._opened, engine=options.engine, device=options.device, dtype=options.dtype
+            self._opened,
+            engine=options.engine,
+            device=options.device,
+            dtype=options.dtype,
+            rows=0,
         )
 
     @property

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_any
+from hydrasurgeon.engines import check_engine, chosen, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.files.rows import Appended
@@ -107,7 +107,8 @@ def _opened(arguments: ServeOptions) -> Models:
     models: dict[str, Checkpoint] = {}
     for place in arguments.checkpoints:
         match = None if os.path.exists(place) else NAMED.fullmatch(str(place))
-        opened = open_any(place if match is None else match[2], arch=arguments.arch)
+        place = place if match is None else match[2]
+        opened = open_any(place, arch=arguments.arch, engine=arguments.engine)
         opened = classifying(opened, arguments)
         need_classes(opened.manifest, opened.path)
         name = _name(opened.path) if match is None else match[1]
@@ -190,12 +191,11 @@ def _work(server: _Server, folder: Path, identity: Identity, reports: Connection
 
     obey()
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    import torch
-
+    from hydrasurgeon.engines.session import share_threads
     from hydrasurgeon.serving.connections import server_of
 
     arguments = server.arguments
-    torch.set_num_threads(max(1, torch.get_num_threads() // arguments.workers))
+    share_threads(arguments.workers)
     notes: list[str] = []
     try:
         models = _opened(arguments)
@@ -267,34 +267,32 @@ def _app(
 def _ready(
     name: str, opened: Checkpoint, arguments: ServeOptions, kept: Appended | None, counts: Counts
 ) -> _Ready:
-    from torch.utils.data import default_collate
-
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.serving.app import Batcher, Service, shortened
     from hydrasurgeon.serving.inputs import TOKENS, Bodies
     from hydrasurgeon.serving.open_inference import Signature
     from hydrasurgeon.serving.system_one import Model
 
-    model = engine_of(
-        opened, engine=arguments.engine, device=arguments.device, dtype=arguments.dtype
+    engine = chosen(
+        opened, arguments.engine, device=arguments.device, dtype=arguments.dtype, rows=0
     )
-    collate = getattr(model.transform, "collate", default_collate)
+    model = engine_of(opened, engine=engine, device=arguments.device, dtype=arguments.dtype)
 
     def answer(samples: list[Any]) -> list[dict[str, Any]]:
-        batch = collate([prepared for _, prepared, _ in samples])
+        batch = model.collated([prepared for _, prepared, _ in samples])
         answers = model.answered(batch, cascade=arguments.cascade)
         top = max(top for _, _, top in samples)
         begun = [{"id": name} for name, _, _ in samples]
         rows = model.rows(answers, begun, top, lambda: [text for _, text, _ in samples])
         if isinstance(batch, dict) and "attention_mask" in batch:
-            counted = batch["attention_mask"].sum(dim=1).tolist()
+            counted = batch["attention_mask"].sum(1).tolist()
             rows = [{**row, TOKENS: count} for row, count in zip(rows, counted, strict=True)]
         return rows
 
     # What cannot answer fails before it listens.
     (begun,) = answer([(0, _first(kind_read(opened.manifest), model.transform), arguments.top)])
     uncalibrated = without_state(opened.name) if model.state is None else None
-    otherwise = fitted_otherwise(opened, arguments.engine)
+    otherwise = fitted_otherwise(opened, engine)
     for note in filter(None, (opened.note, uncalibrated, otherwise, *model.notes)):
         arguments.say(f"note: {note}")
 

@@ -18,7 +18,6 @@ from hydrasurgeon.errors import CheckFailed, Disagreement
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.engines import ENDING
 from hydrasurgeon.options.trusting import VerifyOptions
 
 FORMAT = "hydrasurgeon.verify/1"
@@ -77,7 +76,7 @@ def verify(arguments: VerifyOptions) -> Verification:
         check = Check("manifest", False, error.message)
         return Verification(Path(arguments.checkpoint), (check,))
     manifest = opened.manifest
-    if opened.path.suffix == ENDING:  # its hash held when it was opened
+    if getattr(opened, "told", None) is not None:  # a graph, whose hash held when it was opened
         graph = Check("graph hash", True, "the file is as it was exported")
         checks = (graph, record_check(manifest), history_check(manifest))
         return Verification(opened.path, checks, manifest, manifest.weights_sha256)

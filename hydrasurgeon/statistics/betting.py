@@ -16,8 +16,9 @@ P(E_t ≥ 1/α at any t) ≤ α by Ville's inequality (Ramdas et al., Statistica
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy import ndarray
+
+from hydrasurgeon.run.shapes import Float, Int
 
 ODDS = 1 + 2.0 ** np.arange(-4, 13)
 """The ladder: times the odds of the limit."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy import ndarray
 
+from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import BINS
 from hydrasurgeon.statistics.probabilities import in_pieces

@@ -17,9 +17,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.probabilities import spaced
 
 STAKES = 0.99 * 2.0 ** (-np.arange(32, dtype=np.float64) / 4)

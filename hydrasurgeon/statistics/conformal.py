@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Bool
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Conformal
+from hydrasurgeon.run.shapes import Bool
 from hydrasurgeon.statistics.probabilities import Labels, Probs, Scores, of_labels
 
 SUMMED = 1e-12

@@ -5,8 +5,9 @@ those that older versions gave.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy import ndarray
+
+from hydrasurgeon.run.shapes import Float, Int
 
 WORDS = 1 << 20
 """Words that are drawn at a time."""

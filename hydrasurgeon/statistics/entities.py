@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.probabilities import runs
 
 Tags = Int[ndarray, "text word"]

@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Found, GroupScore
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.probabilities import YES, falling, runs, sums_at
 

@@ -25,10 +25,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.files.decided import LOGITS
+from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.probabilities import (
     YES,
     Labels,

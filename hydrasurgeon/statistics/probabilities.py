@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy import ndarray
+
+from hydrasurgeon.run.shapes import Float, Int
 
 Logits = Float[ndarray, "sample member klass"]
 Probs = Float[ndarray, "sample klass"]

@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Float
 from numpy import ndarray
 
+from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics.probabilities import (
     TINY,
     YES,

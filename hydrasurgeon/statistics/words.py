@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
 from numpy import ndarray
+
+from hydrasurgeon.run.shapes import Bool, Float
 
 NOTHING = -16384.0
 """The logit of every class where there is no word: exact in any floating-point type, and no softmax of

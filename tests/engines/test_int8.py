@@ -20,8 +20,7 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.engines.graph import open_graph
 from hydrasurgeon.engines.int8 import quantised
 from hydrasurgeon.engines.program import sample
-from hydrasurgeon.engines.sealed import sealed
-from hydrasurgeon.errors import CheckFailed, Disagreement, UsageError
+from hydrasurgeon.errors import Disagreement, UsageError
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.stages.export import export
@@ -162,11 +161,9 @@ def test_a_file_in_int8_answers_as_the_engine_does(
         assert row["ood_score"] == pytest.approx(other["ood_score"], abs=1e-5)
     assert run(["verify", str(made.path)]) == 0
     assert "graph hash" in capsys.readouterr().out
-    again = export(made.path, check_only=True)
-    assert again.max_difference < 1e-3
     with pytest.raises(UsageError, match=r"--engine onnx conflicts with .*, a graph for int8"):
         hs.predict(made.path, data=data, engine="onnx")
-    plain = hs.evaluate([ready.path], data=data, device="cpu")
+    plain = hs.evaluate([ready.path], data=data, device="cpu", engine="torch")
     assert any("calibrate --engine torch" in note for note in plain.notes)
     assert not any("calibrate --engine" in note for note in engine.notes)
     content = made.path.read_bytes()
@@ -179,7 +176,6 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")
     path = export(tmp_path / "source", out=tmp_path / "x.onnx").path
-    content = path.read_bytes()
     graph = open_graph(path)
     assert graph.told is not None
     live = as_classifier(open_checkpoint(tmp_path / "source"), device="cpu", lean=True)
@@ -192,8 +188,3 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Disagreement, match="is another graph than `export` wrote") as refused:
         open_graph(path)
     assert refused.value.exit_code == 3
-    # A machine that computes something else: the same graph, other answers on record.
-    told = graph.told.model_copy(update={"answers": tuple(x + 1 for x in graph.told.answers)})
-    path.write_bytes(sealed(content, told))
-    with pytest.raises(CheckFailed, match="a logit differs by 1"):
-        export(path, check_only=True)

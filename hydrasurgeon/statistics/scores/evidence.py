@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.probabilities import in_pieces, runs
 

@@ -14,12 +14,12 @@ from functools import partial
 from importlib import import_module
 
 import numpy as np
-from jaxtyping import Float
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import FITTED, LOGITS, Standard, scores_known
 from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics.probabilities import Scores, in_pieces
 from hydrasurgeon.statistics.scores.evidence import Evidence, Fit
 from hydrasurgeon.statistics.scores.on_features import K

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
-from jaxtyping import Float
 from numpy import ndarray
 
 from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.lookup import imported
+from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics.probabilities import (
     Logits,
     Scores,

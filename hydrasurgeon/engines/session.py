@@ -1,0 +1,111 @@
+"""onnxruntime's sessions, on the processor: numpy's arrays in and out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from numpy.typing import NDArray
+
+from hydrasurgeon.errors import CheckpointError, HydraError
+from hydrasurgeon.files.foreign import visible
+
+SILENCE = "ORT_DISABLE_TELEMETRY"
+"""Since 1.29 onnxruntime's Linux builds report sessions, with names and hashes of the models, to
+their maker unless this is set when it is first imported.
+"""
+THREADS = "OMP_NUM_THREADS"
+"""How many threads a product may use; PyTorch obeys it too."""
+HINT = "Export the checkpoint again; answers of other models go to --predictions-in of eval."
+"""What to do about a graph that does not say what it is."""
+
+Arrays = Mapping[str, NDArray[Any]]
+Run = Callable[[Arrays], Sequence[NDArray[Any]]]
+"""Runs a graph: inputs by name → its outputs in order."""
+
+
+def quiet() -> None:
+    """Before anything imports onnxruntime; what the user's environment says stays."""
+    os.environ.setdefault(SILENCE, "1")
+
+
+def session_of(file: bytes | str) -> Any:
+    """The session of a file, or of its content."""
+    quiet()
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = _threads()
+    return onnxruntime.InferenceSession(
+        file,
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["SkipLayerNormFusion"],  # a norm alone is faster
+    )
+
+
+def _threads() -> int:
+    """As many as PyTorch has, where it is in use; 0 lets onnxruntime choose."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        threads: int = torch.get_num_threads()
+        return threads
+    said = os.environ.get(THREADS, "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 5 else 0
+
+
+def share_threads(processes: int) -> None:
+    """Leave each of so many processes its part of the processor."""
+    threads = max(1, (_threads() or os.cpu_count() or 1) // processes)
+    os.environ[THREADS] = str(threads)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+
+
+def wanted(session: Any, outputs: Sequence[str], options: Any = None) -> Run:
+    """What runs a session for these outputs; `options` are onnxruntime's."""
+
+    def run(inputs: Arrays) -> Sequence[NDArray[Any]]:
+        made: Sequence[NDArray[Any]] = session.run(list(outputs), dict(inputs), options)
+        return made
+
+    return run
+
+
+def ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
+    """What runs a graph of others, which may take long; Python hears of signals when a call returns,
+    so that the main thread waits for another one.
+    """
+    from onnxruntime import RunOptions
+
+    def run(inputs: Arrays) -> Sequence[NDArray[Any]]:
+        if threading.current_thread() is not threading.main_thread():
+            return wanted(session, outputs)(inputs)
+        options = RunOptions()
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(wanted(session, outputs, options), inputs)
+            try:
+                return made.result()
+            except BaseException:
+                options.terminate = True
+                raise
+
+    return run
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Whatever onnxruntime raises, which has a kind of its own for every failure, as one message."""
+    try:
+        yield
+    except HydraError:
+        raise
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise CheckpointError(f"{what} ({visible(why)})", hint=HINT) from error
