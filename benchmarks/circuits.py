@@ -154,7 +154,9 @@ def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
                 mine["cpu"] += one["cpu"]
                 mine["units"] += one["units"]
             foreign = seen["ood"][1] if "ood" in seen else torch.zeros(1, 0)
-            points[head] = found.objective.points(Outcomes(*seen["id"], foreign))[0].low
+            margin, familiar = seen["id"]
+            whole = Outcomes(margin, familiar, foreign)
+            points[head] = found.objective.points(whole)[0].low
         best = max(points.values())
         mine["order"].append(next(head for head in points if points[head] == best))
     return mine

@@ -201,9 +201,9 @@ def histograms(rows: Drawn) -> list[str]:
 def _scores(sets: Sequence[ndarray], threshold: float, style: str, axes: Axes) -> None:
     low, high = np.quantile(np.concatenate(sets), (TAIL, 1 - TAIL))
     for at, each in enumerate(sets):
-        look = {"color": COLOURS[(at - 1) % 8], "histtype": "step"}
+        look: dict[str, Any] = {"color": COLOURS[(at - 1) % 8], "histtype": "step"}
         if not at:
-            look = {"color": GREY, "histtype": "stepfilled", "alpha": 0.5}
+            look: dict[str, Any] = {"color": GREY, "histtype": "stepfilled", "alpha": 0.5}
         each, share = np.clip(each, low, high), np.full(len(each), 1 / len(each))
         axes.hist(each, BARS, range=(low, high), weights=share, **look)
     axes.axvline(min(max(threshold, low), high), ls=style, color=GREY)

@@ -18,7 +18,11 @@ MEASURES = tuple(Metric(name.lower(), name, "higher") for name in ("precision", 
 def entity_tables(rows: Drawn, reference: int, names: Sequence[str]) -> list[Table]:
     """Precision, recall and F1 of each type, the reference's worst first."""
     size = _sizes(rows[reference][2].inside.labels)
-    by_model = [(name, _by_type(row.inside)) for _, name, row in rows]
+    by_model = [
+        (name, _by_type(row.inside))
+        for _, name, row in rows
+        if isinstance(row.inside, JudgedTokens)
+    ]
     found = {kind for _, of in by_model for kind in of}
     worst = by_model[reference][1]
     kinds = sorted(found, key=lambda kind: (worst.get(kind, (0, 0, 0))[2] or 0.0, kind))
