@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from hydrasurgeon.errors import CheckpointError, HydraError
+from hydrasurgeon.files.foreign import must
 
 # The bound on every size: the largest vocabulary in use, XLM-V's, has 901,629 words.
 Size = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -72,8 +73,8 @@ class Images(Settings):
     @model_validator(mode="after")
     def _per_channel(self) -> Images:
         channels = self.input_size[0]
-        if len(self.mean) != channels or len(self.std) != channels:
-            raise ValueError(f"mean and std must be {channels} numbers, one for each channel")
+        fit = len(self.mean) == len(self.std) == channels
+        must((fit, f"mean and std must be {channels} numbers, one for each channel"))
         return self
 
     def check(
@@ -145,6 +146,5 @@ def patches(image: Any, patch: Any) -> int:
     """How many patches an image has; ValueError where that is none."""
     (height, width), (ph, pw) = pair(image), pair(patch)
     count = (height // ph) * (width // pw)
-    if count < 1:
-        raise ValueError(f"an image of {height}×{width} has {count} patches of {ph}×{pw}")
+    must((count > 0, f"an image of {height}×{width} has {count} patches of {ph}×{pw}"))
     return count

@@ -125,9 +125,9 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> str:
     ("change", "what"),
     [
         (lambda c: c.update(threshold=1.5), "less than or equal to 1"),
-        (lambda c: c["conformal"].update(coverage=0.5), "other prediction sets"),
-        (lambda c: c.pop("abstain"), "another risk"),
-        (lambda c: c.update(bias=0.5), "another kind of model"),
+        (lambda c: c["conformal"].update(coverage=0.5), "promises something else"),
+        (lambda c: c.pop("abstain"), "promises something else"),
+        (lambda c: c.update(bias=0.5), "promises something else"),
         (lambda c: c.update(temperature=0), "greater than 0"),
         (lambda c: c.update(extra=1), "not permitted"),
     ],

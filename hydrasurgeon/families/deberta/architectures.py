@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, Kind, TextEncoder
 from hydrasurgeon.families.settings import Chance, Count, Size
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.files.foreign import must
 
 # What meets a distance in attention: c2p a query, p2c a key; older files join them by a bar.
 Compared = (
@@ -46,10 +47,9 @@ class DebertaV2Config(TextEncoder):
     @model_validator(mode="after")
     def _fits_distances(self) -> Self:
         half = self.position_buckets // 2
-        if self.position_buckets > 0 and not 1 < half < self.farthest - 1:
-            raise ValueError(
-                f"position_buckets {self.position_buckets} do not divide {self.farthest} distances"
-            )
+        fits = self.position_buckets <= 0 or 1 < half < self.farthest - 1
+        said = f"position_buckets {self.position_buckets}"
+        must((fits, f"{said} do not divide {self.farthest} distances"))
         return self
 
     @property

@@ -16,6 +16,7 @@ from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, 
 from hydrasurgeon.families.modernbert.architectures import GLOBAL, LOCAL, LayerType, Theta
 from hydrasurgeon.families.settings import Chance, Count, Positive, Settings, Size
 from hydrasurgeon.families.weights import QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.manifest import Tower
 from hydrasurgeon.heads import HeadAxis
 
@@ -67,16 +68,15 @@ class DecoderConfig(TextEncoder):
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
-        if self.num_attention_heads % self.groups:
-            raise ValueError(
-                f"{self.num_attention_heads} heads cannot share {self.groups} keys alike"
-            )
-        if self.width % 2:
-            raise ValueError("a head of an odd number of dimensions cannot be rotated")
-        if len(self.types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}"
-            )
+        heads, listed = self.num_attention_heads, len(self.types)
+        must(
+            (not heads % self.groups, f"{heads} heads cannot share {self.groups} keys alike"),
+            (not self.width % 2, "a head of an odd number of dimensions cannot be rotated"),
+            (
+                listed == self.num_hidden_layers,
+                f"layer_types lists {listed} layers of {self.num_hidden_layers}",
+            ),
+        )
         return self
 
     @property

@@ -22,6 +22,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
 from hydrasurgeon.families.prompts import Prompts
 from hydrasurgeon.families.settings import Chance, Count, Settings, Size, parse
 from hydrasurgeon.families.weights import Weight, linear, norm, stack
+from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.manifest import Model
 
 TEXT = "text_model"
@@ -70,17 +71,13 @@ class Towers(Settings):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         vision, text = self.vision_config, self.text_config
-        if {vision.model_type, text.model_type} != {self.model_type}:
-            raise ValueError(
-                f"towers of {vision.model_type} and {text.model_type} in a {self.model_type}"
-            )
-        if (
-            isinstance(text, SiglipText)
-            and (text.projection_size or text.hidden_size) != vision.hidden_size
-        ):
-            raise ValueError(
-                f"texts end in {text.projection_size or text.hidden_size}, images in {vision.hidden_size}"
-            )
+        kinds, end = {vision.model_type, text.model_type}, vision.hidden_size
+        if isinstance(text, SiglipText):
+            end = text.projection_size or text.hidden_size
+        must(
+            (kinds == {self.model_type}, f"towers of {kinds} in a {self.model_type}"),
+            (end == vision.hidden_size, f"texts end in {end}, images in {vision.hidden_size}"),
+        )
         return self
 
     @property

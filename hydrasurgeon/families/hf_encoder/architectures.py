@@ -28,6 +28,7 @@ from hydrasurgeon.families.settings import (
     patches,
 )
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.manifest import Model, Tower
 
 # Activations without parameters of their own, under all of transformers' names.
@@ -86,10 +87,8 @@ class Encoder(Settings):
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"dim {self.hidden_size} is not a multiple of {self.num_attention_heads} heads"
-            )
+        dim, heads = self.hidden_size, self.num_attention_heads
+        must((not dim % heads, f"dim {dim} is not a multiple of {heads} heads"))
         return self
 
 
@@ -101,14 +100,12 @@ class TextEncoder(Encoder):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
-            raise ValueError(
-                f"pad_token_id {self.pad_token_id} is none of {self.vocab_size} words (vocab_size)"
-            )
-        if self.longest < 1:
-            raise ValueError(
-                f"max_position_embeddings {self.max_position_embeddings} leaves no place for a token"
-            )
+        pad, words = self.pad_token_id, self.vocab_size
+        places = f"max_position_embeddings {self.max_position_embeddings}"
+        must(
+            ((pad or 0) < words, f"pad_token_id {pad} is none of {words} words (vocab_size)"),
+            (self.longest > 0, f"{places} leaves no place for a token"),
+        )
         return self
 
     @property

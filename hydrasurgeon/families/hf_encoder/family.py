@@ -214,10 +214,9 @@ class HFEncoder(OfImages):
             what = f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}"
             raise ManifestError(what, hint=f"Known: {', '.join(classes)}.")
         super().check(model, towers, where)
-        if model.pooling not in (None, OF_WORDS) and not self.pools(config):
-            raise ManifestError(f"{where}: model.pooling: {config.model_type} pools by itself")
-        by_words = model.arch == self.kinds[config.model_type].of_words
-        if by_words != (model.pooling == OF_WORDS):
+        pooled = model.pooling not in (None, OF_WORDS)
+        words = model.arch == self.kinds[config.model_type].of_words
+        if words != by_words(model) or (pooled and not self.pools(config)):
             raise ManifestError(f"{where}: model.pooling: {model.arch} reads otherwise")
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):

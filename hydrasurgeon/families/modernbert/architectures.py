@@ -18,6 +18,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
 )
 from hydrasurgeon.families.settings import Chance, Count, Settings, Size
 from hydrasurgeon.families.weights import GATED, OUT, PACKED, Weight, linear, norm
+from hydrasurgeon.files.foreign import must
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """Layers in which a token looks at all others (of a decoder: before it), and at its neighbours
@@ -66,12 +67,14 @@ class ModernBertConfig(TextEncoder):
 
     @model_validator(mode="after")
     def _fits_rotation(self) -> Self:
-        odd = self.hidden_size // self.num_attention_heads % 2
-        if odd or len(self.types) != self.num_hidden_layers:
-            layers = f"layer_types lists {len(self.types)} layers of {self.num_hidden_layers}"
-            raise ValueError(
-                "a head of an odd number of dimensions cannot be rotated" if odd else layers
-            )
+        odd, listed = self.tower.head_dim % 2, len(self.types)
+        must(
+            (not odd, "a head of an odd number of dimensions cannot be rotated"),
+            (
+                listed == self.num_hidden_layers,
+                f"layer_types lists {listed} layers of {self.num_hidden_layers}",
+            ),
+        )
         return self
 
     @property
