@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fitted_heads import solved, with_head
 
 import hydrasurgeon as hs
 from hydrasurgeon import criteria, families, lookup
@@ -104,7 +105,8 @@ def test_a_family(tiny: Callable[..., Path]) -> None:
 
 def test_a_score(tiny: Callable[..., Path], images: Callable[..., str], tmp_path: Path) -> None:
     data = images()
-    path = hs.calibrate(tiny(), data=data, ood_score="purity", out=tmp_path / "c").path
+    knows = with_head(tiny(), tmp_path / "k.safetensors", solved(tiny(), data))
+    path = hs.calibrate(knows, data=data, ood_score="purity", out=tmp_path / "c").path
     del decided.LOGITS["purity"]  # as in another process
     model = hs.load(path, device="cpu", dtype="float64")
     inputs = torch.randn(3, 1, 28, 28, dtype=torch.float64)

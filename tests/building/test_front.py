@@ -177,6 +177,7 @@ def test_what_cannot_be_built(
     assert {*tasks.folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
     tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +219,7 @@ def counted_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_engines", lambda: ("torch", "onnx"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("counted_time")
 def test_a_budget_of_time_is_kept_in_the_faster_engine(tasks: Tasks) -> None:
     """Everything has an engine, milliseconds and a time, which is that of the file itself."""
@@ -237,31 +239,3 @@ def test_a_budget_of_time_is_kept_in_the_faster_engine(tasks: Tasks) -> None:
                 assert rung["estimate"] >= other["estimate"] - 1e-4
     assert [row["time"] for row in said["references"]] == [1, 1, 1, 2]
     assert ", --engine onnx at " in built.summary
-
-
-@pytest.mark.usefixtures("counted_time")
-@pytest.mark.slow  # seconds of exports
-def test_eight_bits_are_decided_by_their_own_answers(
-    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a quarter of the time a whole model answers nearly as well: it is what the budget pays for,
-    with the figures, and the decision state, of what 8 bits answer."""
-    monkeypatch.setattr(clock, "_engines", lambda: ("torch", "onnx", "int8"))
-    settings = {"cache": tasks.folder / "eight.build", "ood": [], "objective": "nll"}
-    built = tasks.front("eight/", budget="time=0.26,0.5", **settings)
-    said = json.loads((built.path / "front.json").read_text())
-    rung = said["rungs"][0]
-    assert (rung["engine"], rung["time"]) == ("int8", 0.25)
-    path = built.path / rung["path"]
-    manifest = open_checkpoint(path).manifest
-    assert manifest.decision is not None
-    assert manifest.decision.engine == "int8"
-    (measured,) = hs.evaluate([path], data=tasks.val, engine="int8", device="cpu").report.results
-    assert measured.id is not None
-    assert rung["accuracy"] == pytest.approx(measured.id.accuracy, abs=1e-6)
-
-
-@pytest.mark.usefixtures("counted_time")
-def test_a_time_that_nothing_takes(tasks: Tasks) -> None:
-    with pytest.raises(SurgeryError, match=r"time=0\.001: the fastest candidate takes time=0\.\d+"):
-        tasks.front("nothing/", budget="time=0.001,0.002", cache=tasks.folder / "timed.build")

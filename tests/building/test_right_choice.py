@@ -134,6 +134,7 @@ def check_rivals(record: dict[str, Any], expected: dict[str, dict[str, float]]) 
                 assert rung["nll"] <= reference["nll"] + 1e-4
 
 
+@pytest.mark.slow
 def test_errors_that_cancel_make_the_mean(world: World) -> None:
     """W + E and W − E are both poor; their mean has W, and nothing is better."""
     noise = np.random.default_rng(5).normal(size=world.head.shape) * np.abs(world.head).mean()
@@ -185,6 +186,7 @@ def test_a_probe_that_is_better_is_the_rung(world: World) -> None:
     np.testing.assert_allclose(world.logits(path), world.probe(world.train), atol=1e-5)
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
 def test_models_that_know_different_classes_make_an_ensemble(world: World) -> None:
     """One tells class 0 from the rest, the other class 2: together they know all. Of different bodies there is no
     mean."""
@@ -229,6 +231,7 @@ def body_of(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_from_a_body_to_a_front(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe first, models that are tuned (here whether or not that helps), their mean; VAL decides."""
     learning = members.learning

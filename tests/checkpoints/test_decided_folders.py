@@ -83,6 +83,7 @@ def test_the_library_loads_a_calibrated_backbone(
     assert one.decision == other.decision
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
 def test_open_clip_loads_a_calibrated_backbone(tmp_path: Path) -> None:
     import open_clip
 

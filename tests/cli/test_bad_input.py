@@ -178,10 +178,6 @@ def test_pickled_directories(tmp_path: Path) -> None:
             "score vit --method tayler --data demo:val",
             "--method tayler: no such criterion (did you mean taylor?)",
         ),
-        (
-            "build vit --data demo:train --val demo:val --criteria taylor,x -o o",
-            "--criteria x: no such criterion",
-        ),
         ("finetune vit --data demo:train --recipe imag -o o", "--recipe imag: no such recipe"),
         (
             "eval vit --data demo:val --dtype float99",

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ARCH
+from fitted_heads import solved, with_head
 
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.tuning.start import fresh
@@ -25,10 +26,7 @@ LINES = {
     "finetune": "finetune a --data data.npz --val data.npz --recipe demo --set steps=2 -o t",
     "fuse": "fuse a b -o h2 --check data.npz",
     "calibrate": "calibrate vit --data data.npz --ood-score msp --coverage 0.5 --id-flagged 0.5 -o c",
-    "build": (
-        "build vit --data data.npz --val val.npz --criteria magnitude --candidates 3 --no-calibrate --budget macs=2 -o"
-        " built"
-    ),
+    "build": ("build vit --data data.npz --val val.npz --budget macs=2 -o built"),
     "predict": "predict vit --data data.npz -o p.jsonl",
     "monitor": "monitor answers.jsonl --against ready",
     "eval": EVAL,
@@ -46,7 +44,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pixels, truth = np.zeros((40, 28, 28), np.uint8), np.arange(40) % 5
     for seed, name in enumerate(("data", "val")):
         pixels[:] = np.random.default_rng(seed).integers(0, 120, pixels.shape)
+        for row, label in enumerate(truth):
+            pixels[row, 5 * label : 5 * label + 5] = 220
         np.savez(folder / f"{name}.npz", images=pixels, labels=truth)
+    vit = folder / "vit.safetensors"
+    with_head(vit, vit, solved(vit, str(folder / "data.npz")))
     with contextlib.chdir(folder):
         for line in (
             "prune --method random --keep 2 --seed 1 vit -o a",

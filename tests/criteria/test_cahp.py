@@ -17,13 +17,10 @@ from hydrasurgeon.anatomy.maps import attention_maps
 from hydrasurgeon.criteria.cahp import choice as cahp
 from hydrasurgeon.criteria.cahp.criterion import (
     ClassMoments,
-    Weigher,
-    _check_maps,
     jeffries_matusita,
-    layout,
 )
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import DataError, SurgeryError
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.families import family_named
 from hydrasurgeon.heads import Head, count
 
@@ -99,34 +96,6 @@ def test_jeffries_matusita_against_the_integral() -> None:
     np.testing.assert_allclose(jeffries_matusita(means, variances), expected, atol=1e-7)
 
 
-def test_the_layout_starts_where_scikit_learn_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From distances alone: principal coordinates are the principal components of the rows, up to signs."""
-    from sklearn import manifold
-    from sklearn.decomposition import PCA
-
-    rows = np.random.default_rng(0).normal(size=(20, 7))
-    given = {}
-
-    class Spy(manifold.TSNE):
-        def fit_transform(self, x: np.ndarray, y: None = None) -> np.ndarray:
-            given.update(init=self.init, perplexity=self.perplexity, iterations=self.max_iter)
-            return super().fit_transform(x)
-
-    monkeypatch.setattr(manifold, "TSNE", Spy)
-    distances = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(axis=-1))
-    points = layout(distances, seed=3)
-    components = PCA(2).fit_transform(rows)
-    expected = components / components[:, 0].std() * 1e-4
-    np.testing.assert_allclose(np.abs(given["init"]), np.abs(expected), rtol=1e-3, atol=1e-9)
-    assert (given["perplexity"], given["iterations"]) == (10, 1000)
-    assert np.array_equal(points, layout(distances, seed=3))
-    assert layout(distances[:5, :5], seed=0).shape == (5, 2)
-    assert given["perplexity"] == 4
-    for n in (1, 2, 3):
-        assert np.isfinite(layout(distances[:n, :n], seed=0)).all()
-    assert layout(np.zeros((6, 6)), seed=0).tolist() == [[0.0, 0.0]] * 6
-
-
 def test_silhouette_by_brute_force() -> None:
     rng = np.random.default_rng(2)
     points = rng.normal(size=(9, 2))
@@ -164,21 +133,6 @@ def test_clusters_keep_their_weightiest_and_layers_are_never_empty() -> None:
     assert choice.stay == (heads[1], heads[4], heads[7], heads[10])
 
 
-def test_the_number_of_clusters_is_the_knee() -> None:
-    heads = grid_heads(6, 6)
-    points = blobs(9, 4, seed=1)
-    choice = cahp.choose(heads, points, [0.5] * 36)
-    assert [k for k, _ in choice.curve] == list(range(2, 36))
-    assert choice.knee
-    # The same by hand: kneed's own definition on the fitted polynomial.
-    x = np.arange(2, 36, dtype=float)
-    y = np.polyval(np.polyfit(x, [h for _, h in choice.curve], 6), x)
-    rising = (y - y.min()) / (y.max() - y.min()) - (x - x.min()) / (x.max() - x.min())
-    peaks = [i for i in range(1, 33) if rising[i] >= rising[i - 1] and rising[i] >= rising[i + 1]]
-    assert choice.automatic in {int(x[i]) for i in peaks}
-    assert len(choice.clusters) == choice.automatic
-
-
 def test_weights_are_mean_absolute_mask_gradients(tiny: MAKE, images: SPEC) -> None:
     """Slow version: masks as factors on W_O's columns, batches of 32; of nine the first and the fifth count."""
     path, spec = tiny(), images(rows=270)
@@ -197,16 +151,6 @@ def test_weights_are_mean_absolute_mask_gradients(tiny: MAKE, images: SPEC) -> N
     for size in (64, 20, 270):  # whatever the batches of the run
         found = hs.score(path, method="cahp", data=spec, batch_size=size).result
         np.testing.assert_allclose(np.array(found.values["vision"]), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("samples", "counted"), [(5, [0]), (97, [0]), (128, [0]), (129, [0]), (256, [0, 4])]
-)
-def test_a_quarter_of_the_batches_counts_rounded_down(samples: int, counted: list[int]) -> None:
-    assert (
-        list(Weigher(torch.nn.Identity(), (), samples, torch.nn.functional.cross_entropy).weighed)
-        == counted
-    )
 
 
 def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
@@ -255,13 +199,3 @@ def test_score_and_prune(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     assert again.values["vision"][1] == (0.0, 0.0, 0.0, 0.0)
     pruned = hs.prune(ragged.path, method="cahp", keep="auto")
     assert [len(r) > 0 for r in (pruned.manifest.kept or {})["vision"]] == [True, False, True]
-
-
-def test_a_model_whose_maps_are_not_softmax(tiny: MAKE, images: SPEC) -> None:
-    """Heads that are scaled on their way to W_O: what the maps say is not what the model does."""
-    module, x, _ = live(tiny(), images(rows=6))
-    anatomy = family_named("timm").anatomy(module)
-    _check_maps(module, anatomy, x)
-    module.blocks[1].attn.norm.register_forward_hook(lambda _, args, out: 1.5 * out)
-    with pytest.raises(SurgeryError, match="vision layer 1 cannot be read"):
-        _check_maps(module, anatomy, x)

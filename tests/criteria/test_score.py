@@ -82,17 +82,6 @@ def test_magnitude_by_hand(tiny: MAKE) -> None:
     assert found == pytest.approx(expected.tolist(), rel=1e-9)
 
 
-def test_random_follows_the_seed_not_what_is_gone(tiny: MAKE, tmp_path: Path) -> None:
-    path = tiny()
-    first = hs.score(path, method="random", seed=1).result.values["vision"]
-    pruned = hs.prune(path, method="random", keep=2, out=tmp_path / "m.safetensors")
-    again = hs.score(pruned.path, method="random", seed=1).result.values["vision"]
-    for layer, row in enumerate(pruned.manifest.kept["vision"]):
-        for head in range(HEADS):
-            assert again[layer][head] == (first[layer][head] if head in row else 0.0)
-    assert hs.score(path, method="random", seed=2).result.values["vision"] != first
-
-
 def test_scoring_a_bare_file_leaves_it_alone(bare: MAKE, images: SPEC) -> None:
     path = bare(num_classes=5)
     before = path.read_bytes()

@@ -114,6 +114,7 @@ def test_the_search_is_algorithm_1_over_both_towers(
     assert len(score.settings["templates_sha256"]) == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tower", ["text", "vision"])
 def test_one_tower_alone(clip: Path, sets: dict[str, Any], tower: str, tmp_path: Path) -> None:
     order, _ = algorithm_1(clip, sets, "avg", 4, [head for head in ALL if head.tower == tower])

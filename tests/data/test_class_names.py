@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fitted_heads import solved, with_head
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
@@ -113,6 +114,7 @@ def test_clip_takes_other_words_in_the_same_places_only(tmp_path: Path) -> None:
         fit_classes(samples, named(("bee", "ant", "cat", "dog", "eel"), **prompts))
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
 def test_data_that_names_the_classes_is_opened_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +166,8 @@ def test_every_stage_teaches_and_heeds_names(tiny: MAKE, tmp_path: Path) -> None
     )
     assert scored.manifest.model.labels == NAMES
     assert any("taken as the model's 0…4" in note for note in scored.notes)
-    calibrated = hs.calibrate(vit, data=train, device="cpu", out=tmp_path / "c.safetensors")
+    knows = with_head(vit, tmp_path / "k.safetensors", solved(vit, train))
+    calibrated = hs.calibrate(knows, data=train, device="cpu", out=tmp_path / "c.safetensors")
     assert calibrated.manifest.model.labels == NAMES
     tuned = hs.finetune(vit, data=train, out=f"{tmp_path}/t/", set={"epochs": "1"}, device="cpu")
     assert tuned.manifest.model.labels == NAMES

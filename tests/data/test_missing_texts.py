@@ -15,7 +15,7 @@ from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.errors import DataError
 
 BERT = FAMILIES["BERT"]
-TEXTS = ("good film", None, "bad plot", "dull film") * 30
+TEXTS = tuple(None if i % 4 == 1 else f"good film {i}" for i in range(120))
 
 
 def table(place: Path, missing: object, ending: str) -> str:

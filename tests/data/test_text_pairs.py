@@ -11,13 +11,11 @@ import pytest
 from pyarrow import parquet
 
 from hydrasurgeon.data import open_data
-from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.data.samples import Subset, limited
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.sets import labelled_sets
 from hydrasurgeon.options.columns import DataSpec
-from hydrasurgeon.options.deciding import CalibrateOptions, PredictOptions
 from hydrasurgeon.options.measuring import EvaluateOptions
 
 
@@ -90,27 +88,6 @@ def test_pairs_are_the_same_in_every_format(tmp_path: Path, ending: str) -> None
     assert open_data(str(tmp_path / alone)).read(1) == "d"
 
 
-def test_columns_of_each_data_set() -> None:
-    columns = {"text": "q", "text_pair": "p", "labels": "l", "group": "id"}
-    options = CalibrateOptions.of(
-        "m", data="v.csv", ood=["o.csv", "n.csv#text,t"], columns=columns, out="o"
-    )
-    assert options.data == "v.csv#text,q#text_pair,p#label,l#group,id"
-    assert options.ood == ("o.csv#text,q#text_pair,p", "n.csv#text,t")
-    assert CalibrateOptions.recalled(options.recorded()).data == options.data
-    assert PredictOptions.of("m", data="v.csv", columns="group=id").data == "v.csv#group,id"
-    assert DataSpec.parse(options.data) == (
-        "v.csv",
-        {"text": "q", "label": "l", "text_pair": "p", "group": "id"},
-    )
-    for wrong, says in {
-        "txt=q": r"--columns txt=q: expected ROLE=NAME \(did you mean text\?\)",
-        "text": "--columns text=: expected ROLE=NAME",
-    }.items():
-        with pytest.raises(UsageError, match=says):
-            CalibrateOptions.of("m", data="v.csv", columns=wrong, out="o")
-
-
 @pytest.mark.parametrize("second", ["", None])
 def test_a_pair_without_its_second_text_is_named(tmp_path: Path, second: str | None) -> None:
     rows = [{"text": "a", "text_pair": "b"}, {"text": "c", "text_pair": second}]
@@ -119,16 +96,3 @@ def test_a_pair_without_its_second_text_is_named(tmp_path: Path, second: str | N
     with pytest.raises(DataError, match=r"row 1 has no second text \(text_pair\)") as caught:
         samples.read(1)
     assert "--skip-bad" in (caught.value.hint or "")
-
-
-def test_both_texts_are_perturbed() -> None:
-    pair = ("the film is a very long and dull one", "nobody would want to see this film again")
-    samples = in_memory([pair, ("x y", "z")], "text")
-    salad = Perturbed(samples, seed=1).read(0)
-    assert [len(text.split()) for text in salad] == [9, 8]
-    assert {word for text in salad for word in text.split()} <= {
-        *" ".join(pair).split(),
-        "x",
-        "y",
-        "z",
-    }

@@ -231,23 +231,6 @@ def test_a_tokenizer_without_places_is_refused() -> None:
     assert caught.value.exit_code == 3
 
 
-def test_two_entities_in_one_word(tmp_path: Path) -> None:
-    """The first has the word; the second keeps its other words, and is an entity of its own."""
-    entities = [
-        {"start": 0, "end": 3, "label": "A"},
-        {"start": 3, "end": 12, "label": "A"},
-        {"start": 13, "end": 15, "label": "B"},
-        {"start": 15, "end": 17, "label": "A"},
-    ]
-    row = {"text": "NewYork City abcd", "entities": entities}
-    samples = open_data(lines(tmp_path / "it.jsonl", [row]))
-    assert samples.classes == ("O", "B-A", "I-A", "B-B", "I-B")
-    assert np.asarray(samples.labels).tolist() == [[1, 1, 3]]
-    note = samples.note or ""
-    assert "4 entities begin or end within a word" in note
-    assert "1 entities have no word of their own" in note
-
-
 def test_numbers_are_tags_of_the_model(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"tokens": ["a", "b"], "ner_tags": [3, 0]}]
     rows.append({"tokens": ["c"], "ner_tags": [4]})
@@ -276,31 +259,6 @@ def test_data_without_tags(tmp_path: Path) -> None:
     for spec in forms:
         samples = open_data(spec)
         assert (samples.read(0), samples.written) == ("a b", None)
-
-
-@pytest.mark.parametrize(
-    ("row", "roles"),
-    [
-        ({"text": "-", "words": ["a", "b"], "iob": ["B-X", "O"]}, "#text,words#label,iob"),
-        (
-            {"text": "-", "tokens": ["a", "b"], "tags": [], "iob": ["B-X", "O"]},
-            "#text,tokens#label,iob",
-        ),
-        ({"tokens": ["a", "b"], "ner_tags": ["B-X", "O"], "tags": [7]}, "#label,ner_tags"),
-        (
-            {"line": "a b", "spans": [{"start": 0, "end": 1, "label": "X"}]},
-            "#text,line#label,spans",
-        ),
-        (
-            {"text": "a b", "label": "y", "entities": [{"start": 0, "end": 1, "label": "X"}]},
-            "#label,entities",
-        ),
-    ],
-)
-def test_columns_may_be_named(row: dict[str, Any], roles: str, tmp_path: Path) -> None:
-    samples = open_data(lines(tmp_path / "it.jsonl", [row]) + roles)
-    assert (samples.read(0), samples.classes) == ("a b", ("O", "B-X", "I-X"))
-    assert np.asarray(samples.labels).tolist() == [[1, 0]]
 
 
 def test_parts_of_data_keep_their_tags(tmp_path: Path) -> None:
@@ -348,22 +306,6 @@ def spaced() -> Any:
         unk_token="<unk>",
         padding_side="left",
     )
-
-
-def test_places_that_hold_a_space(spaced: Any) -> None:
-    """Each word's token is the one that holds its first character; a word that the normalizer drops
-    has none.
-    """
-    text = "a  goodly film! \u200b good"
-    batch = TokenizeWords(lambda: spaced, max_length=32).collate([text, "film"])
-    assert [text[a:b] for a, b in words_of(text)] == ["a", "goodly", "film", "!", "\u200b", "good"]
-    places = batch["words"][0]
-    assert places[4] == -1
-    pieces = spaced.convert_ids_to_tokens(batch["input_ids"][0])
-    firsts = [pieces[at].removeprefix("▁") for at in places[places >= 0].tolist()]
-    assert firsts == ["a", "good", "film", "!", "good"]
-    length = batch["input_ids"].shape[1]
-    assert batch["words"][1].tolist() == [2 * length - 2] + [-1] * 5
 
 
 def test_windows_by_hand(spaced: Any) -> None:

@@ -85,6 +85,7 @@ def test_of_single_entities_the_best_stake_wins_by_mapies_bound() -> None:
     assert mine <= float(plan.thresholds[int(np.max(rejected))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("missed", "risk"), [(False, 0.2), (True, 0.1)])
 def test_promises_hold_over_many_splits(missed: bool, risk: float) -> None:
     random = np.random.default_rng(2)

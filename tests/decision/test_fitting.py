@@ -287,7 +287,7 @@ def test_the_same_seed_gives_the_same_state(world: World) -> None:
 def test_auto_says_what_it_leaves_out(world: World) -> None:
     val = world.inside(300)
     assert val.labels is not None
-    two = Outputs(val.logits, val.features, np.minimum(val.labels, 1))
+    two = val.at(val.labels < 2)
     state, notes = fit_state(
         two, promise=promise(), classifiers=world.classifiers, foreign=[world.outside(50)]
     )

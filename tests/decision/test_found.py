@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.files.decided import Found
@@ -39,6 +40,7 @@ def drawn(count: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
     return tuple(rows)
 
 
+@pytest.mark.slow
 def test_the_promise_holds_over_many_draws() -> None:
     """In at most δ of the draws more than the risk is wrong, of the first rows that are shown; taken
     without its confidence, a threshold breaks it in nearly half of them."""

@@ -140,12 +140,12 @@ def test_knn_asks_for_the_neighbour_that_tells_best() -> None:
         of = torch.randint(0, 400, (count,), generator=random).numpy()
         features = centres[of] + spread * torch.randn(count, 12, generator=random).numpy()
         labels = (centres[of, 0] > 0).astype(np.int64)
-        logits = np.stack([-features[:, 0], features[:, 0]], axis=-1)
+        logits = 9 * np.stack([-features[:, 0], features[:, 0]], axis=-1)
         return Outputs(logits[:, None], features[:, None], labels)
 
     val, train = some(800, 0.02), some(3000, 0.02)
     weight = np.zeros((2, 12))
-    weight[0, 0], weight[1, 0] = -1.0, 1.0
+    weight[0, 0], weight[1, 0] = -9.0, 9.0
     linear = [(weight, np.zeros(2))]
     state, _ = fit_state(
         val,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from numpy import ndarray
+from references import pytorch_ood as reference
 from sklearn.covariance import EmpiricalCovariance, ledoit_wolf
 from torch import nn
 
@@ -19,10 +19,6 @@ from hydrasurgeon.statistics.scores.evidence import Accumulator, Evidence, Gathe
 from hydrasurgeon.statistics.scores.fitted import fit, functions_of, scores_of
 from hydrasurgeon.statistics.scores.on_features import principal
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import pytorch_ood.detector as reference
 
 CLASSES, WIDTH, COUNT = 4, 10, 600
 CLOSE = 1e-6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +15,6 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.problems import PROBLEMS, unfit
 from hydrasurgeon.problems.base import Calibration, Outputs
-
-CHECKS = {name: getattr(unfit, name) for name in ("check_fit", "check_order", "check_columns")}
-
-
-@pytest.fixture(autouse=True)
-def _labels_must_fit(_labels_need_not_fit: Iterator[None], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, check in CHECKS.items():
-        monkeypatch.setattr(unfit, name, check)
 
 
 def predictions(folder: Path, labels: np.ndarray, logits: np.ndarray, name: str = "val") -> Path:

@@ -198,6 +198,7 @@ def test_a_signal_ends_a_run() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow
 def test_a_cached_graph_says_whose_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from corrupt import Corrupted, Corruption, spoiled, write
 from PIL import Image
-from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import open_data
@@ -38,27 +36,6 @@ def test_pictures_as_arrays(
     foggy = Corrupted(clean, Corruption("fog", 3))
     assert np.array_equal(np.asarray(written.read(5)), np.asarray(foggy.read(5)))
     assert written.labels.tolist() == clean.labels.tolist()
-
-
-def test_texts(tmp_path: Path) -> None:
-    family = FAMILIES["BERT"]
-    family.write(tmp_path / "bert")
-    spec = family.data(tmp_path)
-    shifts = write(spec, tmp_path / "out", ["all:5"])
-    row = hs.evaluate([tmp_path / "bert"], data=spec, shift=shifts).report.results[0]
-    assert [(s.name, s.severity) for s in row.shift] == [("typos", 5), ("word_dropout", 5)]
-    lines = [
-        json.loads(line) for line in Path(shifts[1].partition("=")[2]).read_text().splitlines()
-    ]
-    clean = open_data(spec)
-    words = [
-        sum(len(text.split()) for text in texts)
-        for texts in (
-            [line["text"] for line in lines],
-            [str(clean.read(i)) for i in range(len(clean))],
-        )
-    ]
-    assert 0.4 * words[1] < words[0] < 0.8 * words[1]
 
 
 def test_what_they_are_named_after() -> None:

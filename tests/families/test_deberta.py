@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_families import LAYERS, TEXT, deberta
-from tiny_members import KEPTS, RAGGED, logits, member, tune
+from tiny_members import RAGGED, logits, member, members_of, tune
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
@@ -56,9 +56,7 @@ def test_every_variant_is_the_librarys(variant: str, tmp_path: Path) -> None:
         masked = model(inputs)
     pruned = member(source, family, RAGGED, tmp_path / "m.safetensors")
     torch.testing.assert_close(logits(pruned, inputs, "float64"), masked, rtol=0, atol=1e-11)
-    parts = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(source, family, tmp_path)
     parts[0] = tune(parts[0], tmp_path / "tuned.safetensors", seed=0)
     hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate").path
     expected = torch.cat([logits(part, inputs, "float64") for part in parts], dim=1)

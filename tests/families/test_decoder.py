@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_families
 import torch
 from paper import SST2
-from tiny_families import CLASSES, FAMILIES, HEADS, LAYERS, VOCAB, WORDS, Family, tokenizer
-from tiny_members import KEPTS, RAGGED, logits, member
+from tiny_families import CLASSES, FAMILIES, HEADS, LAYERS, VOCAB, Family, tokenizer
+from tiny_members import RAGGED, logits, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
-from hydrasurgeon.families import family_of, family_of_bare
-from hydrasurgeon.families.base import Bare
-from hydrasurgeon.families.decoder.architectures import DecoderConfig
-from hydrasurgeon.families.decoder.family import Decoder
 from hydrasurgeon.heads import HeadAxis, head_mask, take_heads
 
 ALL = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3")
@@ -267,184 +262,6 @@ def test_what_is_not_supported_is_named(
     place.write_text(json.dumps({**json.loads(place.read_text()), **change}))
     with pytest.raises(error, match=message):
         open_checkpoint(tmp_path / "it")
-
-
-# As they lie on the hub: sizes that the config gives, keys with their dimensions, and what layers look at.
-REAL: dict[str, tuple[dict[str, Any], tuple[int, int, int], int]] = {
-    "Llama-3.2-1B": (
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "attention_bias": False,
-            "bos_token_id": 128000,
-            "eos_token_id": 128001,
-            "pad_token_id": 128001,
-            "head_dim": 64,
-            "hidden_act": "silu",
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "max_position_embeddings": 131072,
-            "mlp_bias": False,
-            "model_type": "llama",
-            "num_attention_heads": 32,
-            "num_hidden_layers": 16,
-            "num_key_value_heads": 8,
-            "pretraining_tp": 1,
-            "rms_norm_eps": 1e-05,
-            "rope_scaling": {
-                "factor": 32.0,
-                "high_freq_factor": 4.0,
-                "low_freq_factor": 1.0,
-                "original_max_position_embeddings": 8192,
-                "rope_type": "llama3",
-            },
-            "rope_theta": 500000.0,
-            "tie_word_embeddings": True,
-            "torch_dtype": "bfloat16",
-            "use_cache": True,
-            "vocab_size": 128256,
-        },
-        (16, 8, 64),
-        0,
-    ),
-    "Qwen3-0.6B": (
-        {
-            "architectures": ["Qwen3ForCausalLM"],
-            "attention_bias": False,
-            "pad_token_id": 151643,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "hidden_size": 1024,
-            "intermediate_size": 3072,
-            "max_position_embeddings": 40960,
-            "max_window_layers": 28,
-            "model_type": "qwen3",
-            "num_attention_heads": 16,
-            "num_hidden_layers": 28,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-06,
-            "rope_scaling": None,
-            "rope_theta": 1000000,
-            "sliding_window": None,
-            "use_sliding_window": False,
-            "vocab_size": 151936,
-        },
-        (28, 8, 128),
-        0,
-    ),
-    "gemma-3-1b-it": (
-        {
-            "architectures": ["Gemma3ForCausalLM"],
-            "attn_logit_softcapping": None,
-            "cache_implementation": "hybrid",
-            "eos_token_id": [1, 106],
-            "final_logit_softcapping": None,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "hidden_size": 1152,
-            "intermediate_size": 6912,
-            "max_position_embeddings": 32768,
-            "model_type": "gemma3_text",
-            "num_attention_heads": 4,
-            "num_hidden_layers": 26,
-            "num_key_value_heads": 1,
-            "pad_token_id": 0,
-            "query_pre_attn_scalar": 256,
-            "rms_norm_eps": 1e-06,
-            "rope_local_base_freq": 10000,
-            "rope_scaling": None,
-            "rope_theta": 1000000,
-            "sliding_window": 512,
-            "sliding_window_pattern": 6,
-            "vocab_size": 262144,
-        },
-        (26, 1, 256),
-        22,
-    ),
-    "Mistral-7B-v0.1": (
-        {
-            "architectures": ["MistralForCausalLM"],
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "max_position_embeddings": 32768,
-            "model_type": "mistral",
-            "num_attention_heads": 32,
-            "num_hidden_layers": 32,
-            "num_key_value_heads": 8,
-            "pad_token_id": 2,
-            "rms_norm_eps": 1e-05,
-            "rope_theta": 10000.0,
-            "sliding_window": 4096,
-            "vocab_size": 32000,
-        },
-        (32, 8, 128),
-        32,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_configs_as_they_lie_on_the_hub(name: str) -> None:
-    """Groups, their width, and the local layers; the library's module has the shapes of our table."""
-    import transformers
-
-    config, (layers, heads, head_dim), local = REAL[name]
-    bare = Bare({}, "hub", config=config)
-    family = family_of_bare(bare, config_file="config.json")
-    assert isinstance(family, Decoder)
-    model, _ = family.identify(bare)
-    assert family is family_of(model)
-    (tower,) = family.towers(model).values()
-    assert (tower.layers, tower.heads, tower.head_dim) == (layers, heads, head_dim)
-    record = family.config(model)
-    assert isinstance(record, DecoderConfig)
-    assert record.types.count("sliding_attention") == local
-    with torch.device("meta"):
-        theirs = getattr(transformers, config["architectures"][0])(
-            transformers.AutoConfig.for_model(**config)
-        )
-    shapes = {
-        name: tuple(value.shape)
-        for name, value in theirs.state_dict().items()
-        if name != "lm_head.weight"
-    }
-    assert {weight.name: weight.shape for weight in family.weights(model)} == shapes
-
-
-def test_one_logit_is_a_probability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reward model: what `predict` says of a hydra is the mean of its members' sigmoids."""
-    family = FAMILIES["Qwen3"]
-    monkeypatch.setattr(tiny_families, "CLASSES", 1)
-    family.write(tmp_path / "source")
-    opened = open_checkpoint(tmp_path / "source")
-    assert opened.manifest.model.problem == "one_logit"
-    inputs = family.inputs()
-    expected = family.stock(tmp_path / "source")(inputs)
-    torch.testing.assert_close(
-        logits(tmp_path / "source", inputs)[:, 0], expected, rtol=0, atol=1e-5
-    )
-    parts = [
-        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
-        for i, rows in enumerate(KEPTS)
-    ]
-    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
-    texts = [
-        {"text": f"{word} film {other}", "label": at % 2}
-        for at, word in enumerate(WORDS)
-        for other in WORDS[:3]
-    ]
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in texts))
-    model = hs.load(hydra, device="cpu")
-    with torch.inference_mode():
-        mean = (
-            model(model.transform.collate([row["text"] for row in texts]))
-            .sigmoid()
-            .mean(dim=1)[:, 0]
-        )
-    rows = hs.predict(hydra, data=str(data), device="cpu")
-    found = torch.tensor([row["probability"] for row in rows])
-    assert found.std() > 1e-3
-    torch.testing.assert_close(found, mean, rtol=0, atol=1e-5)
 
 
 def test_words_are_the_checkpoints_own(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_families import CLASSIFIERS, FAMILIES, Family, thoroughly
-from tiny_members import KEPTS, RAGGED, logits, member, tune
+from tiny_members import RAGGED, logits, member, members_of, tuned_of
 
 import hydrasurgeon as hs
 
@@ -42,10 +42,8 @@ def test_transformers_loads_members_and_hydras(family: Family, tmp_path: Path) -
     expected = logits(pruned, inputs)
     torch.testing.assert_close(stock_logits(model, inputs), expected[:, 0], rtol=0, atol=1e-5)
 
-    members = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
-    tuned = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(members)]
+    members = members_of(source, family, tmp_path)
+    tuned = tuned_of(members, tmp_path)
     for name, parts in (("shared", members), ("tuned", tuned)):
         hydra = hs.fuse(parts, out=f"{tmp_path / name}/").path
         model = auto(family).from_pretrained(hydra, trust_remote_code=True)
@@ -92,10 +90,7 @@ def test_timm_loads_members_and_hydras(tmp_path: Path, name: str, kind: str) -> 
     if kind == "member":
         made = member(tmp_path / "source", family, RAGGED, f"{tmp_path / 'out'}/")
     else:
-        parts = [
-            member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
-            for i, rows in enumerate(KEPTS)
-        ]
+        parts = members_of(tmp_path / "source", family, tmp_path)
         made = hs.fuse(parts, out=f"{tmp_path / 'out'}/").path
     expected = hs.load(made, device="cpu").predict(family.inputs())
     order, pretrained = (

@@ -20,7 +20,7 @@ from tiny_families import (
     Family,
     thoroughly,
 )
-from tiny_members import KEPTS, RAGGED, logits, member, tune
+from tiny_members import RAGGED, logits, member, members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
@@ -75,14 +75,12 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("family", thoroughly(*KINDS, *NAMESAKES))
 def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> None:
     """Training-free members (shared heads, a trunk), and tuned ones (nothing shared)."""
-    members = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    members = members_of(source, family, tmp_path)
     fused = hs.fuse(members, out=tmp_path / "hydra.safetensors")
     assert fused.manifest.fusion is not None
     assert fused.manifest.fusion.trunk == 1
     assert fused.bytes_stored <= open_checkpoint(source).tensors.nbytes
-    tuned = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(members)]
+    tuned = tuned_of(members, tmp_path)
     apart = hs.fuse(tuned, out=tmp_path / "apart.safetensors", mlp="separate")
     inputs = family.inputs(dtype=torch.float64)
     for hydra, parts in ((fused.path, members), (apart.path, tuned)):
@@ -121,9 +119,7 @@ def test_the_readout_looks_at_no_other_token(family: Family, source: Path) -> No
 
 @pytest.mark.parametrize("family", TEXTS)
 def test_padding_changes_nothing(family: Family, source: Path, tmp_path: Path) -> None:
-    members = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    members = members_of(source, family, tmp_path)
     hydra = hs.fuse(members, out=tmp_path / "hydra.safetensors").path
     inputs = family.inputs()
     wider = {
@@ -141,18 +137,17 @@ def test_padding_changes_nothing(family: Family, source: Path, tmp_path: Path) -
 def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path: Path) -> None:
     """Scores do not depend on how samples share batches, so neither padding nor batching leaks into them."""
     data = family.data(tmp_path)
-    for method in ("taylor",):
-        found = [
-            hs.score(source, method=method, data=data, batch_size=size, device="cpu").result.values
-            for size in (5, 24)
-        ]
-        assert found[0] is not None
-        assert found[1] is not None
-        for tower in family.both(None):
-            first, second = (torch.tensor(values[tower]) for values in found)
-            assert first.shape == (LAYERS, HEADS)
-            assert (first > 0).all()
-            torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-9)
+    found = [
+        hs.score(source, method="taylor", data=data, batch_size=size, device="cpu").result.values
+        for size in (5, 24)
+    ]
+    assert found[0] is not None
+    assert found[1] is not None
+    for tower in family.both(None):
+        first, second = (torch.tensor(values[tower]) for values in found)
+        assert first.shape == (LAYERS, HEADS)
+        assert (first > 0).all()
+        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", thoroughly(*KINDS, *NAMESAKES))
@@ -303,9 +298,7 @@ def test_repairs_cahp_halves_and_both_ways_of_running(
     halved = inputs if family.is_text else inputs.bfloat16()
     high, low = logits(source, inputs), logits(source, halved, "bfloat16")
     assert (low.float() - high).abs().max() < 0.1 * high.abs().max()
-    parts = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(source, family, tmp_path)
     hydra = hs.load(hs.fuse(parts, out=tmp_path / "h.safetensors").path, device="cpu")
     ways = []
     for mode in ("stacked", "apart"):

@@ -68,6 +68,7 @@ def test_texts_are_read_where_clip_reads_them(end: int, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
 def test_siglip_says_yes_or_no_to_each_name(tmp_path: Path) -> None:
     """Its probabilities are those of its own pipeline: a sigmoid each; labels of one class are lists of one."""
     SIGLIP.write(tmp_path / "s")

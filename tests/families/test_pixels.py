@@ -189,6 +189,7 @@ def test_the_full_product(tmp_path: Path, name: str) -> None:
     check(name, [*ENTRIES], places, tmp_path)
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
 @pytest.mark.parametrize("name", ["CLIP by class names", "SigLIP by class names"])
 def test_calibrate(tmp_path: Path, name: str) -> None:
     """The state is fitted on what the library's own pixels are answered with."""

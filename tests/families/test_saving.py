@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, thoroughly
-from tiny_members import KEPTS, member, tune
+from tiny_members import members_of, tune
 
 import hydrasurgeon as hs
 
@@ -28,10 +28,7 @@ def hydra(folder: Path, name: str, *, tuned: tuple[int, ...] = ()) -> Path:
     """A hydra; the members whose numbers are in `tuned` have weights of their own, the others share."""
     family = FAMILIES[name]
     family.write(folder / "source")
-    parts = [
-        member(folder / "source", family, rows, folder / f"m{i}.safetensors")
-        for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(folder / "source", family, folder)
     parts = [
         tune(p, folder / f"t{i}.safetensors", seed=i) if i in tuned else p
         for i, p in enumerate(parts)

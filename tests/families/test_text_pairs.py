@@ -13,8 +13,6 @@ from tiny_families import FAMILIES, WORDS
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import DataError, SurgeryError
-from hydrasurgeon.files.manifest import read_manifest
 
 TYPED = ("BERT", "ELECTRA", "DeBERTa-v2 with projected distances")
 """Families whose token types tell the two texts apart."""
@@ -128,32 +126,3 @@ def test_members_and_hydra_answer_as_stock_transformers(tmp_path: Path) -> None:
         ours = our_logits(hs.load(tmp_path / place), spec).softmax(dim=-1).mean(dim=1)
         stock = stock_logits(tmp_path / place, pairs).softmax(dim=-1)
         torch.testing.assert_close(stock, ours, atol=1e-5, rtol=1e-5)
-
-
-def test_a_model_knows_what_it_was_tuned_on(tmp_path: Path) -> None:
-    spec = written(tmp_path)
-    single = FAMILIES["BERT"].data(tmp_path)
-    (member,) = tuned(tmp_path, spec)
-    assert read_manifest(tmp_path / "tuned-0.heads.json").model.inputs == "text_pair"
-    assert '"inputs": null' not in (tmp_path / "cut-0.heads.json").read_text()
-    for refused in (
-        lambda: hs.evaluate(member, data=single),
-        lambda: hs.evaluate(member, data=spec, ood=[single]),
-        lambda: hs.load(member).predict("a film"),
-        lambda: hs.finetune(member, data=single, recipe="text", out=tmp_path / "again"),
-    ):
-        with pytest.raises(DataError, match="holds texts, the model was tuned on pairs of texts"):
-            refused()
-    with pytest.raises(SurgeryError, match="pairs of texts"):
-        hs.finetune(
-            tmp_path / "m", data=single, teacher=[member], recipe="text", out=tmp_path / "taught"
-        )
-    other = tmp_path / "single"
-    hs.finetune(tmp_path / "cut-0", data=single, recipe="text", set={"epochs": "1"}, out=other)
-    with pytest.raises(DataError, match="holds pairs of texts, the model was tuned on texts"):
-        hs.predict(other, data=spec)
-    with pytest.raises(SurgeryError, match="kind of texts differs"):
-        hs.fuse([member, other], out=tmp_path / "hydra")
-    renewed = {"epochs": "1", "classifier": "fresh"}
-    hs.finetune(member, data=single, recipe="text", set=renewed, out=tmp_path / "renewed")
-    assert read_manifest(tmp_path / "renewed.heads.json").model.inputs == "text"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_families import FAMILIES, HEADS, LAYERS, Family, deberta, hf, modernbert
-from tiny_members import KEPTS, RAGGED, logits, member, tune
+from tiny_members import KEPTS, RAGGED, logits, member, members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
@@ -110,10 +110,8 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("family", ALL)
 def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> None:
-    parts = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
-    tuned = [tune(path, tmp_path / f"t{i}.safetensors", seed=i) for i, path in enumerate(parts)]
+    parts = members_of(source, family, tmp_path)
+    tuned = tuned_of(parts, tmp_path)
     inputs = family.inputs()
     inputs = {**inputs, WORDS: places(inputs)}
     for members, mlp in ((parts, "auto"), (tuned, "separate")):
@@ -134,9 +132,7 @@ def test_directories_load_as_the_librarys_own(family: Family, source: Path, tmp_
     inputs = family.inputs()
     whole = hs.prune(source, method="magnitude", keep=HEADS, out=f"{tmp_path / 'whole'}/").path
     cut = member(source, family, KEPTS[1], f"{tmp_path / 'cut'}/")
-    parts = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(source, family, tmp_path)
     hydra = hs.fuse(parts, out=f"{tmp_path / 'hydra'}/").path
     for folder, trust in ((whole, False), (cut, True), (hydra, True)):
         model = auto.from_pretrained(folder, trust_remote_code=trust).eval()
@@ -149,6 +145,7 @@ def test_directories_load_as_the_librarys_own(family: Family, source: Path, tmp_
         torch.testing.assert_close(ours[there], probs[there], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ALL)
 def test_engines_answer_for_words(
     family: Family, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -160,9 +157,7 @@ def test_engines_answer_for_words(
     from hydrasurgeon.runtime.answering import collected
 
     monkeypatch.setenv("HYDRASURGEON_CACHE", str(tmp_path / "cache"))
-    parts = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(source, family, tmp_path)
     hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors").path
     texts = ["good film", "a very very bad film , not good", "plot", "fine a the not good"]
     samples = in_memory(texts, "text")

@@ -54,6 +54,7 @@ def test_limits_are_scipys() -> None:
     assert risk_bound(25, 500, 0.002) == pytest.approx(beta.ppf(0.998, 26, 475), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_healthy_models_raise_no_alarm_in_any_night() -> None:
     """Thresholds and shares of classes are drawn as calibration takes them."""
     random, alpha, models, nights, rows = np.random.default_rng(0), 0.1, 60, 60, 200

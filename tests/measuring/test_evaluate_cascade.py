@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_families import FAMILIES
-from tiny_members import KEPTS, member, tune
+from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
@@ -21,11 +21,8 @@ VIT = FAMILIES["timm ViT"]
 
 def test_the_cascades_row(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
-    paths = [
-        member(tmp_path / "source", VIT, rows, tmp_path / f"m{i}.safetensors")
-        for i, rows in enumerate(KEPTS)
-    ]
-    parts = [tune(path, tmp_path / f"t{i}.safetensors", i) for i, path in enumerate(paths)]
+    paths = members_of(tmp_path / "source", VIT, tmp_path)
+    parts = tuned_of(paths, tmp_path)
     hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate").path
     for name, rows in (("val", 120), ("test", 60)):
         Path(VIT.data(tmp_path, rows=rows)).rename(tmp_path / f"{name}.npz")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,31 +39,6 @@ def test_attention_whatever_it_runs_as(mode: type, bias: torch.Tensor | None) ->
         with kernels:
             found = counted(lambda: scaled_dot_product_attention(q, k, v, attn_mask=bias), mode)
             assert found == ATTENTION
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable",
-    ],
-)
-def test_attention_under_every_name(name: str) -> None:
-    """What other devices and versions make of it, without having them."""
-
-    def kernel(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object
-    ) -> tuple[object, ...]:
-        return q.new_empty(B, H, Q, V), q.new_empty(B, H, Q)
-
-    kernel.overloadpacket = SimpleNamespace(__name__=name)  # type: ignore[attr-defined]
-    counter = MultiplyAdds()
-    q, k, v = torch.empty(B, H, Q, E), torch.empty(B, H, K, E), torch.empty(B, H, K, V)
-    counter.__torch_dispatch__(kernel, (), (q, k, v), {"is_causal": False})
-    assert counter.count == ATTENTION
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
@@ -13,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from numpy import ndarray
+from references import relplot
+from references import torch_uncertainty as tu
 from sklearn.metrics import roc_auc_score
 
 from hydrasurgeon.measuring import rows
@@ -25,11 +26,6 @@ from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Promises, Selective, bootstrap
 from hydrasurgeon.statistics.metrics import smooth_ece
 from hydrasurgeon.statistics.probabilities import softmax
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import relplot
-    import torch_uncertainty.metrics as tu
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -139,30 +135,6 @@ def test_smooth_ece_at_the_ends() -> None:
         assert smooth_ece(ends, np.array(right)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_bootstrap_intervals_are_those_of_a_mean() -> None:
-    values = torch.randn(
-        400, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    ).numpy()
-
-    def measure(rows: ndarray) -> dict[str, ndarray]:
-        never = np.full((len(rows),), math.nan)
-        return {
-            "mean": values[rows].mean(axis=1),
-            "never": never,
-            "sometimes": np.where(rows[:, 0] % 2 == 1, never, 1.0),
-        }
-
-    found = bootstrap(measure, 400, level=0.9)
-    half = 1.6449 * float(values.std()) / 20
-    low, high = found["mean"]
-    assert low == pytest.approx(float(values.mean()) - half, abs=0.15 * half)
-    assert high == pytest.approx(float(values.mean()) + half, abs=0.15 * half)
-    assert "never" not in found
-    assert found["sometimes"] == (1.0, 1.0)
-    assert bootstrap(measure, 400, level=0.9) == found
-    assert bootstrap(measure, 400, level=0.9, seed=1) != found
-
-
 @pytest.mark.parametrize("share", [0.8, 1.0])
 def test_resamples_are_counted_as_if_measured_one_by_one(share: float) -> None:
     random = torch.Generator().manual_seed(0)
@@ -178,6 +150,7 @@ def test_resamples_are_counted_as_if_measured_one_by_one(share: float) -> None:
         assert found == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_intervals_that_are_given_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many draws of a calibrated model; ECE has no interval, which would never hold its truth."""
     monkeypatch.setattr(rows, "bootstrap", partial(bootstrap, repeats=120))

@@ -19,7 +19,6 @@ from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
 from hydrasurgeon.statistics.metrics import risks
 from hydrasurgeon.statistics.probabilities import softmax, surest
-from hydrasurgeon.statistics.words import NOTHING, widened
 
 TOKENS = PROBLEMS["tokens"]
 
@@ -206,20 +205,3 @@ def test_scores_of_a_text_are_means_of_its_words() -> None:
             if count:
                 words = score_of(kind, logits[text, :, :count].swapaxes(0, 1))
                 assert float(found[text]) == pytest.approx(float(words.mean()), abs=1e-9)
-
-
-def test_a_word_without_a_token_is_outside_for_certain() -> None:
-    """Tokenizers drop some characters: such a word weighs nothing, and an entity in it is missed."""
-    torch.manual_seed(0)
-    logits, labels = torch.randn(2, 1, 3, 3).numpy(), np.array([[0, 1, 2], [1, 0, -1]])
-
-    logits[1, 0, 2] = NOTHING
-    plain = judged(logits, labels)
-    logits, labels = widened(logits, 4, 2), widened(labels, 4, 1)
-    labels[0, 3] = 0
-    dropped = judged(logits, labels)
-    every = np.arange(2)
-    before, after = (values(inside, every) for inside in (plain, dropped))
-    assert after["nll"] == pytest.approx(before["nll"] * 5 / 6, abs=1e-12)
-    assert after["token_accuracy"] == pytest.approx((before["token_accuracy"] * 5 + 1) / 6)
-    assert after["ece"] == pytest.approx(before["ece"] * 5 / 6, abs=1e-12)

@@ -11,7 +11,7 @@ import torch
 from runtime_states import STANDARDS, cascade_by, lac
 from runtime_states import state as made_state
 from tiny_families import FAMILIES, Family, thoroughly
-from tiny_members import KEPTS, member, tune
+from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.decision.state import State
@@ -28,12 +28,9 @@ def hydra(
     folder: Path, family: Family, *, tuned: bool = True, dtype: str = "float64"
 ) -> hs.Classifier:
     family.write(folder / "source")
-    parts = [
-        member(folder / "source", family, rows, folder / f"m{i}.safetensors")
-        for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(folder / "source", family, folder)
     if tuned:
-        parts = [tune(path, folder / f"t{i}.safetensors", i) for i, path in enumerate(parts)]
+        parts = tuned_of(parts, folder)
     fused = hs.fuse(parts, out=folder / "hydra.safetensors", mlp="separate")
     return hs.load(fused.path, device="cpu", dtype=dtype)
 

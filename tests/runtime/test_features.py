@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_families import Family, thoroughly
-from tiny_members import KEPTS, member, tune
+from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -47,16 +47,9 @@ def test_features_give_the_logits(family: Family, tmp_path: Path) -> None:
     torch.testing.assert_close(single, whole, rtol=0, atol=1e-10)
     if family.towers:
         torch.testing.assert_close(single.norm(dim=-1), torch.ones(5, 1).double())
-    paths = [
-        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
-        for i, rows in enumerate(KEPTS)
-    ]
+    paths = members_of(tmp_path / "source", family, tmp_path)
     for tuned in (False, True):
-        parts = (
-            [tune(p, tmp_path / f"t{i}.safetensors", i) for i, p in enumerate(paths)]
-            if tuned
-            else paths
-        )
+        parts = tuned_of(paths, tmp_path) if tuned else paths
         hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate", force=True)
         hydra = loaded(tmp_path / "hydra.safetensors")
         alone = torch.cat([check(loaded(part), inputs) for part in parts], dim=1)

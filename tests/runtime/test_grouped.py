@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from launched import launches
-from tiny_families import FAMILIES, KINDS, LAYERS, Family, thoroughly
+from tiny_families import FAMILIES, KINDS, Family, thoroughly
 
 import hydrasurgeon as hs
-from hydrasurgeon.runtime.batched import CannotGroup, Grouped
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
 
@@ -107,16 +105,6 @@ def model(tmp_path: Path) -> Classifier:
 IMAGES = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-def test_three_members_take_few_more_launches_than_one(model: Classifier) -> None:
-    """Two more in each layer, for norms of their own; only embeddings and classifiers take three times as many."""
-    one = launches(model.module.members[0], IMAGES)
-    within = 10 * LAYERS  # two norms, four products, attention, activation, two sums
-    # What the first tokens ask has a product of its own in the last layer; and members are laid together twice.
-    assert launches(model, IMAGES) <= 12 * LAYERS + 1 + 3 * (one - within) + 2
-    model.module.mode = "apart"
-    assert launches(model, IMAGES) > 2.9 * one
-
-
 def test_it_follows_its_parameters(model: Classifier) -> None:
     assert_grouped(model, IMAGES)
     part = model.module.members[1].blocks[1]
@@ -186,25 +174,3 @@ def test_heads_once_shared_may_come_to_differ(
         if compiled:
             captured = torch.compile(model, backend="eager", fullgraph=True)
             torch.testing.assert_close(captured(IMAGES), expected, rtol=0, atol=1e-11)
-
-
-def test_what_cannot_be_grouped_runs_all_the_same(model: Classifier) -> None:
-    class Odd(torch.nn.Module):
-        """Looks at neighbouring tokens: no function of single numbers."""
-
-        def __init__(self, inner: torch.nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x).roll(1, dims=1)
-
-    for member in model.module.members:
-        member.blocks[0].mlp = Odd(member.blocks[0].mlp)
-    odd = Classifier(remade(model.module), model.manifest, model.transform).eval()
-    odd.module.mode = "stacked"
-    with torch.inference_mode():
-        torch.testing.assert_close(odd(IMAGES), by_members(odd, IMAGES), rtol=0, atol=1e-11)
-    assert odd.module._grouped is None
-    with pytest.raises(CannotGroup, match="Odd calls roll"):
-        Grouped(odd.module._parting, odd.module._tokens)

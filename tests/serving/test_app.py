@@ -175,33 +175,6 @@ def test_what_it_refuses_with_one_message(body: bytes, status: int, says: str) -
     assert says in reply.body["detail"]
 
 
-def test_pairs_are_answered_and_refused_by_what_the_model_reads() -> None:
-    def asked(inputs: Any, wanted: str | None) -> Reply:
-        body = json.dumps({"inputs": inputs}).encode()
-        return conversation(texts(inputs=wanted), lambda app: ask(app, "/v1/predict", body))
-
-    pair = {"text": "a", "text_pair": "b"}
-    for wanted in (None, "text_pair"):
-        assert asked([pair], wanted).body == {"answers": [row(0, ["a", "b"])]}
-    assert asked(["c", {"id": 7, **pair}], None).body == {
-        "answers": [row(0, "c"), row(7, ["a", "b"])]
-    }
-    for inputs, wanted, says in (
-        ([pair], "text", "inputs[0]: the model was tuned on texts"),
-        ([pair, "a"], "text_pair", "inputs[1]: the model was tuned on pairs of texts"),
-        ([{"text": "a", "text_pair": ""}], "text_pair", "inputs[0]: the text is missing"),
-        (
-            [{"text": "a" * 11_000, "text_pair": "b" * 11_000}],
-            None,
-            "inputs[0]: a text of more than 20,000 characters",
-        ),
-    ):
-        assert asked(inputs, wanted).body == {"detail": says}
-    body = json.dumps({"inputs": ["a", "b"]}).encode()
-    reply = conversation(texts(inputs="text"), lambda app: ask(app, "/predict", body))
-    assert 'a list of two texts is a pair, [["…"], ["…"]] are two texts' in reply.body["error"]
-
-
 @pytest.mark.parametrize(
     "piece", [b'"",', b'"a\\"",', b"0,", b"[" * 28 + b"]" * 28 + b",", b'{"id":1},']
 )

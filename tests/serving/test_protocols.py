@@ -303,34 +303,6 @@ def test_reranking(reranker: Path) -> None:
     assert yes == [{"label": "yes", "score": pytest.approx(float(logits[0].sigmoid()), abs=1e-5)}]
 
 
-def test_reranking_says_that_nothing_was_found(reranker: Path, tmp_path: Path) -> None:
-    random, lines = np.random.default_rng(0), []
-    words = ["good", "bad", "the", "film", "plot", "dull"]
-    texts = [" ".join(random.choice(words, size=4)) for _ in range(800)]
-    plain = tmp_path / "plain.jsonl"
-    pairs = [{"text": "good", "text_pair": text} for text in texts]
-    plain.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    logits = [row["logit"] for row in hs.predict(reranker, data=str(plain), device="cpu")]
-    middle = float(np.median(logits))
-    for at, (pair, logit) in enumerate(zip(pairs, logits, strict=True)):
-        group, label = f"q{at // 4}", int(logit > middle) ^ int(random.random() < 0.1)
-        lines.append(json.dumps({**pair, "label": label, "group": group}) + "\n")
-    (tmp_path / "val.jsonl").write_text("".join(lines))
-    sure = tmp_path / "sure.safetensors"
-    how = {"ood_score": "msp", "risk": 0.45, "device": "cpu"}
-    rule = hs.calibrate(reranker, data=str(tmp_path / "val.jsonl"), out=sure, **how).decision.group
-    assert rule is not None
-    replies = []
-    with serving(sure) as at:
-        for first in range(0, 60, 3):
-            asked = {"query": "good", "texts": texts[first : first + 3]}
-            replies.append(ask(f"{at}/rerank", asked)[1])
-    for reply in replies:
-        first, second, *_ = chances = [each["score"] for each in reply]
-        score = {"best": first, "margin": first - second, "count": sum(chances)}[rule.score]
-        assert [each["found"] for each in reply] == [round(score, 6) >= rule.threshold] * 3
-
-
 def test_a_variable_without_a_token(texts_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMPTY_TOKEN", "")
     for name in ("EMPTY_TOKEN", "NO_SUCH_TOKEN"):

@@ -24,7 +24,7 @@ import psutil
 import pytest
 from PIL import Image
 from tiny_families import FAMILIES
-from tiny_members import KEPTS, member
+from tiny_members import members_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.stages.serve import PACKAGES
@@ -153,10 +153,7 @@ def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
     """By what `decide` says of each row, however rows fall into batches."""
     family = FAMILIES["timm ViT"]
     family.write(tmp_path / "source")
-    parts = [
-        member(tmp_path / "source", family, rows, tmp_path / f"m{i}.safetensors")
-        for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(tmp_path / "source", family, tmp_path)
     hydra = hs.fuse(parts, out=tmp_path / "h.safetensors").path
     data = family.data(tmp_path, rows=160)
     labels = [row["label"] for row in hs.predict(hydra, data=data, device="cpu")]
@@ -179,38 +176,6 @@ def test_of_a_cascade_rows_that_go_on_are_counted(tmp_path: Path) -> None:
             going,
             len(rows),
         )
-
-
-def test_many_labels(tmp_path: Path) -> None:
-    """Answers are predict's, OpenAPI says that they are lists, and each label that holds is counted."""
-    family = FAMILIES["BERT"]
-    family.write(tmp_path / "source")
-    config = tmp_path / "source" / "config.json"
-    config.write_text(
-        json.dumps(json.loads(config.read_text()) | {"problem_type": "multi_label_classification"})
-    )
-    texts = ["good film", "bad plot", "good the", "dull"]
-    with serving(tmp_path / "source") as (_, port):
-        status, reply = post(port, *texts)
-        counted = metrics(port)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("GET", "/openapi.json")
-        schema = json.loads(connection.getresponse().read())
-        connection.close()
-    assert status == 200
-    right = hs.load(tmp_path / "source", device="cpu").predict(texts)
-    held = Counter[str]()
-    for row, expected in zip(reply["answers"], right, strict=True):
-        assert row["answer"] == expected["answer"] == [name for name, _ in row["labels"]]
-        assert [p for _, p in row["top"]] == pytest.approx(
-            [p for _, p in expected["top"]], abs=1e-6
-        )
-        held.update(map(str, row["answer"]))
-    assert held
-    for name, count in held.items():
-        assert counted[f'hydrasurgeon_predicted_total{{label="{name}"}}'] == count
-    assert sum(n for name, n in counted.items() if "predicted_total" in name) == sum(held.values())
-    assert '"answer": {"type": ["array", "string"]}' in json.dumps(schema)
 
 
 def test_a_stop_answers_what_was_taken(tmp_path: Path) -> None:

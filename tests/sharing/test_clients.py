@@ -19,7 +19,7 @@ import pytest
 from exporting import exports, onnx_writes
 from stock_models import name_tokenizer, ready
 from tiny_families import FAMILIES
-from tiny_members import KEPTS, member
+from tiny_members import members_of
 from tiny_tokens import TAGGER, write
 from tiny_tokens import TEXTS as TAGGED
 
@@ -96,9 +96,7 @@ def test_optimum_finds_spans(tmp_path: Path) -> None:
     """Of a hydra of taggers what `predict` finds."""
     source = write(tmp_path / "tagger")
     name_tokenizer(source / "tokenizer_config.json")
-    parts = [
-        member(source, TAGGER, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(source, TAGGER, tmp_path)
     hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors").path
     export(hydra, out=f"{tmp_path / 'graph'}/")
     samples = [text.replace(",", "") for text in TAGGED]

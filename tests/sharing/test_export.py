@@ -10,7 +10,7 @@ import torch
 from edited import edited
 from exporting import exports, fed
 from tiny_families import FAMILIES, KINDS, QUICK, Family
-from tiny_members import KEPTS, RAGGED, member
+from tiny_members import RAGGED, member, members_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import CheckFailed
@@ -25,9 +25,7 @@ def made_of(family: Family, folder: Path) -> tuple[Path, Path]:
     source = folder / "source"
     family.write(source)
     pruned = member(source, family, RAGGED, folder / "m.safetensors")
-    parts = [
-        member(source, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(source, family, folder)
     return pruned, hs.fuse(parts, out=folder / "hydra.safetensors").path
 
 
@@ -51,6 +49,7 @@ def test_onnxruntime_agrees(family: Family, tmp_path: Path) -> None:
         np.testing.assert_allclose(probs, model.predict(inputs).numpy(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @exports
 def test_a_wrong_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FAMILIES["timm ViT"].write(tmp_path / "v")

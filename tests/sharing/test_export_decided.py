@@ -14,7 +14,7 @@ import torch
 from exporting import exports
 from runtime_states import drawn
 from tiny_families import FAMILIES, Family
-from tiny_members import KEPTS, member
+from tiny_members import members_of
 from torch import nn
 
 import hydrasurgeon as hs
@@ -78,9 +78,7 @@ def calibrated(folder: Path, family: Family, score: str, *, kind: str) -> Path:
     family.write(folder / "source")
     path = folder / "source"
     if kind == "hydra":
-        members = [
-            member(path, family, rows, folder / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-        ]
+        members = members_of(path, family, folder)
         path = hs.fuse(members, out=folder / "hydra.safetensors").path
     data = family.data(folder, rows=160)
     return hs.calibrate(path, data=data, ood_score=score, out=folder / "c.safetensors").path

@@ -13,7 +13,7 @@ import pytest
 import torch
 from exporting import exports, fed, onnx_writes
 from tiny_families import FAMILIES, HEADS, WORDS, Family, deberta, hf, modernbert
-from tiny_members import KEPTS, RAGGED, member
+from tiny_members import RAGGED, member, members_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.stages.export import export
@@ -135,9 +135,7 @@ def test_pipelines_find_the_same_spans(
         source, method="magnitude", keep=HEADS, neurons=0.5, even=True, out=f"{tmp_path / 'even'}/"
     ).path
     cut = member(source, family, RAGGED, f"{tmp_path / 'cut'}/")
-    parts = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(source, family, tmp_path)
     hydra = hs.fuse(parts, out=f"{tmp_path / 'hydra'}/").path
     found = {}
     for folder in (whole, even, cut, hydra):
@@ -151,6 +149,7 @@ def test_pipelines_find_the_same_spans(
     assert theirs(pipeline(stock), samples) == found["even"]
 
 
+@pytest.mark.slow
 @exports
 @onnx_writes
 @pytest.mark.parametrize(("family", "pieces"), ALL)
@@ -162,9 +161,7 @@ def test_graphs_find_the_same_spans(
     import transformers
 
     samples = texts(pieces)
-    parts = [
-        member(source, family, rows, tmp_path / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
-    ]
+    parts = members_of(source, family, tmp_path)
     hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors").path
     folder = export(hydra, out=f"{tmp_path / 'graph'}/").path
     session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")

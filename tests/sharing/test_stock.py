@@ -13,7 +13,7 @@ from exporting import exports, fed, onnx_writes
 from safetensors.torch import load_file
 from stock_models import ready
 from tiny_families import FAMILIES, LAYERS
-from tiny_members import KEPTS, RAGGED, member
+from tiny_members import RAGGED, member, members_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def hydra_of(source: Path, home: Path) -> Path:
-    parts = [member(source, BERT, rows, home / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)]
+    parts = members_of(source, BERT, home)
     return hs.fuse(parts, out=home / "hydra.safetensors", mlp="separate").path
 
 
@@ -183,25 +183,6 @@ def test_a_graph_gives_calibrated_logits(kind: str, made: dict[str, Path], tmp_p
     assert config["intermediate_size"] == 48  # of the unpruned model: it says what the classes are
     assert "ORTModelForSequenceClassification" in (done.path / "README.md").read_text()
     export(made[kind], out=f"{done.path}/", force=True)
-
-
-@exports
-@onnx_writes
-@pytest.mark.slow
-def test_a_hydra_is_one_graph_for_others(tmp_path: Path) -> None:
-    import onnxruntime
-
-    BERT.write(tmp_path / "source")
-    hydra = hydra_of(tmp_path / "source", tmp_path)
-    done = export(hydra, out=f"{tmp_path / 'graph'}/")
-    session = onnxruntime.InferenceSession(done.path / "onnx" / "model.onnx")
-    inputs = BERT.inputs()
-    typed = {"token_type_ids": np.zeros_like(inputs["input_ids"].numpy())}
-    names = {each.name for each in session.get_inputs()}
-    arrays = {name: value for name, value in {**typed, **fed(inputs)}.items() if name in names}
-    (logits,) = session.run(["logits"], arrays)
-    right = hs.load(hydra, device="cpu").predict(inputs)
-    np.testing.assert_allclose(np.exp(logits), right.numpy(), rtol=0, atol=1e-5)
 
 
 def test_even_cuts_are_chosen_within_each_layer(tmp_path: Path) -> None:

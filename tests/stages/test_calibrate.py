@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_families import FAMILIES, ONE_CLASS, Family, thoroughly
-from tiny_members import KEPTS, member
+from tiny_members import members_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -41,10 +41,7 @@ def images(
 
 def hydra(folder: Path, family: Family = VIT) -> Path:
     family.write(folder / "source")
-    paths = [
-        member(folder / "source", family, rows, folder / f"m{i}.safetensors")
-        for i, rows in enumerate(KEPTS)
-    ]
+    paths = members_of(folder / "source", family, folder)
     return hs.fuse(paths, out=folder / "hydra.safetensors").path
 
 
@@ -186,6 +183,7 @@ def test_decide_follows_from_the_files_own_numbers(made: Path) -> None:
         hs.load(made.with_name("hydra.safetensors"), device="cpu").decide(batch.inputs)
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
 @pytest.mark.parametrize("family", thoroughly(*ONE_CLASS))
 def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
     path = hydra(tmp_path, family)
@@ -207,10 +205,7 @@ def test_every_family_keeps_its_state(family: Family, tmp_path: Path) -> None:
 def test_surgery_drops_the_state_and_says_so(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
     data = images(tmp_path)
-    plain = [
-        member(tmp_path / "source", VIT, rows, tmp_path / f"m{i}.safetensors")
-        for i, rows in enumerate(KEPTS)
-    ]
+    plain = members_of(tmp_path / "source", VIT, tmp_path)
     ready = [
         hs.calibrate(
             p, data=data, out=tmp_path / f"c{i}.safetensors", ood_score="mds" if i else "msp"
@@ -239,21 +234,6 @@ def test_surgery_drops_the_state_and_says_so(tmp_path: Path) -> None:
     assert any("decision state is dropped" in note for note in tuned.notes)
     assert tuned.manifest.decision is None
     assert all(check.holds is not False for check in hs.verify(tuned.path).checks)
-
-
-def test_auto_takes_foreign_data_where_there_are_any(tmp_path: Path) -> None:
-    VIT.write(tmp_path / "source")
-    found = hs.calibrate(
-        tmp_path / "source",
-        data=images(tmp_path),
-        fit_data=images(tmp_path, "train", seed=5),
-        ood=[images(tmp_path, "noise", noise=True)],
-        out=tmp_path / "c.safetensors",
-    )
-    assert found.decision.ood.chosen_by == "ood"
-    ood = found.decision.ood
-    assert ood.auroc[ood.score] > 0.5
-    assert [r.rows for r in found.manifest.history[-1].data] == [120, 120, 120]
 
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tiny_families import FAMILIES
-from tiny_members import KEPTS, member
+from tiny_members import members_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
@@ -25,7 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hydra with our code, and an even directory without."""
     home, family = tmp_path_factory.mktemp("made"), FAMILIES["BERT"]
     family.write(home / "source")
-    parts = [member(home / "source", family, rows, home / f"m{i}") for i, rows in enumerate(KEPTS)]
+    parts = members_of(home / "source", family, home)
     hs.fuse(parts, out=f"{home}/hydra/")
     hs.finetune(
         home / "source",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_families import FAMILIES
+from tiny_families import FAMILIES, WORDS
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -19,22 +19,12 @@ from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring import known
 
-WORDS = FAMILIES["BERT"]
-ORIGINAL = known.certifying
-"""Before the session's fixture takes its place."""
-
-
-@pytest.fixture(autouse=True)
-def _rows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "certifying", ORIGINAL)
-
 
 def texts(count: int, seed: int) -> list[tuple[str, int]]:
+    """The first of them are the same, however many."""
     draw = random.Random(seed)
-    return [
-        (" ".join(draw.choice("abcdefghijklmnop") for _ in range(12)), draw.randrange(3))
-        for _ in range(count)
-    ]
+    labels = [draw.randrange(3) for _ in range(count)]
+    return [(f"{WORDS[label]} film s{seed}r{row}", label) for row, label in enumerate(labels)]
 
 
 def written(path: Path, rows: list[tuple[str, int]]) -> str:
@@ -49,13 +39,13 @@ def written(path: Path, rows: list[tuple[str, int]]) -> str:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier of 60 texts, whose epoch 30 others chose."""
     folder = tmp_path_factory.mktemp("known")
-    WORDS.write(folder / "body")
+    FAMILIES["BERT"].write(folder / "body")
     hs.finetune(
         folder / "body",
         data=written(folder / "train.csv", texts(60, 1)),
         val=written(folder / "chose.csv", texts(30, 2)),
         recipe="text",
-        set={"epochs": "1"},
+        set={"epochs": "8", "lr": "1e-3", "batch_size": "8"},
         out=folder / "trained.safetensors",
         device="cpu",
     )

@@ -13,12 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, WORDS
-from tiny_members import KEPTS, member, tune
+from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import DataError, HydraError
-from hydrasurgeon.stages.export import export
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.stages.monitor import monitor
 from hydrasurgeon.tuning.losses import losses_of
 
@@ -30,10 +29,10 @@ def table(place: Path, rows: int, seed: int, noise: float = 0.1) -> str:
     """Each of two words adds to the number, which may be negative."""
     rng = np.random.default_rng(seed)
     lines = []
-    for _ in range(rows):
+    for row in range(rows):
         there = rng.random(2) < 0.5
         words = [WORDS[at] for at in range(2) if there[at]]
-        words += [*rng.choice(WORDS[4:], size=rng.integers(1, 4))]
+        words += [*rng.choice(WORDS[4:], size=rng.integers(1, 4)), f"s{seed}r{row}"]
         number = 2.0 * there[0] - 1.0 * there[1] + noise * rng.normal()
         lines.append({"text": " ".join(rng.permutation(words)), "label": number})
     place.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -74,8 +73,8 @@ def values(checkpoint: Path, data: str, home: Path) -> tuple[np.ndarray, np.ndar
 
 
 def hydra_of(learnt: Path, home: Path) -> Path:
-    parts = [member(learnt, BERT, kept, home / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    parts = [tune(part, home / f"t{i}.safetensors", seed=i) for i, part in enumerate(parts)]
+    parts = members_of(learnt, BERT, home)
+    parts = tuned_of(parts, home)
     hs.fuse(parts, out=home / "hydra.safetensors", mlp="separate")
     return home / "hydra.safetensors"
 
@@ -203,24 +202,6 @@ def test_its_own_library_says_the_same(learnt: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(theirs.loss, (theirs.logits[:, 0] - truth).square().mean())
         assert open_checkpoint(folder).manifest.model.problem == "number"
         torch.testing.assert_close(model(inputs).mean(dim=1), expected)
-
-
-def test_heads_are_scored_and_graphs_written(learnt: Path, tmp_path: Path) -> None:
-    data = table(tmp_path / "val.jsonl", 60, 2)
-    hs.score(learnt, method="taylor", data=data, device="cpu")
-    hs.prune(learnt, method="taylor", keep=2, out=tmp_path / "p.safetensors")
-    written = export(tmp_path / "p.safetensors", format="onnx", out=tmp_path / "p.onnx")
-    assert written.max_difference < 1e-4
-    for method in ("circuit", "cahp"):
-        with pytest.raises(HydraError, match="choose one class"):
-            hs.score(
-                learnt,
-                method=method,
-                data=data,
-                remove=2,
-                objective="acc" if method == "circuit" else None,
-                device="cpu",
-            )
 
 
 def test_teachers_are_followed_to_their_mean(learnt: Path, tmp_path: Path) -> None:

@@ -172,28 +172,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def test_tables_hold_the_same(ready: Path) -> None:
-    data = str(ready / "data.npz")
-    for kind in ("jsonl", "csv", "parquet"):
-        hs.predict(ready / "c", data=data, out=ready / f"a.{kind}")
-    expected = rows(ready / "a.jsonl")
-    table = pq.read_table(ready / "a.parquet").to_pylist()
-    with (ready / "a.csv").open(newline="") as file:
-        text = list(csv.DictReader(file))
-    for row, typed, cells in zip(expected, table, text, strict=True):
-        assert json.loads(typed["set"]) == row["set"]
-        assert cells["set"] == "|".join(map(str, row["set"]))
-        assert [[int(cells[f"top{n}"]), float(cells[f"p{n}"])] for n in (1, 2, 3)] == [
-            [label, float(f"{p:.6g}")] for label, p in row["top"]
-        ]
-        assert typed["probability"] == row["probability"]
-        assert cells["probability"] == f"{row['probability']:.6g}"
-        assert typed["unfamiliar"] is row["unfamiliar"]
-        assert cells["unfamiliar"] == str(row["unfamiliar"]).lower()
-        assert typed["answer"] == cells["answer"] == str(row["answer"])
-        assert "error" not in {**typed, **cells}
-
-
 def folder(place: Path, broken: tuple[int, ...] = ()) -> Path:
     place.mkdir()
     for i in range(20):

@@ -97,6 +97,7 @@ def test_a_list_gives_rows_and_sets_are_lists(model: Path, tmp_path: Path) -> No
         assert isinstance(answers["top"][0], list)
 
 
+@pytest.mark.slow
 def test_what_is_pickled_is_small_and_answers_elsewhere(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tiny_families import FAMILIES
-from tiny_members import KEPTS, member
+from tiny_members import members_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
@@ -32,7 +32,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((source / "config.json").read_text())
     names = {"id2label": {"0": "bad", "1": "fine", "2": "good"}}
     (source / "config.json").write_text(json.dumps({**config, **names}))
-    members = [member(source, family, rows, folder / f"m{i}") for i, rows in enumerate(KEPTS)]
+    members = members_of(source, family, folder)
     hydra = hs.fuse(members, out=folder / "hydra.safetensors").path
     hs.calibrate(hydra, data=family.data(folder, rows=80), out=folder / "decided.safetensors")
     return folder

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, HEADS, WORDS
-from tiny_members import KEPTS, member, tune
+from tiny_members import members_of, tune, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.words import are_there
@@ -83,9 +83,8 @@ def said(checkpoint: Path, home: Path, place: Path) -> dict[str, torch.Tensor]:
     return load_file(out)
 
 
-def members_of(tuned: Path, place: Path) -> list[Path]:
-    parts = [member(tuned, BERT, kept, place / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    return [tune(part, place / f"t{i}.safetensors", seed=i) for i, part in enumerate(parts)]
+def taggers(tuned: Path, place: Path) -> list[Path]:
+    return tuned_of(members_of(tuned, BERT, place), place)
 
 
 def test_it_learns_and_is_measured(tuned: Path, home: Path, tmp_path: Path) -> None:
@@ -169,7 +168,7 @@ def test_taylor_is_the_gradient_of_the_loss_of_words(
 
 
 def test_means_and_hydras(tuned: Path, home: Path, tmp_path: Path) -> None:
-    parts = members_of(tuned, tmp_path)
+    parts = taggers(tuned, tmp_path)
     whole = [tune(tuned, tmp_path / f"w{i}.safetensors", seed=i) for i in range(3)]
     logits = [said(each, home, tmp_path)["logits"] for each in parts]
     hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate").path

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from edited import edited
 from tiny_families import FAMILIES, Family
-from tiny_members import KEPTS, member
+from tiny_members import members_of
 from torch import Tensor
 
 import hydrasurgeon as hs
@@ -92,7 +92,7 @@ def test_other_families(name: str, tmp_path: Path) -> None:
     family: Family = FAMILIES[name]
     source = tmp_path / "source"
     family.write(source)
-    paths = [member(source, family, rows, tmp_path / f"m{i}") for i, rows in enumerate(KEPTS)]
+    paths = members_of(source, family, tmp_path)
     hydra = hs.fuse(paths, out=tmp_path / "hydra.safetensors").path
     assert all(outcomes(verify(hydra)).values())
 

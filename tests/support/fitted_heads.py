@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,13 @@ import torch
 from edited import edited
 from numpy.typing import NDArray
 
+from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import open_data
+from hydrasurgeon.heads import Head
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import collected
-from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 
 Array = NDArray[np.float64]
 HEADS = ("head.", "classifier.")
@@ -22,7 +25,10 @@ HEADS = ("head.", "classifier.")
 
 def outputs_of(path: Path, data: str) -> tuple[Array, Array, Array]:
     """Features [sample, width] of a model with one member, its logits and the labels, in order."""
-    model = as_classifier(open_checkpoint(path), device="cpu")
+    return _collected(as_classifier(open_checkpoint(path), device="cpu"), data)
+
+
+def _collected(model: Classifier, data: str) -> tuple[Array, Array, Array]:
     outputs = collected([model], open_data(data), Run(batch_size=32), features=True)
     assert outputs.features is not None
     labels = np.zeros(len(outputs.logits)) if outputs.labels is None else outputs.labels
@@ -33,9 +39,23 @@ def outputs_of(path: Path, data: str) -> tuple[Array, Array, Array]:
     )
 
 
-def solved(path: Path, data: str, *, sharpness: float = 2.0, ridge: float = 1e-2) -> Array:
-    """The classifier [class, width + 1] that tells the classes of these data by least squares."""
-    features, _, labels = outputs_of(path, data)
+def solved(
+    path: Path,
+    data: str,
+    *,
+    sharpness: float = 2.0,
+    ridge: float = 1e-2,
+    cuts: Sequence[Sequence[Head]] = ((),),
+) -> Array:
+    """The classifier [class, width + 1] that tells the classes of these data by least squares, without
+    the heads of any of the `cuts` too.
+    """
+    model = as_classifier(open_checkpoint(path), device="cpu")
+    seen = []
+    for gone in cuts:
+        with ablated(model.anatomy.sites, gone):
+            seen.append(_collected(model, data))
+    features, _, labels = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     known = np.concatenate([features, np.ones((len(features), 1))], axis=1)
     wanted = sharpness * (np.eye(int(labels.max()) + 1)[labels.astype(int)] * 2 - 1)
     gram = known.T @ known + ridge * np.eye(known.shape[1])

@@ -105,12 +105,13 @@ def parquet(metadata: dict[bytes, bytes] | None = None, **columns: Any) -> bytes
 IMAGES = np.zeros((3, 8, 8), np.uint8)
 
 
-def _file(name: str, content: bytes | str) -> Callable[[Path], str]:
+def _file(name: str, content: bytes | str | Callable[[], bytes]) -> Callable[[Path], str]:
+    """What takes long to make is made by the test that wants it."""
+
     def make(folder: Path) -> str:
         path = folder / name
-        path.write_bytes(
-            content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-        )
+        made = content() if callable(content) else content
+        path.write_bytes(made.encode("utf-8", "surrogatepass") if isinstance(made, str) else made)
         return str(path)
 
     return make

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cached import once
+from fitted_heads import solved
+from safetensors.torch import load_file, save_file
+
+from hydrasurgeon.heads import Head
 
 WORDS = ("good", "bad", "dull", "fine", "film", "plot", "very", "not", "a", "the")
 VOCAB = {w: i for i, w in enumerate(("[CLS]", "[PAD]", "[SEP]", "[UNK]", *WORDS))}
 CLASSES = 3
 LAYERS, HEADS, DIM = 3, 4, 32
+KEPTS = ([[0, 1, 2, 3], [0, 1], [1, 2, 3]], [[0, 1, 2, 3], [1, 3], [0]], [[0, 1, 2, 3], [], [0, 2]])
+"""Heads of three members."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +63,56 @@ class Family:
         return {"input_ids": torch.where(mask == 1, ids, 1), "attention_mask": mask}
 
     def data(self, folder: Path, rows: int = 24, seed: int = 0) -> str:
-        """Learnable samples: a word, or a bright band, tells the class."""
-        rng = np.random.default_rng(seed)
-        truth = np.arange(rows) % CLASSES
-        if not self.is_text:
-            pixels = rng.integers(0, 100, (rows, 28, 28, 3), dtype=np.uint8)
-            for i, label in enumerate(truth):
-                pixels[i, 9 * label : 9 * label + 9] = 230
-            np.savez(folder / "data.npz", images=pixels, labels=truth.astype(np.int64))
-            return str(folder / "data.npz")
-        import json
+        return learnable(folder, self.tower, rows, seed)
 
-        lines = []
-        for label in truth:
-            filler = rng.choice(WORDS[4:], size=rng.integers(1, 6))
-            lines.append({"text": " ".join([WORDS[label], *filler]), "label": int(label)})
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / "data.jsonl").write_text(text)
-        return str(folder / "data.jsonl")
+
+def learnable(folder: Path, tower: str, rows: int, seed: int = 0) -> str:
+    """Samples of which a word, or a bright band, tells the class; no two are alike."""
+    rng = np.random.default_rng(seed)
+    truth = np.arange(rows) % CLASSES
+    if tower != "text":
+        pixels = rng.integers(0, 100, (rows, 28, 28, 3), dtype=np.uint8)
+        for i, label in enumerate(truth):
+            pixels[i, 9 * label : 9 * label + 9] = 230
+        np.savez(folder / "data.npz", images=pixels, labels=truth.astype(np.int64))
+        return str(folder / "data.npz")
+    texts: dict[str, int] = {}
+    for label in truth:
+        for length in itertools.count(rng.integers(1, 6)):
+            text = " ".join([WORDS[label], *rng.choice(WORDS[4:], size=min(length, 9))])
+            if text not in texts:
+                break
+        texts[text] = int(label)
+    lines = [json.dumps({"text": text, "label": label}) + "\n" for text, label in texts.items()]
+    (folder / "data.jsonl").write_text("".join(lines))
+    return str(folder / "data.jsonl")
+
+
+def teach(folder: Path, tower: str) -> None:
+    """Give a random body the classifier that tells the classes of `learnable` by least squares, with all
+    heads and with those of `KEPTS`: what is calibrated must know something of its labels.
+    """
+    cuts = [
+        [
+            Head(tower, layer, at)
+            for layer, row in enumerate(kept)
+            for at in {*range(HEADS)} - {*row}
+        ]
+        for kept in ([range(HEADS)] * LAYERS, *KEPTS)
+    ]
+    with TemporaryDirectory() as place:
+        head = solved(folder, learnable(Path(place), tower, 90), cuts=cuts)
+    weights = folder / "model.safetensors"
+    state = load_file(weights)
+    names = [name for name, each in state.items() if each.shape == head[:, :-1].shape]
+    if not names:  # DeiT has two
+        return
+    (name,) = names
+    state[name] = torch.from_numpy(head[:, :-1]).float().contiguous()
+    bias = name.removesuffix("weight") + "bias"
+    if bias in state:
+        state[bias] = torch.from_numpy(head[:, -1]).float().contiguous()
+    save_file(state, weights, metadata={"format": "pt"})
 
 
 def tokenizer(folder: Path, end: str = "[SEP]") -> None:
@@ -138,6 +179,8 @@ def hf(name: str, tower: str, cls: str, nested: str | None = None, **config: Any
         transformers_model(cls, given).save_pretrained(folder)
         if tower == "text":
             tokenizer(folder)
+        if CLASSES > 1 and "ForToken" not in cls:
+            teach(folder, tower)
 
     def stock(folder: Path) -> Callable[[Any], torch.Tensor]:
         import transformers
@@ -198,10 +241,7 @@ def timm_family(name: str, architecture: str, **more: Any) -> Family:
 
 
 def write_timm(folder: Path, architecture: str, arguments: dict[str, Any]) -> None:
-    import json
-
     import timm
-    from safetensors.torch import save_file
 
     torch.manual_seed(0)
     model = timm.create_model(architecture, num_classes=CLASSES, **arguments)
@@ -217,6 +257,7 @@ def write_timm(folder: Path, architecture: str, arguments: dict[str, Any]) -> No
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+    teach(folder, "vision")
 
 
 def stock_timm(folder: Path) -> Callable[[Any], torch.Tensor]:
@@ -243,11 +284,9 @@ ADJECTIVES = ("good", "bad", "dull")
 
 def write_clip(folder: Path, seed: int = 0, config: dict[str, Any] | None = None) -> None:
     """OpenCLIP's layout, and the class names that `score` records beside it."""
-    import json
     from copy import deepcopy
 
     import open_clip
-    from safetensors.torch import save_file
 
     import hydrasurgeon as hs
 

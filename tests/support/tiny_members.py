@@ -7,19 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_families import KEPTS as KEPTS
 from tiny_families import Family
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 
 RAGGED = [[0, 2, 3], [], [1]]
-KEPTS = ([[0, 1, 2, 3], [0, 1], [1, 2, 3]], [[0, 1, 2, 3], [1, 3], [0]], [[0, 1, 2, 3], [], [0, 2]])
 
 
 def member(source: Path, family: Family, rows: list[list[int]], out: str | Path) -> Path:
     mask = source.parent / f"{Path(out).name}.mask.json"
     mask.write_text(json.dumps(family.both(rows)))
     return hs.prune(source, mask=mask, out=out).path
+
+
+def members_of(source: Path, family: Family, home: Path) -> list[Path]:
+    """Three of them, with the heads of `KEPTS`."""
+    return [
+        member(source, family, rows, home / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
+    ]
+
+
+def tuned_of(members: list[Path], home: Path) -> list[Path]:
+    return [tune(path, home / f"t{i}.safetensors", seed=i) for i, path in enumerate(members)]
 
 
 def logits(path: Path, inputs: Any, dtype: str = "float32") -> torch.Tensor:

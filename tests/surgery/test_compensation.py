@@ -18,9 +18,7 @@ from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import family_named
-from hydrasurgeon.surgery import refit as compensation
 from hydrasurgeon.surgery.refit import Calibration, refit
-from hydrasurgeon.surgery.repair import sharing
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -103,38 +101,6 @@ def test_lstsq_solves_the_stacked_system(tiny: MAKE, images: SPEC) -> None:
         proj.weight.zero_()
         proj.weight[:, columns] = repairs[layer, False].weight
         proj.bias.copy_(repairs[layer, False].bias)
-
-
-def test_repairs_of_one_model_share_what_it_gives(
-    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The unpruned model runs once for both, and the bits are the same."""
-    path, spec = tiny(), images(rows=20)
-    rows = ([[1, 3], [0, 2], [2]], [[0], [0, 1, 2, 3], [1, 2]])
-    masks = [mask_file(tmp_path / f"{n}.json", {"vision": row}) for n, row in enumerate(rows)]
-    traced: list[object] = []
-    trace = compensation._traced
-
-    def counted(anatomy: Anatomy, inputs: object, places: object) -> object:
-        traced.append(inputs)
-        return trace(anatomy, inputs, places)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(compensation, "_traced", counted)
-
-    def repaired(name: str) -> list[dict[str, Tensor]]:
-        options = {"compensate": "lstsq", "data": spec, "batch_size": 7, "device": "cpu"}
-        outs = [tmp_path / f"{name}{number}.safetensors" for number in range(2)]
-        for mask, out in zip(masks, outs, strict=True):
-            hs.prune(path, mask=mask, out=out, **options)
-        return [load_file(out) for out in outs]
-
-    alone = repaired("alone")
-    assert len(traced) == 6
-    with sharing():
-        together = repaired("together")
-    assert len(traced) == 9
-    for one, other in zip(alone, together, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def logits_error(path: Path, whole: Path, x: Tensor) -> float:

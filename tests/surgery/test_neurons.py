@@ -76,38 +76,6 @@ def test_pruned_is_masked_and_a_hydra_is_its_members(family: Any, tmp_path: Path
     assert hydra.bytes_stored < hydra.bytes_members  # the union is stored once
 
 
-@pytest.mark.parametrize("name", ["BERT", pytest.param("DINOv2", marks=pytest.mark.slow)])
-def test_transformers_loads_members_and_hydras(
-    name: str, tmp_path: Path, own_module_cache: None
-) -> None:
-    import transformers
-
-    family = FAMILIES[name]
-    family.write(tmp_path / "source")
-    auto = f"AutoModelFor{'Sequence' if family.is_text else 'Image'}Classification"
-    folders = [
-        hs.prune(
-            tmp_path / "source",
-            method="random",
-            neurons=0.4,
-            keep=3,
-            seed=s,
-            out=f"{tmp_path}/m{s}/",
-        ).path
-        for s in (1, 2)
-    ]
-    folders.append(hs.fuse(folders, mlp="separate", out=f"{tmp_path}/hydra/").path)
-    inputs = family.inputs()
-    for folder in folders:
-        stock = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
-        with torch.no_grad():
-            made = (stock(**inputs) if family.is_text else stock(inputs)).logits.softmax(dim=-1)
-        expected = logits(folder, inputs).softmax(dim=-1).mean(dim=1)
-        torch.testing.assert_close(made, expected, rtol=0, atol=1e-5)
-        with pytest.raises(Exception):  # noqa: B017 - a class of the library's own must not fill it at random
-            getattr(transformers, auto).from_pretrained(folder)
-
-
 def test_scores_are_the_masks_gradients(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     """Slow version: a mask for each sample, one sample at a time; magnitude by hand."""
     path, data = tiny(), images(rows=12)

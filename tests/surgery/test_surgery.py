@@ -137,18 +137,6 @@ def fused_of(whole: Path, tmp_path: Path, mode: str, tuned: bool) -> tuple[Any, 
     return model, expected
 
 
-def test_large_batches_run_member_by_member(tiny: MAKE, tmp_path: Path) -> None:
-    """The rule behind mode="auto": one member's hidden states against what fills the device."""
-    from hydrasurgeon.runtime.hydra import FULL
-
-    whole = tiny()
-    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    model = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu")
-    small, large = torch.zeros(1, 17, 32), torch.zeros(FULL["cpu"] // (17 * 32) + 1, 17, 32)
-    assert model.module._stacks(small)
-    assert not model.module._stacks(large)
-
-
 def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -> Path:
     """A member whose tensors of some names were 'tuned': random noise added, manifest made afresh."""
     from hydrasurgeon.checkpoints.reading import rewritten

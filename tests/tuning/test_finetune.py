@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from paper import PAPER
 from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from two_processes import in_two_processes
@@ -17,9 +16,8 @@ from two_processes import in_two_processes
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
-from hydrasurgeon.stages.inspect import inspect
 from hydrasurgeon.tuning.loop import epoch_order, learning_rate
-from hydrasurgeon.tuning.recipes import load_recipe, recipe_names
+from hydrasurgeon.tuning.recipes import load_recipe
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -32,46 +30,6 @@ EXACT = {
     "lr": "0.1",
 }
 SHORT = {"epochs": "2", "batch_size": "8", "dropout": "0.1"}
-
-
-def test_the_papers_recipes() -> None:
-    assert recipe_names() == ["demo", "image", "probe", "teach", "text"]
-    imagenet, cifar, sst2, _ = (
-        load_recipe(PAPER / f"{name}.toml", {})
-        for name in ("imagenet", "cifar100", "sst2", "scratch")
-    )
-    assert (
-        imagenet.optimizer,
-        imagenet.momentum,
-        imagenet.warmup,
-        imagenet.steps,
-        imagenet.floor,
-    ) == (
-        "sgd",
-        0.9,
-        5000,
-        120_000,
-        1e-5,
-    )
-    assert (imagenet.label_smoothing, imagenet.dropout, imagenet.augment.rand_augment) == (
-        0.1,
-        0.1,
-        "rand-m12-n2",
-    )
-    assert (cifar.last_blocks, cifar.classifier, cifar.warmup, cifar.steps) == (
-        5,
-        "zero",
-        500,
-        10_000,
-    )
-    assert (sst2.optimizer, sst2.lr, sst2.schedule, sst2.warmup, sst2.clip, sst2.max_length) == (
-        "adamw",
-        1e-5,
-        "linear",
-        0.1,
-        1.0,
-        128,
-    )
 
 
 def test_overrides() -> None:
@@ -233,27 +191,6 @@ def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) 
         torch.testing.assert_close(
             load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6
         )
-
-
-def test_what_is_frozen_is_said_more_than_once(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    path, out = tiny(), tmp_path / "t.safetensors"
-    words = [
-        "--freeze",
-        "mlp",
-        "--freeze",
-        "embedding, attention",
-        "--recipe",
-        "demo",
-        "--set",
-        "steps=2",
-    ]
-    assert run(["finetune", str(path), "--data", images(), *words, "-o", str(out), "--quiet"]) == 0
-    before, after = load_file(path), load_file(out)
-    moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
-    assert "head.weight" in moved
-    frozen = ("mlp", "attn", "patch_embed", "pos_embed", "cls_token")
-    assert not [name for name in moved if any(part in name for part in frozen)]
-    assert inspect(out).manifest.history[-1].args["freeze"] == "mlp,embedding, attention"
 
 
 def test_the_usual_recipe_suits_what_the_model_reads(
