@@ -43,6 +43,7 @@ GONE: dict[str, str] = {
     "build --score-limit": "1,000 samples of TRAIN score heads and repair layers.",
     "build --max-drop": "OOD data may cost half a point of accuracy.",
     "build --track": "Tune models with `finetune --track`, and build of them.",
+    "bench --compile": "Nothing else runs compiled models.",
     "build --plot": "Use `eval FRONT/*.safetensors --data TEST --html F`.",
 }
 

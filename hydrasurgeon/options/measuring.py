@@ -153,8 +153,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
 class BenchOptions(Engines, Bare, Device, Columns, Force):
     """Measure latency, throughput, memory and multiply-adds on this machine, all models in turn."""
 
-    conflicts: ClassVar = (("engine", "compile"),)
-
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,
         metavar="CKPT...",
@@ -175,7 +173,6 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
     )
     batch: str = option("1,4,16", metavar="N,N,…", group=RUNS, help="Batch sizes.")
     dtype: str = option("float32", metavar="T,T,…", group=RUNS, help="float32, bfloat16, float16.")
-    compile: bool = option(False, group=RUNS, help="Measure under torch.compile.")
     runs: int = option(
         7, ge=1, metavar="N", group=RUNS, help="Interleaved runs behind each median."
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
 from hydrasurgeon.run.shapes import Float, Int
-from hydrasurgeon.runtime.cascaded import FirstReader, FirstWords, said
+from hydrasurgeon.runtime.cascaded import FirstReader, first_words, said
 from hydrasurgeon.statistics.found import Groups
 from hydrasurgeon.statistics.words import alike
 
@@ -66,7 +67,7 @@ class Engine(ABC):
     def first(self) -> FirstReader | None:
         """What a cascade begins with; None where all that it has is the whole model."""
         record = None if self.state is None else self.state.record.words
-        return None if record is None or record.mode != "first" else FirstWords(self)
+        return None if record is None or record.mode != "first" else partial(first_words, self)
 
     @property
     def notes(self) -> tuple[str, ...]:

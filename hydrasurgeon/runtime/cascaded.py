@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,30 +17,23 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.answering import Engine
 
 
-class FirstReader(Protocol):
-    """What answers before the whole model."""
-
-    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Any], Said]]:
-        """What it says of a batch, logits [row, 1, class] (and features [row, 1, width] if its OOD
-        score needs them); and what gives the whole model's outputs for the rows that go on.
-        """
+FirstReader = Callable[[Any, bool], tuple[Said, Callable[[Any], Said]]]
+"""What answers before the whole model: (inputs, whether features are wanted) → what it says of a
+batch, logits [row, 1, class] (and features [row, 1, width] if its OOD score needs them); and what
+gives the whole model's outputs for the rows that go on.
+"""
 
 
-class FirstWords:
+def first_words(engine: Engine, inputs: Any, features: bool) -> tuple[Said, Callable[[Any], Said]]:
     """A reader of words or pixels: what it says came with the inputs."""
+    read = single(inputs[READ])
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def whole(rows: Any) -> Said:
+        some = {name: values[rows] for name, values in inputs.items()}
+        return replace(engine.whole(some, features=features), rows=rows)
 
-    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Any], Said]]:
-        read = single(inputs[READ])
-
-        def whole(rows: Any) -> Said:
-            some = {name: values[rows] for name, values in inputs.items()}
-            return replace(self.engine.whole(some, features=features), rows=rows)
-
-        rows = np.arange(len(read))
-        return Said(rows, read[:, None, :-1], read[:, None, -1:]), whole
+    rows = np.arange(len(read))
+    return Said(rows, read[:, None, :-1], read[:, None, -1:]), whole
 
 
 def rows_in(inputs: Any) -> int:
@@ -56,7 +49,7 @@ def said(engine: Engine, inputs: Any, *, features: bool) -> list[Said]:
     state, reader = engine.state, engine.first
     assert state is not None
     assert reader is not None
-    first, whole = reader(inputs, features=features)
+    first, whole = reader(inputs, features)
     early = first.arrays()
     rule, threshold = stage_state(state, first=True), cascade_of(state).threshold
     going = going_on(rule, threshold, Outputs(early.logits, early.features))

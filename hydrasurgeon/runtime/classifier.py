@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
@@ -56,7 +57,7 @@ class Classifier(LiveModel, Engine):
     @property
     def first(self) -> FirstReader | None:
         several = isinstance(self.module, Hydra) and len(self.module.members) > 1
-        return super().first or (FirstMember(self) if several else None)
+        return super().first or (partial(first_member, self) if several else None)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -237,44 +238,41 @@ def _tensors(inputs: Any) -> Any:
     return torch.as_tensor(inputs)
 
 
-class FirstMember:
+@torch.inference_mode()
+def first_member(
+    model: Classifier, inputs: Any, features: bool
+) -> tuple[Said, Callable[[Any], Said]]:
     """A hydra's first member; the others go on from the trunk that it has run."""
+    hydra = model.module
+    assert isinstance(hydra, Hydra)
+    with_features = WithFeatures(model) if features else None
+    plain, words = parted(inputs)
 
-    def __init__(self, model: Classifier) -> None:
-        self.model = model
+    def run(members: Sequence[int], started: Any, rows: Tensor) -> Said:
+        call = hydra.part(members).finish
+        if with_features is None:
+            told = Said(rows, call(started))
+        else:
+            told = Said(rows, *with_features.of(call, started))
+        if words is None or model.state is None:
+            return told
+        return told.beside(model.state, words[rows, :-1])
+
+    plain = model.placed(plain)
+    started = hydra.start(plain)
+    first = run([0], started, torch.arange(rows_in(plain)))
 
     @torch.inference_mode()
-    def __call__(self, inputs: Any, *, features: bool) -> tuple[Said, Callable[[Any], Said]]:
-        hydra = self.model.module
-        assert isinstance(hydra, Hydra)
-        with_features = WithFeatures(self.model) if features else None
-        plain, words = parted(inputs)
+    def whole(places: Any) -> Said:
+        rows = torch.as_tensor(places)
+        early = first.at(rows)
+        late = run(range(1, len(hydra.members)), started.at(rows.to(early.logits.device)), rows)
+        both = None
+        if early.features is not None and late.features is not None:
+            both = torch.cat([early.features, late.features], dim=1)
+        return Said(rows, torch.cat([early.logits, late.logits], dim=1), both)
 
-        def run(members: Sequence[int], started: Any, rows: Tensor) -> Said:
-            call = hydra.part(members).finish
-            if with_features is None:
-                told = Said(rows, call(started))
-            else:
-                told = Said(rows, *with_features.of(call, started))
-            if words is None or self.model.state is None:
-                return told
-            return told.beside(self.model.state, words[rows, :-1])
-
-        plain = self.model.placed(plain)
-        started = hydra.start(plain)
-        first = run([0], started, torch.arange(rows_in(plain)))
-
-        @torch.inference_mode()
-        def whole(places: Any) -> Said:
-            rows = torch.as_tensor(places)
-            early = first.at(rows)
-            late = run(range(1, len(hydra.members)), started.at(rows.to(early.logits.device)), rows)
-            both = None
-            if early.features is not None and late.features is not None:
-                both = torch.cat([early.features, late.features], dim=1)
-            return Said(rows, torch.cat([early.logits, late.logits], dim=1), both)
-
-        return first, whole
+    return first, whole
 
 
 def mean_probs(parts: Sequence[Said], problem: Problem = SINGLE) -> Float[Tensor, "batch klass"]:

@@ -133,7 +133,7 @@ def bench(options: BenchOptions) -> Benched:
         settings={
             "batch": batches,
             "dtype": dtypes,
-            **{name: getattr(options, name) for name in ("compile", "runs", "seed")},
+            **{name: getattr(options, name) for name in ("runs", "seed")},
             **({} if options.data is None else {"data": portable(options.data)}),
         },
         results=tuple(
@@ -171,7 +171,7 @@ def _measure(
         ]
         for j, count in enumerate(batches):
             inputs = [example(count)] if samples is None else _real(samples, models[0], count)
-            _add_points(entries, models, dtype, count, inputs, notes, options)
+            _add_points(entries, models, dtype, count, inputs, options)
             if options.progress is not None:
                 options.progress(
                     f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
@@ -203,15 +203,13 @@ def _add_points(
     dtype: str,
     batch: int,
     inputs: Sequence[Any],
-    notes: list[str],
     options: BenchOptions,
 ) -> None:
     """Every batch through every contender, in turn."""
     peaks = [peak_bytes(model, inputs[0]) for model in models]
     passes = {}
     for entry, model in zip(entries, models, strict=True):
-        ready = _compiled(entry.name, model, inputs[0], notes) if options.compile else model
-        passes[entry.name] = lambda batches, run=ready: [run(batch) for batch in batches]
+        passes[entry.name] = lambda batches, run=model: [run(batch) for batch in batches]
     taken = {
         name: total / len(inputs)
         for name, total in interleaved(passes, inputs, runs=options.runs).items()
@@ -268,15 +266,3 @@ def _check_alike(entries: Sequence[_Entry]) -> None:
                 f"bench: {first.name} and {other.name} do not read the same inputs",
                 hint="Measure them one by one.",
             )
-
-
-def _compiled(name: str, model: Any, inputs: Any, notes: list[str]) -> Any:
-    """torch.compile of it; what cannot be compiled runs as it is, and a note says so."""
-    compiled: Any = torch.compile(model)
-    try:
-        with torch.inference_mode():
-            compiled(inputs)
-    except Exception as error:  # whatever the compiler raises, the model itself still runs
-        notes.append(f"{name}: torch.compile failed ({type(error).__name__}); measured without it")
-        return model
-    return compiled

@@ -275,7 +275,7 @@ def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
     import torch
 
     from hydrasurgeon.measuring.predictions import is_predictions, read_answers
-    from hydrasurgeon.tuning.learning import Answers, Teacher, open_teacher
+    from hydrasurgeon.tuning.learning import Teacher, open_teacher
 
     model, samples, teachers = material.model, material.samples, list[tuple[Teacher, Input]]()
     for spec in arguments.teacher:
@@ -290,9 +290,9 @@ def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
             raise SurgeryError(
                 f"--teacher {spec}: {wrong}", hint="Give the checkpoint that answered."
             )
-        teachers.append((Answers(torch.from_numpy(logits)), record))
+        teachers.append((torch.from_numpy(logits), record))
     recipe = material.recipe
-    if any(isinstance(teacher, Answers) for teacher, _ in teachers):
+    if any(isinstance(teacher, torch.Tensor) for teacher, _ in teachers):
         still = {
             "mixup": 0.0,
             "mask_tokens": 0.0,

@@ -17,7 +17,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -67,15 +66,10 @@ class Perturbation:
         return mixed, ((labels, part), (theirs, 1 - part))
 
 
-@dataclass(frozen=True)
-class Answers:
-    """A teacher of which only the answers to the training data are known, as that data is."""
-
-    logits: Float[Tensor, "sample member klass"]
-
-
-Teacher = Classifier | Answers
-"""Whom a model learns from."""
+Teacher = Classifier | Tensor
+"""Whom a model learns from; of one only the answers to the training data may be known, as that data
+is: logits [sample, member, class].
+"""
 
 
 @dataclass
@@ -118,7 +112,7 @@ class Learning:
         if self.teachers:
             with torch.no_grad():
                 teachers = [
-                    teacher.logits[batch.index] if isinstance(teacher, Answers) else teacher(inputs)
+                    teacher[batch.index] if isinstance(teacher, Tensor) else teacher(inputs)
                     for teacher in self.teachers
                 ]
             towards = by.distilled(logits, teachers, self.temperature)
