@@ -124,7 +124,7 @@ class Batches:
                 f"{samples.spec}: holds {samples.contents}, the model was tuned on {READS[wanted]}",
                 hint=MEND[wanted],
             )
-        self._order: Sequence[int] = range(len(samples)) if order is None else order
+        self._order: Any = range(len(samples)) if order is None else order
         if samples.kind == "text" and not skip_bad:
             # A missing text is reported before anything runs, not hours later.
             for i in np.sort(self._order):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -347,48 +347,27 @@ def live_module(checkpoint: Single, dtype: torch.dtype = torch.float32) -> nn.Mo
 
 
 def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
-    """M modules that share the parameters the file stores once, run as one."""
-    return Hydra(
-        members_of(checkpoint, manifest), checkpoint.family.anatomy, trunk=manifest.fusion.trunk
-    )
-
-
-def members_of(
-    checkpoint: Checkpoint,
-    manifest: HydraManifest,
-    *,
-    shares: Callable[[str], bool] = lambda name: True,
-) -> list[nn.Module]:
-    """The members' modules; of what the file stores once they have one parameter, if a tensor
-    `shares` it.
-    """
-    family = checkpoint.family
+    """M modules, run as one; of what the file stores once they have one parameter."""
+    family, tensors = checkpoint.family, checkpoint.tensors
     # Two members that read the same rows of the same stored tensors get the same parameter.
     shared: dict[Source, nn.Parameter] = {}
+
+    def parameter(source: Source) -> nn.Parameter:
+        if source not in shared:
+            raw, dtype = source.read(tensors), tensors[source.stored].dtype
+            weights = to_weights(raw, dtype, name=source.stored, path=checkpoint.path)
+            shared[source] = nn.Parameter(weights)
+        return shared[source]
+
     modules = []
-    for member, sources in zip(
-        manifest.members,
-        member_sources(manifest, checkpoint.weights, checkpoint.tensors),
-        strict=True,
-    ):
+    every = member_sources(manifest, checkpoint.weights, tensors)
+    for member, sources in zip(manifest.members, every, strict=True):
         kept = selection(member, checkpoint.weights)
         module = family.module(manifest.model, kept, files=checkpoint.files)
-        state = {}
-        for name, source in sources.items():
-            if source not in shared:
-                raw, dtype = (
-                    source.read(checkpoint.tensors),
-                    checkpoint.tensors[source.stored].dtype,
-                )
-                shared[source] = nn.Parameter(
-                    to_weights(raw, dtype, name=source.stored, path=checkpoint.path)
-                )
-            state[name] = (
-                shared[source] if shares(name) else nn.Parameter(shared[source].detach().clone())
-            )
+        state = {name: parameter(source) for name, source in sources.items()}
         assign(module, state, checkpoint.path)
         modules.append(module)
-    return modules
+    return Hydra(modules, family.anatomy, trunk=manifest.fusion.trunk)
 
 
 def state_in(checkpoint: Checkpoint) -> State | None:
