@@ -107,8 +107,8 @@ def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
             piece = collected([model], samples, Run(device="cpu", batch_size=32), features=True)
             tensors = {"logits": piece.logits, "features": piece.features, "labels": piece.labels}
             save_file({key: t for key, t in tensors.items() if t is not None}, place)
-            (each,) = classifiers(model)
-            save_file({"weight": each.weight, "bias": each.bias}, linear)
+            ((weight, bias),) = classifiers(model)
+            save_file({"weight": weight, "bias": bias}, linear)
             print(f"{folder.name} {path.stem} {name}: {len(piece.logits)} samples", flush=True)
         read = load_file(place)
         sets[name] = Outputs(read["logits"], read["features"], read.get("labels"))

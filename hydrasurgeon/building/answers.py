@@ -120,8 +120,8 @@ class Asked:
     ) -> None:
         tensors = {f"features.{n}": each.features for n, each in enumerate(sets)}
         tensors |= {f"fit.{name}": getattr(fit, name) for name in ("logits", "features", "labels")}
-        for number, each in enumerate(classifiers(live)):
-            tensors |= {f"weight.{number}": each.weight, f"bias.{number}": each.bias}
+        for number, (weight, bias) in enumerate(classifiers(live)):
+            tensors |= {f"weight.{number}": weight, f"bias.{number}": bias}
         held = {
             name: np.ascontiguousarray(each) for name, each in tensors.items() if each is not None
         }

@@ -105,7 +105,9 @@ def parted(inputs: Any) -> tuple[Any, Any]:
 
 def reader_of(kind: str, parts: Mapping[str, Any]) -> Words | Pixels:
     """A reader, of the tensors that a file stores."""
-    values = {name: np.asarray(part, dtype=np.float64) for name, part in parts.items()}
+    values: dict[str, Any] = {
+        name: np.asarray(part, dtype=np.float64) for name, part in parts.items()
+    }
     if kind == "pixels":
         return Pixels(**values)
     return Words(**{**values, "ids": values["ids"].astype(np.int64)})

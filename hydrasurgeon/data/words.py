@@ -124,7 +124,7 @@ class TokenizeWords(Tokenize):
         spans = [np.array(words_of(text), dtype=np.int64).reshape(-1, 2) for text in texts]
         places = np.full((len(texts), max(1, *map(len, spans))), -1, dtype=np.int64)
         around = np.full(places.shape, -1.0)
-        ids, masks = [], []
+        ids, masks = list[Any](), list[Any]()
         for text, whole in enumerate(made):
             parts = [whole, *whole.overflowing]
             for number, part in enumerate(parts):

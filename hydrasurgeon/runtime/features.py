@@ -9,7 +9,6 @@ logits = features @ weightᵀ + bias.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,31 +57,21 @@ class LiveModel(nn.Module):
     def members(self) -> int:
         if self.manifest.kind == "hydra":
             return len(self.manifest.members)
-        return int(getattr(self.module, "passes", 1))
+        return 1
 
     def forward(self, inputs: Any) -> Float[Tensor, "batch member klass"]:
         logits: Tensor = self.module(parted(inputs)[0])
-        several = isinstance(self.module, Hydra) or hasattr(self.module, "passes")
-        return logits if several else logits[:, None]
+        return logits if isinstance(self.module, Hydra) else logits[:, None]
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A member's classifier: logits = features @ weightᵀ + bias."""
-
-    weight: Float[ndarray, "klass width"]
-    bias: Float[ndarray, " klass"]
-
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor) -> Linear:
-        """As arrays."""
-        return cls(weight.detach().double().cpu().numpy(), bias.detach().double().cpu().numpy())
+Linear = tuple[Float[ndarray, "klass width"], Float[ndarray, " klass"]]
+"""Weight and bias of a member's classifier: logits = features @ weightᵀ + bias."""
 
 
 @torch.inference_mode()
 def classifiers(model: LiveModel) -> list[Linear]:
     """Every member's, in float64."""
-    made = []
+    made: list[tuple[Tensor, Tensor]] = []
     for parts in last_layers(model):
         if isinstance(parts[0], nn.Linear):
             # Several classifiers answer by their mean, each for features of its own.
@@ -93,15 +82,15 @@ def classifiers(model: LiveModel) -> list[Linear]:
                 if part.bias is not None
             ]
             bias = torch.zeros(len(weights[0]), dtype=torch.float64)
-            made.append(Linear.of(torch.cat(weights, dim=1), sum(biases, bias)))
+            made.append((torch.cat(weights, dim=1), sum(biases, bias)))
             continue
         compare, classes = parts[0].compare, parts[0].class_features()
         # Of a linear function, the constant is what it gives for nothing, the slope what it adds
         # for each unit.
         bias = compare(torch.zeros_like(classes[:1]), classes)[0]
         unit = torch.eye(classes.shape[-1], dtype=classes.dtype, device=classes.device)
-        made.append(Linear.of((compare(unit, classes) - bias).T, bias))
-    return made
+        made.append(((compare(unit, classes) - bias).T, bias))
+    return [(w.double().cpu().numpy(), b.double().cpu().numpy()) for w, b in made]
 
 
 def last_layers(model: LiveModel) -> list[list[Any]]:

@@ -261,11 +261,7 @@ def _fit(
     chosen_by: Chooser = "option"
     if auto:
         chosen_by = "ood" if ood else "perturbed"
-    linear = (
-        [problem.classifier(each.weight, each.bias) for each in classifiers(model)]
-        if features
-        else []
-    )
+    linear = [problem.classifier(*each) for each in classifiers(model)] if features else []
     evidence = None
     if features and sets["--fit-data"]:
         assert train is not None

@@ -29,8 +29,8 @@ def check(model: hs.Classifier, inputs: object) -> torch.Tensor:
         torch.testing.assert_close(logits, plain, rtol=0, atol=0)
         torch.testing.assert_close(again, plain, rtol=0, atol=0)
         made = [
-            features[:, m] @ linear.weight.T + linear.bias
-            for m, linear in enumerate(classifiers(model))
+            features[:, m] @ torch.from_numpy(weight).T + torch.from_numpy(bias)
+            for m, (weight, bias) in enumerate(classifiers(model))
         ]
         torch.testing.assert_close(torch.stack(made, dim=1), logits, rtol=0, atol=1e-10)
         # Afterwards nothing listens any more.
