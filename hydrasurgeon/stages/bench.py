@@ -191,7 +191,7 @@ def _real(samples: Samples, model: Any, count: int) -> list[Any]:
             f"{samples.spec}: has {len(samples)} samples, a batch of {count} is to be timed",
             hint="Give a smaller --batch.",
         )
-    engine: Engine = model.models[0] if isinstance(model, InTurn) else model
+    engine: Any = model.models[0] if isinstance(model, InTurn) else model
     places = range(whole * count)
     batches = Batches(samples, engine.transform, batch_size=count, order=places, workers=0)
     return [batch.inputs for batch in fed(batches, Run(), module=model)]
