@@ -24,7 +24,6 @@ GONE: dict[str, str] = {
     "prune --ood-score": "A circuit detects OOD data by msp.",
     "score --ood-score": "A circuit detects OOD data by msp.",
     "--max-shard-size": "Weights are one file; transformers' save_pretrained cuts it.",
-    "eval --val": "Calibrate on it, and evaluate that.",
     "--no-examples": "Pages hold figures alone.",
     "--cost": "Use `--risk` and `--id-flagged`: promises instead of prices.",
     "--text-column": "Use --columns text=NAME.",

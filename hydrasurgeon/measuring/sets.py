@@ -103,6 +103,8 @@ class DataSets:
     id: Any
     ood: tuple[tuple[str, Literal["near", "far"], Any], ...]
     shift: tuple[tuple[str, int | None, Any], ...]
+    val: Any | None = None
+    """What a temperature is fitted to."""
 
     @property
     def notes(self) -> list[str]:
@@ -120,6 +122,8 @@ def uses_of(sets: DataSets, further: Sequence[Further]) -> dict[str, DataRecord]
         f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples
         for name, severity, samples in sets.shift
     }
+    if sets.val is not None:
+        uses["temperature"] = sets.val
     return {use: DataRecord(**samples.fingerprint()) for use, samples in uses.items()}
 
 
@@ -182,6 +186,7 @@ def open_sets(
     inside: Samples,
     ood: Sequence[str],
     shift: Sequence[str],
+    val: str | None,
     limit: int | None,
     seed: int,
 ) -> DataSets:
@@ -202,7 +207,8 @@ def open_sets(
         (name, group, open_data(spec, limit=limit, seed=seed)) for group, name, spec in outside
     )
     shifted = tuple((name, severity, labelled(spec)) for name, severity, spec in shifts)
-    return DataSets(fit_classes(inside, model), foreign, shifted)
+    fits = None if val is None else labelled(val)
+    return DataSets(fit_classes(inside, model), foreign, shifted, fits)
 
 
 def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.options.base import (
@@ -43,6 +45,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     requires: ClassVar = {
         "reference": ("html", "markdown"),
         "predictions": ("checkpoints",),
+        "val": ("temperature",),
     }
     conflicts: ClassVar = (
         *(
@@ -74,6 +77,12 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         group=LABELLED,
         help="Labelled shifted data by any name, of severity S, 1 to 5; repeatable.",
     )
+    val: str | None = option(
+        None,
+        metavar="D",
+        group=LABELLED,
+        help="Labelled data that --temperature fit fits on.",
+    )
     classes: Texts = option(
         (),
         metavar="[NAME=]A,B,…|FILE|data",
@@ -96,11 +105,9 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         False,
         help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble.",
     )
-    temperature: float | None = option(
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)] | Literal["fit"] | None = option(
         None,
-        ge=1e-3,
-        le=1e3,
-        metavar="T",
+        metavar="fit|T",
         help="Temperature of the averaged prediction; else the decision state's, or 1.",
     )
     ood_score: str | None = option(

@@ -219,6 +219,13 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
             "--predictions holds one model's logits",
             hint="Give one checkpoint, or several with --ensemble.",
         )
+    if arguments.temperature == "fit" and files:
+        raise UsageError(
+            "--temperature fit: a predictions file has no validation set",
+            hint="Give the temperature as a number.",
+        )
+    if arguments.temperature == "fit" and arguments.val is None:
+        raise UsageError("--temperature fit requires --val", hint="Give --val D.")
     # What a predictions file may be asked for, it says itself.
     if checkpoints and arguments.ood_score not in (None, "all"):
         for kind in str(arguments.ood_score).split(","):
@@ -263,6 +270,7 @@ def _settings(
         "data": data,
         "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift],
+        "val": portable_entry(arguments.val),
         "temperature": temperature,
         "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
     }

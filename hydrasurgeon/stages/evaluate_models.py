@@ -47,6 +47,7 @@ from hydrasurgeon.measuring.sets import (
 )
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
+from hydrasurgeon.statistics.temperature import temperature_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.options.measuring import EvaluateOptions
@@ -113,10 +114,14 @@ class _Table:
         arguments, problem = self.arguments, problem_of(self.opened[0].manifest.model)
         state = None if decision_ignored(job, arguments) else models[0].state
         kinds = ood_scores(arguments.ood_score, state, name_of(job), problem)
+        temperature = arguments.temperature
+        if temperature == "fit":
+            logits, labels = self.how.logits(models, self.sets.val)
+            temperature = temperature_of(*problem.labelled(logits, labels))
         reading = reading_of(
             state,
             kinds,
-            temperature=arguments.temperature,
+            temperature=temperature,
             ci=arguments.ci,
             seed=arguments.seed,
             problem=problem,
@@ -182,7 +187,8 @@ def of_models(
         check_classes(
             opened[0].name, opened[0].manifest.model.num_classes, row.name, row.answers.classes
         )
-    sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, limit, seed)
+    val = arguments.val if arguments.temperature == "fit" else None
+    sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, val, limit, seed)
     further: list[Further] = []
     for each in others:
         samples = open_data(each.spec, limit=limit, seed=seed)

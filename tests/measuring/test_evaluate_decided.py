@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.metrics import smooth_ece
+from hydrasurgeon.statistics.temperature import nll_of, temperature_of
 
 VIT = FAMILIES["timm ViT"]
 
@@ -100,3 +102,19 @@ def test_what_is_not_used_is_not_read(ready: Path) -> None:
     assert both.report.settings["temperature"] == 1.0
     with pytest.raises(UsageError, match=r"--predictions requires CKPT\.\.\."):
         hs.evaluate([], predictions_in=[ready / "p"], predictions=ready / "q")
+
+
+def test_a_temperature_is_fitted_to_other_data(ready: Path, tmp_path: Path) -> None:
+    data, out = str(ready / "data.npz"), tmp_path / "p.safetensors"
+    options: dict[str, Any] = {"data": data, "device": "cpu", "no_decision": True}
+    found = hs.evaluate(
+        [ready / "c"], temperature="fit", val=data, predictions=out, **options
+    ).report
+    stored = load_file(out)
+    logits, labels = stored["logits"].numpy(), stored["labels"].numpy()
+    fitted = nll_of(logits, labels, temperature_of(logits, labels))
+    assert found.results[0].id.nll == pytest.approx(fitted, abs=1e-6)
+    assert found.results[0].id.nll != pytest.approx(nll_of(logits, labels, 1.0), abs=1e-4)
+    assert found.settings["val"] == "data.npz"
+    with pytest.raises(UsageError, match="--temperature fit requires --val"):
+        hs.evaluate([ready / "c"], temperature="fit", **options)
