@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,3 +281,49 @@ def test_what_is_in_the_folder_belongs_together(tmp_path: Path) -> None:
     inspected = bare("inspect", str(graph))
     assert inspected.returncode == 3
     assert "holds a graph, and no weights" in inspected.stderr
+
+
+SHORT = ("numpy", "onnxruntime", "tokenizers", "pydantic", "typer", "rich", "typing_extensions")
+"""What the guide says to install, and what `serve` needs besides."""
+SERVES = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
+
+
+@pytest.mark.slow
+def test_an_environment_without_torch(tmp_path: Path) -> None:
+    """Of its own: nothing that is installed beside it is seen."""
+    checkpoint, graph, data = classes(tmp_path)
+    right = [row["probability"] for row in hs.predict(checkpoint, data=data, engine="torch")]
+    home = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    python = home / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, *SHORT, *SERVES], check=True)
+    source = str(Path(hs.__file__).parent.parent)
+    own = {"PATH": os.environ["PATH"], "PYTHONPATH": source, "HOME": str(tmp_path)}
+    command = [python, "-m", "hydrasurgeon"]
+    done = subprocess.run(
+        [*command, "predict", graph, "--data", data, "-q"],
+        env=own,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    np.testing.assert_allclose([row["probability"] for row in rows_of(done)], right, atol=1e-5)
+    lacking = subprocess.run([python, "-c", "import torch"], env=own, check=False)
+    assert lacking.returncode == 1
+    served = subprocess.Popen(
+        [*command, "serve", graph, "--port", "0"], env=own, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert served.stderr is not None
+        line = next(line for line in served.stderr if "answers at" in line)
+        address = line.split("answers at ")[1].strip()
+        request = urllib.request.Request(
+            address, b'{"inputs": ["good film"]}', {"Content-Type": "application/json"}
+        )
+        (answer,) = json.loads(urllib.request.urlopen(request).read())["answers"]
+    finally:
+        served.terminate()
+        served.wait()
+    (expected,) = hs.predict(checkpoint, text=["good film"], engine="torch")
+    assert answer["probability"] == pytest.approx(expected["probability"], abs=1e-5)
