@@ -364,11 +364,13 @@ def _token(variable: str | None) -> str | None:
 
 def _first(reads: str, transform: Callable[[Any], Any]) -> Any:
     """An input to begin with, of no meaning."""
-    from PIL import Image
-
     if getattr(transform, "inputs", None) == "text_pair":
         return transform(("a", "b"))
-    return transform("a" if reads == "text" else Image.new("RGB", (64, 64)))
+    if reads == "text":
+        return transform("a")
+    from PIL import Image
+
+    return transform(Image.new("RGB", (64, 64)))
 
 
 @contextlib.contextmanager
