@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import hydrasurgeon
-from hydrasurgeon.errors import HydraError
+from hydrasurgeon.errors import HydraError, HydraWarning
 
 OS = (
     "rename",
@@ -256,7 +256,8 @@ class Sandbox:
         said: list[str] = []
 
         def shown(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
-            said.append(f"{category.__name__}: {message} ({filename}:{lineno})")
+            if not issubclass(category, HydraWarning):  # a command's own notes
+                said.append(f"{category.__name__}: {message} ({filename}:{lineno})")
 
         _watch.roots, _watch.readable, _watch.noticed = self.roots, self.readable, []
         here, saved = os.getcwd(), os.environ.get("TMPDIR")
