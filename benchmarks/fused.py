@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from launched import launches
 from torch import nn
 
 import hydrasurgeon as hs
@@ -30,9 +30,6 @@ from hydrasurgeon.measuring.cost import InTurn, interleaved, machine, macs, para
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 from hydrasurgeon.tuning.start import fresh
-
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from launched import launches
 
 RESULTS = Path(__file__).parent / "results"
 MEMBERS = 3

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def alone(start: str, sets: Mapping[str, str]) -> dict[str, float]:
     from hydrasurgeon.decision.beside import losses, scaled
     from hydrasurgeon.decision.words import fit_words
 
-    tokens = Tokens(AutoTokenizer.from_pretrained(start))
+    tokens: Callable[[Any], Any] = Tokens(AutoTokenizer.from_pretrained(start))
     seen, targets = {}, {}
     for name in ("train", "val", "test"):
         samples = open_data(sets[name])
@@ -167,8 +167,9 @@ def alone(start: str, sets: Mapping[str, str]) -> dict[str, float]:
         return float(losses("softmax", scale * outputs[:, None], targets["val"]).mean())
 
     fitted = fit_words(seen["train"], targets["train"], "softmax", loss, seen["val"])
-    scale = scaled("softmax", fitted.reader.outputs(seen["val"])[:, None], targets["val"])
-    logits = scale * fitted.reader.outputs(seen["test"])
+    reader: Any = fitted.reader
+    scale = scaled("softmax", reader.outputs(seen["val"])[:, None], targets["val"])
+    logits = scale * reader.outputs(seen["test"])
     chances = np.exp(logits - logits.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
     return of_classes(chances, targets["test"].argmax(axis=1))

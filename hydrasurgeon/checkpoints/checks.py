@@ -81,7 +81,8 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
     """Everything that needs no other file; that its parts agree was checked on opening."""
     model, manifest = checkpoint.manifest.model, checkpoint.manifest
     actual, wanted = weights_sha256(checkpoint.tensors, contents.digests), manifest.weights_sha256
-    holds, said = actual == wanted, short(actual)
+    holds: bool | None = actual == wanted
+    said = short(actual)
     if not checkpoint.recorded:
         holds, said = None, f"{said}; no manifest says what it should be"
     elif not holds:

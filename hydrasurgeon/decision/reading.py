@@ -114,10 +114,8 @@ def fit_reading(
         scale = scaled(kind, alone[fitting], truth[fitting])
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
-    if isinstance(seen, list):
-        fitted: Fitted = fit_words(train_seen, targets[known], kind, loss, val_seen)
-    else:
-        fitted = fit_pixels(train_seen, targets[known], kind, loss, val_seen)
+    fit: Callable[..., Fitted] = fit_words if isinstance(seen, list) else fit_pixels
+    fitted = fit(train_seen, targets[known], kind, loss, val_seen)
     # As a file stores it: what is weighed is what will answer.
     parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
     text = isinstance(fitted.reader, Words)
@@ -141,7 +139,7 @@ def fit_reading(
 def seer(transform: Any) -> Callable[[Samples], Any]:
     """What a reader sees of samples: ids of texts, or numbers of images."""
     if getattr(transform, "kind", "image") == "text":
-        tokens = Tokens(transform.tokenizer)
+        tokens: Callable[[Any], Any] = Tokens(transform.tokenizer)
         return lambda samples: tokens([samples.read(i) for i in range(len(samples))])
     return lambda samples: np.stack([pixels_of(samples.read(i)) for i in range(len(samples))])
 

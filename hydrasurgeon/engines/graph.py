@@ -214,7 +214,8 @@ class InOnnxruntime(Engine):
                 fed[name] = np.zeros_like(next(iter(fed.values())))
         with running(f"{self.name}: onnxruntime cannot run its graph"):
             made = dict(zip(self._outputs, self._run(fed), strict=True))
-        made["logits"] = made.pop(MEMBERS, made.get("logits"))
+        if MEMBERS in made:
+            made["logits"] = made.pop(MEMBERS)
         self._check_shapes(made, len(next(iter(fed.values()))))
         return made
 

@@ -177,7 +177,7 @@ def stage_macs(model: Engine, inputs: Any) -> StageMacs:
     reader, sample = model.first, first_sample(inputs)
     assert isinstance(model, nn.Module)
     with without_padding(model):
-        (_, whole), first = _counted(lambda: reader(sample, features=False))
+        (_, whole), first = _counted(lambda: reader(sample, False))
         _, rest = _counted(lambda: whole(torch.tensor([0])))
     return StageMacs(first, rest)
 

@@ -203,7 +203,7 @@ def _scores(sets: Sequence[ndarray], threshold: float, style: str, axes: Axes) -
     for at, each in enumerate(sets):
         look: dict[str, Any] = {"color": COLOURS[(at - 1) % 8], "histtype": "step"}
         if not at:
-            look: dict[str, Any] = {"color": GREY, "histtype": "stepfilled", "alpha": 0.5}
+            look = {"color": GREY, "histtype": "stepfilled", "alpha": 0.5}
         each, share = np.clip(each, low, high), np.full(len(each), 1 / len(each))
         axes.hist(each, BARS, range=(low, high), weights=share, **look)
     axes.axvline(min(max(threshold, low), high), ls=style, color=GREY)

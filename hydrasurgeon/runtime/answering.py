@@ -80,7 +80,8 @@ class Engine(ABC):
             return self.transform.arrays(prepared)  # type: ignore[attr-defined]
         from torch.utils.data import default_collate
 
-        return getattr(self.transform, "collate", default_collate)(prepared)
+        collate: Callable[[Any], Any] = getattr(self.transform, "collate", default_collate)
+        return collate(prepared)
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
         """What is said of a batch, as arrays in float32; all in one part, or with `cascade` in one

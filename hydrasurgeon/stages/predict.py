@@ -89,7 +89,11 @@ def predict(arguments: PredictOptions) -> Predicted:
     place = None
     in_parts = str(arguments.out).endswith("/")
     if arguments.out is not None:
-        claim = {"option": "-o", "force": arguments.force, "inputs": arguments.sources}
+        claim: dict[str, Any] = {
+            "option": "-o",
+            "force": arguments.force,
+            "inputs": arguments.sources,
+        }
         place = output_file(arguments.out, folder=in_parts, **claim)
     read = None
     if arguments.embeddings is not None:
