@@ -263,12 +263,20 @@ class _Model:
             [model],
             samples,
             run,
-            order=places,
+            order=self._order(samples, places),
             features=model.reads or self.embedded is not None,
             cascade=cascade,
         )
         at = places.start
         failed = answering.batches.failed
+        answers: dict[int, dict[str, Any]] = {}
+
+        def given(i: int) -> dict[str, Any]:
+            """The answer to a sample, or why it could not be read."""
+            if i in answers:
+                return answers.pop(i)
+            return {**self._named(samples, i), "error": failed[i]}
+
         for piece in answering:
             index = piece.index.tolist()
             begun = [self._named(samples, i) for i in index]
@@ -279,16 +287,38 @@ class _Model:
             asked: Any = partial(list, map(samples.read, index))
             decided = model.decided(piece.parts, cascade)
             rows = model.rows(decided, begun, self.arguments.top, asked)
-            answers = dict(zip(index, rows, strict=True))
+            answers |= zip(index, rows, strict=True)
+            # All windows before that of this batch are answered.
             end = max(index) + 1
-            for i in range(at, end):
-                if i not in answers:
-                    answers[i] = {**self._named(samples, i), "error": failed[i]}
-            yield [answers[i] for i in range(at, end)]
-            at = end
-        rest = [{**self._named(samples, i), "error": failed[i]} for i in range(at, places.stop)]
-        if rest:
-            yield rest
+            if self._sorts(samples):
+                end = places.start + (min(index) - places.start) // self.window * self.window
+            if end > at:
+                yield [given(i) for i in range(at, end)]
+                at = end
+        if at < places.stop:
+            yield [given(i) for i in range(at, places.stop)]
+
+    @property
+    def window(self) -> int:
+        """Texts among which those of like length are answered together."""
+        return self.batch * AHEAD
+
+    def _sorts(self, samples: Samples) -> bool:
+        """Whether texts change places, so that a batch of a graph holds little padding; shards are cut
+        where batches are.
+        """
+        whole = self.arguments.shard is None
+        return self.model.arrays and samples.kind == "text" and whole
+
+    def _order(self, samples: Samples, places: range) -> Sequence[int]:
+        """The order in which samples are answered."""
+        if not self._sorts(samples):
+            return places
+        order: list[int] = []
+        for start in range(places.start, places.stop, self.window):
+            some = range(start, min(places.stop, start + self.window))
+            order += sorted(some, key=lambda i: -len(samples.content_if_any(i)))
+        return order
 
     def _ranked(
         self, samples: Samples, groups: Sequence[str], places: range
