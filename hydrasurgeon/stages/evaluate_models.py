@@ -261,7 +261,13 @@ def of_files(arguments: EvaluateOptions) -> list[Row]:
         ci, seed, problem = arguments.ci, arguments.seed, predictions.problem
         return row_of(
             predictions,
-            Reading(float(arguments.temperature or 1), kinds, ci=ci, seed=seed, problem=problem),
+            Reading(
+                float(arguments.temperature or 1),
+                ood_scores=kinds,
+                ci=ci,
+                seed=seed,
+                problem=problem,
+            ),
         )
 
     if arguments.ensemble and not arguments.checkpoints:
