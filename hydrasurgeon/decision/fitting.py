@@ -24,6 +24,7 @@ from hydrasurgeon.files.decided import (
     LOGITS,
     OF_CLASSIFIERS,
     ZERO_SHOT,
+    Abstention,
     Decision,
     Ood,
 )
@@ -133,10 +134,9 @@ def fit_state(
     """
     if score != "auto":
         check_score(score)
-    fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed, val.groups))
-    own_fitting, own_certifying = (
-        (val if own is None else own).at(rows) for rows in halves(len(val.logits), seed, val.groups)
-    )
+    split = halves(len(val.logits), seed, val.groups)
+    fitting, certifying = (val.at(rows) for rows in split)
+    own_fitting, own_certifying = ((own or val).at(rows) for rows in split)
     held = own_fitting
     if evidence is None and val.features is not None:
         cut = int(SHARE * len(held.logits))
@@ -165,16 +165,8 @@ def fit_state(
             error.message, hint=_with_rows(error.hint, promise, fit.accuracy)
         ) from error
     notes = [*notes, *problem.advice(answers, certifying, fit.accuracy or 0.0, promise)]
-    abstain = promised.get("abstain")
-    if (
-        abstain is not None
-        and not problem.by_word
-        and abstain.coverage < MOSTLY * (1 - promise.id_flagged)
-    ):
-        notes.append(
-            f"--risk {promise.risk:g} sets aside {100 * (1 - abstain.coverage):.0f} % of the samples. "
-            f"{_rows(promise, fit.accuracy)}"
-        )
+    if not problem.by_word:
+        notes += _set_aside(promised.get("abstain"), promise, fit.accuracy)
     ood = Ood(
         score=kind,
         threshold=threshold,
@@ -185,11 +177,10 @@ def fit_state(
     )
     if "group" in promised and val.groups is not None and promised["group"] is None:
         count = len(np.unique(val.groups))
-        notes = [
-            *notes,
+        notes.append(
             f"nothing is promised of groups: half of these {count} certify no risk of "
-            f"{promise.risk:g} for the first row of each; give more, or a larger --risk",
-        ]
+            f"{promise.risk:g} for the first row of each; give more, or a larger --risk"
+        )
     record = Decision(
         **{"temperature": 1.0, **fit.constants},
         ood=ood,
@@ -201,6 +192,18 @@ def fit_state(
     )
     state = State(record, fitted, problem)
     return with_seen(state, val.logits, val.features), tuple(dict.fromkeys(notes))
+
+
+def _set_aside(
+    abstain: Abstention | None, promise: CalibrateOptions, accuracy: float | None
+) -> list[str]:
+    """A note where more than a tenth is set aside."""
+    if abstain is None or abstain.coverage >= MOSTLY * (1 - promise.id_flagged):
+        return []
+    share = 100 * (1 - abstain.coverage)
+    return [
+        f"--risk {promise.risk:g} sets aside {share:.0f} % of the samples. {_rows(promise, accuracy)}"
+    ]
 
 
 def _rows(promise: CalibrateOptions, accuracy: float | None) -> str:

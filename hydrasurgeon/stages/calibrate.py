@@ -263,15 +263,13 @@ def _fit(
         chosen_by = "ood" if ood else "perturbed"
     linear = [problem.classifier(*each) for each in classifiers(model)] if features else []
     evidence = None
-    if features and sets["--fit-data"]:
-        assert train is not None
+    if features and train is not None:
         evidence = _gathered(engine, linear, train, arguments, skipped)
-    score = arguments.ood_score
     state, notes = fit_state(
         val,
         own=own,
         promise=arguments,
-        score=score,
+        score=arguments.ood_score,
         classifiers=linear,
         evidence=evidence,
         foreign=foreign,

@@ -142,8 +142,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     written = small or made
     told, tensors = told_of(typed, made), stock.decision_tensors(opened)
     if folder and len(tensors):
-        sha256 = weights_sha256(tensors, tensors.digests())
-        told = told.model_copy(update={"decision": sha256})
+        told = told.model_copy(update={"decision": weights_sha256(tensors, tensors.digests())})
     content = sealed(written.content, told)
     if folder:
         eight_bits = None if small is None else content
