@@ -24,7 +24,6 @@ GUIDES = (
     "building",
     "decision",
     "cascade",
-    "shift",
     "trust",
     "serving",
 )
