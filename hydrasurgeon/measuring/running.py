@@ -81,7 +81,7 @@ class How:
         """The first samples as a batch of this model's; no more than it is run on at a time."""
         size = min(self.run.batch_size or TIMED, count)
         few = first_batch(samples, model.transform, size, skip_bad=self.run.skip_bad)
-        for weight in model.parameters():
+        for weight in getattr(model, "parameters", tuple)():  # a graph has none
             return moved(few, weight.device, weight.dtype)
         return few
 
