@@ -14,7 +14,7 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import fitted_otherwise
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.atomic import (
     SUFFIX,
     named,
@@ -52,6 +52,9 @@ class Export:
 
 ALONE = "only hydrasurgeon decides by its state: other clients get the model's own logits"
 """What is said of a folder whose graph cannot hold the decision state."""
+
+WORDS = "the decision state stays out, for it reads words or pixels beside the model: answers are the model's own; -o DIR/ keeps it for predict and serve"
+"""What is said where nothing that is written can read them."""
 
 
 @stage(ExportOptions)
@@ -103,13 +106,10 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     if folder:
         stock.check_client(opened)
     about, decision = opened.manifest.model, opened.manifest.decision
+    left: tuple[str, ...] = ()
     if decision is not None and not folder:
         problem_of(about).need("a decision state in a graph", opened.name)
-        if decision.words is not None:
-            raise SurgeryError(
-                f"{opened.name}: its decision state reads words or pixels, which one graph does not",
-                hint="Give -o DIR/: predict and serve answer from it.",
-            )
+        opened, left = _without_words(opened)
     tried = None
     if arguments.check is not None:
         problem_of(about).need("--check", opened.name)
@@ -128,7 +128,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         opened = opened if tried is None else with_inputs(opened, tried.samples)
         # As the engines run it: an exported graph and theirs are the same.
         typed = model = as_classifier(opened, device="cpu", lean=True)
-        notes = (tried.samples.note,) if tried is not None and tried.samples.note else ()
+        notes = left if tried is None or not tried.samples.note else (*left, tried.samples.note)
     made, small = to_onnx(typed, stock=folder, of=whole), None
     quantised = checked = None
     if tried is not None and (folder or not arguments.int8):
@@ -185,12 +185,21 @@ def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
     opened.check_weights()
     from hydrasurgeon.sharing.stock import difference_when_folded, folded
 
+    notes = _uncalibrated(opened)
+    opened, left = _without_words(opened)
     made = folded(opened)
     difference = difference_when_folded(opened)
     save(path, made.planned, made.manifest, files=opened.files, more=made.more)
     nbytes = sum(plan.nbytes for plan in made.planned)
-    notes = _uncalibrated(opened)
-    return Export(path, nbytes, (), (), difference, None, "stock", notes=notes)
+    return Export(path, nbytes, (), (), difference, None, "stock", notes=notes + left)
+
+
+def _without_words(opened: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    """The model alone where its decision state reads words beside it, and a note of that."""
+    decision = opened.manifest.decision
+    if decision is None or decision.words is None:
+        return opened, ()
+    return undecided(opened), (WORDS,)
 
 
 def _uncalibrated(opened: Checkpoint) -> tuple[str, ...]:

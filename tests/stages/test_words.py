@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 import hydrasurgeon as hs
 from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
 from hydrasurgeon.run.words import BUCKETS, FACTOR
+from hydrasurgeon.stages.export import export
 
 PREFIX = "hydrasurgeon.decision.words."
 
@@ -229,6 +230,28 @@ def test_a_changed_reader_is_noticed(place: Path, tmp_path: Path) -> None:
         path = edited(place / "beside", tmp_path / f"{number}.safetensors", change)
         with pytest.raises(CheckpointError):
             hs.load(path)
+
+
+def answered(path: Path, table: str) -> list[Any]:
+    return [
+        (row["label"], pytest.approx(row["probability"], abs=1e-4))
+        for row in hs.predict(path, data=table, device="cpu")
+    ]
+
+
+def test_exports_answer_alike_or_leave_the_decision_out(place: Path, tmp_path: Path) -> None:
+    table = str(place / "test.csv")
+    for mode in ("first",):
+        folder = export(place / mode, out=f"{tmp_path / mode}/")
+        assert not any("stays out" in note for note in folder.notes)
+        assert answered(folder.path, table) == answered(place / mode, table)
+    plain = answered(place / "probe", table)
+    alone = export(place / "beside", out=tmp_path / "alone.onnx")
+    stock = export(place / "first", format="stock", out=f"{tmp_path / 'stock'}/")
+    for made in (alone, stock):
+        assert [note for note in made.notes if "words" in note and "stays out" in note]
+        assert answered(made.path, table) == plain
+    assert not (tmp_path / "stock" / "decision.json").exists()
 
 
 def test_surgery_drops_words(place: Path, tmp_path: Path) -> None:
