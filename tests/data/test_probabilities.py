@@ -159,7 +159,7 @@ def test_a_probe_and_training_learn_what_as_many_copies_say(tmp_path: Path) -> N
     one_each = table(tmp_path / "one.jsonl", [{"label": int(np.argmax(row))} for row in SHARES])
     sure, plain, unsure = trained(certain), trained(one_each), trained(soft)
     for name in plain:
-        torch.testing.assert_close(sure[name], plain[name], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(sure[name], plain[name], atol=5e-4, rtol=1e-3)
     assert any(not torch.allclose(unsure[name], plain[name], atol=1e-4) for name in plain)
 
 
@@ -212,8 +212,10 @@ def test_the_reader_of_words_learns_them(tmp_path: Path) -> None:
         return read(str(place))
 
     def read(data: str) -> dict[str, torch.Tensor]:
-        options = {"fit_data": data, "ood_score": "msp", "device": "cpu", "force": True}
-        made = hs.calibrate(tmp_path / "bert", data=val, out=tmp_path / "c.safetensors", **options)
+        options = {"fit_data": data, "ood_score": "msp", "words": "beside", "device": "cpu"}
+        made = hs.calibrate(
+            tmp_path / "bert", data=val, out=tmp_path / "c.safetensors", force=True, **options
+        )
         return {n: t for n, t in load_file(made.path).items() if "words" in n}
 
     plain, sure, unsure = read(hard), fitted(1 - 1e-9), fitted(0.5)

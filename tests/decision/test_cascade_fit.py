@@ -20,7 +20,7 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.statistics.temperature import calibrated
+from hydrasurgeon.statistics.temperature import calibrated, temperature_of
 
 PROMISE = CalibrateOptions(checkpoint="c", data="v", out="o", risk=0.3, ood_score="msp")
 OF_LABELS = PROMISE.but(risk=None)
@@ -89,7 +89,7 @@ def test_the_first_is_calibrated_alone() -> None:
     fitting, _ = halves(400, 0)
     alone = whole.among([0]).at(fitting)
     cascade = cascade_of(state)
-    assert cascade.temperature == problem.temperature(alone.logits, alone.truth)
+    assert cascade.temperature == temperature_of(alone.logits, alone.truth)
     parts = in_stages(state, whole.among([0]), whole)
     answers = answers_in_stages(state, parts)
     by_hand = calibrated(whole.logits[:, :1], cascade.temperature)

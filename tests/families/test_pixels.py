@@ -101,7 +101,9 @@ def by_eval(folder: Path, data: str, paths: list[Path]) -> Tensor:
     hs.evaluate([folder], data=data, device="cpu", predictions=answers)
     logits = read_predictions(answers).logits
     assert logits is not None
-    return kind_of(problem_of(open_checkpoint(folder).manifest.model)).probs(logits[:, 0])
+    return kind_of(problem_of(open_checkpoint(folder).manifest.model)).probs(
+        torch.from_numpy(logits[:, 0])
+    )
 
 
 def of_rows(folder: Path, rows: list[dict[str, Any]]) -> Tensor:

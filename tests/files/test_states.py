@@ -46,7 +46,7 @@ def test_a_search_with_a_new_folder_as_output_is_resumed(
     run: Callable[..., Any] = getattr(hs, command)
     whole = run(path, out=f"{tmp_path}/whole/", **options).path
     with pytest.raises(Killed):
-        run(path, out=f"{tmp_path}/cut/", progress=killer(13), **options)
+        run(path, out=f"{tmp_path}/cut/", progress=killer(5), **options)
     assert not (tmp_path / "cut").exists()
     assert (tmp_path / "cut.circuit-acc.search.json").exists()
     cut = run(path, out=f"{tmp_path}/cut/", **options).path

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 
 from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.predictions import Predictions
@@ -15,7 +15,7 @@ def one(*accuracies: tuple[str, int | None, float], name: str = "m") -> Row:
     shift = tuple(
         ShiftResult(name=n, severity=s, accuracy=a, brier=1 - a) for n, s, a in accuracies
     )
-    plain = row_of(Predictions(name, "hydra", torch.eye(2)[:, None], torch.arange(2)), Reading())
+    plain = row_of(Predictions(name, "hydra", np.eye(2)[:, None], np.arange(2)), Reading())
     return plain.but(shift=shift, shift_average=averaged(shift))
 
 

@@ -207,5 +207,4 @@ def test_even_cuts_are_chosen_within_each_layer(tmp_path: Path) -> None:
         missing = [head for head in range(4) if head not in within]
         assert done.manifest.kept["vision"][layer] == tuple(sorted([*within[2:], *missing]))
     assert len(gone) >= 2 * LAYERS
-    assert "others than circuit-acc alone keeps" in done.notes[-1]
     assert "auto_map" not in json.loads((done.path / "config.json").read_text())

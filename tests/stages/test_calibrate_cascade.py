@@ -142,8 +142,5 @@ def test_a_record_that_contradicts_itself(
 
 def test_a_cascade_of_an_older_version_is_named(made: Path) -> None:
     older = {"order": [0, 1, 2], "steps": [1, 3], "gate": {"score": "msp", "low": 0.2}}
-    with pytest.raises(
-        ManifestError, match="a cascade of members in order, as hydrasurgeon 0"
-    ) as caught:
+    with pytest.raises(ManifestError, match=r"cascade\.order: .* \(hydrasurgeon 0"):
         parse_manifest(changed(made, lambda cascade: cascade.update(older)), "x")
-    assert "Calibrate" in str(caught.value.hint)

@@ -382,7 +382,7 @@ def test_a_decision_file_is_not_trusted(files: dict[str, Path], tmp_path: Path) 
             decision.decide(logits, features)
     content = path.read_bytes()
     broken = {
-        content.replace(b"decision/1", b"decision/9"): "is not a decision file",
+        content.replace(b"decision/1", b"decision/9"): "format: Input should be",
         content.replace(b'\\"classes\\":3', b'\\"classes\\":4'): "not those of the decision",
         content.replace(b'\\"temperature\\":', b'\\"temperatuer\\":'): "temperatu",
         content[:-1] + bytes([content[-1] ^ 1]): "belongs to other tensors",
@@ -391,5 +391,6 @@ def test_a_decision_file_is_not_trusted(files: dict[str, Path], tmp_path: Path) 
         path.write_bytes(change)
         with pytest.raises(ManifestError, match=says):
             hs.Decision.load(path)
-    with pytest.raises(ManifestError, match="is not a decision file"):
+    with pytest.raises(ManifestError, match="format: Field required") as refused:
         hs.Decision.load(files["val"])
+    assert "calibrate --predictions" in str(refused.value.hint)

@@ -101,7 +101,7 @@ def teach(folder: Path, tower: str) -> None:
         for kept in ([range(HEADS)] * LAYERS, *KEPTS)
     ]
     with TemporaryDirectory() as place:
-        head = solved(folder, learnable(Path(place), tower, 90), cuts=cuts)
+        head = solved(folder, learnable(Path(place), tower, 90), ridge=1.0, cuts=cuts)
     weights = folder / "model.safetensors"
     state = load_file(weights)
     names = [name for name, each in state.items() if each.shape == head[:, :-1].shape]
