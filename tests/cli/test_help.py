@@ -52,10 +52,11 @@ def test_a_page_fits_the_terminal(name: str, width: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("labels_need_not_fit")
 def test_the_examples_run(
     tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In their order, in a folder with a backbone `vit` and pictures."""
+    """In their order, in a folder with a random backbone `vit` and pictures."""
     monkeypatch.chdir(tmp_path)
     from hydrasurgeon.tuning.start import fresh
 
