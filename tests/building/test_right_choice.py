@@ -134,35 +134,6 @@ def check_rivals(record: dict[str, Any], expected: dict[str, dict[str, float]]) 
                 assert rung["nll"] <= reference["nll"] + 1e-4
 
 
-@pytest.mark.slow
-def test_errors_that_cancel_make_the_mean(world: World) -> None:
-    """W + E and W − E are both poor; their mean has W, and nothing is better."""
-    noise = np.random.default_rng(5).normal(size=world.head.shape) * np.abs(world.head).mean()
-    models = [world.model(f"plus{i}", world.head + sign * noise) for i, sign in ((1, 1), (2, -1))]
-    logits = [world.logits(path) for path in models]
-    expected = {
-        "single model, calibrated": figures(logits[:1], world.labels),
-        "probe": figures([world.probe(world.train)], world.labels),
-        "mean of 2": figures([(logits[0] + logits[1]) / 2], world.labels),
-        "ensemble of 2": figures(logits, world.labels),
-    }
-    losses = {name: numbers["nll"] for name, numbers in expected.items()}
-    assert losses["mean of 2"] == min(losses.values())
-    record = world.front(models, cache=world.folder / "cancel")
-    check_rivals(record, expected)
-    assert [rung["made_of"] for rung in record["rungs"]] == [["the mean"], ["the mean"]]
-    # The second rung is the first again, and stored once.
-    assert [rung["path"] for rung in record["rungs"]] == ["macs-1.safetensors"] * 2
-    assert record["no_better"] == [2.0]
-    (mean,) = (each for each in record["references"] if each["name"] == "mean of 2")
-    assert mean["path"] == "macs-1.safetensors"
-    assert {path.name for path in (world.folder / "front").iterdir()} == {
-        "front.json",
-        "macs-1.safetensors",
-        "macs-1.heads.json",
-    }
-
-
 def test_a_probe_that_is_better_is_the_rung(world: World) -> None:
     """The model has a poor classifier on a body that knows more: fitted anew it is worth the most."""
     noise = np.random.default_rng(6).normal(size=world.head.shape) * np.abs(world.head).mean()

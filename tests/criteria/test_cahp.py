@@ -96,22 +96,6 @@ def test_jeffries_matusita_against_the_integral() -> None:
     np.testing.assert_allclose(jeffries_matusita(means, variances), expected, atol=1e-7)
 
 
-def test_silhouette_by_brute_force() -> None:
-    rng = np.random.default_rng(2)
-    points = rng.normal(size=(9, 2))
-    distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=-1))
-    medoids = [0, 4, 7]
-    labels = [int(np.argmin(distances[i, medoids])) for i in range(9)]
-    total = 0.0
-    for i in set(range(9)) - set(medoids):  # a medoid is no distance away from itself
-        a = float(np.hypot(*(points[i] - points[medoids[labels[i]]])))
-        others = [m for c, m in enumerate(medoids) if c != labels[i]]
-        b = sum(float(np.hypot(*(points[i] - points[m]))) for m in others) / len(others)
-        total += (b - a) / max(a, b)
-    assert cahp.silhouette(distances, labels, medoids) == pytest.approx(total / 6)
-    assert cahp.silhouette(distances, range(9), range(9)) == 1
-
-
 def grid_heads(layers: int, heads: int) -> list[Head]:
     return [Head("vision", layer, h) for layer in range(layers) for h in range(heads)]
 

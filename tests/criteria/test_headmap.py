@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import FAMILIES, QUICK, Family
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.heads import Head, all_heads, drop
+from hydrasurgeon.heads import Head
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
-EACH = [pytest.param(FAMILIES[name], id=name.replace(" ", "-")) for name in QUICK]
 
 
 def by_definition(
@@ -74,35 +71,3 @@ def test_layers_confine_the_circuit(tiny: MAKE, images: SPEC) -> None:
     assert whole.values is not None
     assert late.values["vision"][0] == whole.values["vision"][0]
     assert late.values["vision"][1] != whole.values["vision"][1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", EACH)
-def test_in_every_family(family: Family, tmp_path: Path) -> None:
-    """Slow version: heads are off because a member was written without them."""
-    source, data = tmp_path / "source", family.data(tmp_path)
-    family.write(source)
-    score = hs.score(source, method="headmap", data=data, device="cpu", batch_size=5).result
-    kept = {
-        tower: tuple(map(tuple, rows)) for tower, rows in family.both([[0, 1, 2, 3]] * 3).items()
-    }
-    samples, runs = open_data(data), iter(range(1000))
-
-    def loss(gone: list[Head]) -> float:
-        path = source
-        if gone:
-            run = next(runs)
-            mask = tmp_path / f"{run}.json"
-            mask.write_text(json.dumps(drop(kept, gone)))
-            path = hs.prune(source, mask=mask, out=tmp_path / f"{run}.safetensors").path
-        model = hs.load(path, device="cpu")
-        (batch,) = Batches(samples, model.transform, batch_size=len(samples))
-        with torch.inference_mode():
-            return float(cross_entropy(model(batch.inputs)[:, 0], batch.labels))
-
-    places = list(dict.fromkeys((head.tower, head.layer) for head in all_heads(kept)))
-    expected, _ = by_definition(loss, places, 4, 1)
-    assert score.values is not None
-    for (tower, layer), row in expected.items():
-        assert max(map(abs, row)) > 1e-4
-        assert score.values[tower][layer] == pytest.approx(row, rel=1e-2, abs=2e-6)

@@ -88,20 +88,6 @@ def test_one_side_has_names(tmp_path: Path) -> None:
     assert fit_classes(open_data(npz(tmp_path / "d.npz", None, [0])), named(None)).note is None
 
 
-def test_numbers_of_wordnet_are_no_words(tmp_path: Path) -> None:
-    """ImageNet's folders beside a model that knows words: in their order, and a note says so."""
-    data = npz(tmp_path / "d.npz", [f"n0144076{i}" for i in range(5)], [3])
-    fitted = fit_classes(open_data(data), named(NAMES))
-    assert fitted.labels is not None
-    assert fitted.labels.tolist() == [3]
-    assert fitted.note is not None
-    with pytest.raises(DataError, match="no class n01440764"):
-        fit_classes(
-            open_data(npz(tmp_path / "e.npz", ["n01440764"], [0])),
-            named([f"n{i}" for i in range(5)]),
-        )
-
-
 def test_clip_takes_other_words_in_the_same_places_only(tmp_path: Path) -> None:
     words = ("an_ant", "bee", "cat", "dog", "an_eel")
     prompts = {"zero_shot": {"templates": ["{label}"]}}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hydrasurgeon.data import by_length, open_data, tables
+from hydrasurgeon.data import open_data, tables
 from hydrasurgeon.data.packed import Packed
 from hydrasurgeon.data.samples import Rows
 
@@ -69,23 +68,3 @@ def test_digests_are_those_of_each_sample() -> None:
     assert samples.content_hash() == hashlib.sha256(b"".join(sorted(digests))).hexdigest()
     assert samples.shared_with(others) == sum(text in texts[5:9] for text in texts)
     assert others.shared_with(others) == 4
-
-
-def test_a_row_takes_its_text_and_a_few_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = 4000
-    monkeypatch.setattr(tables, "PIECE", 500)
-    spec = written(tmp_path / "t.jsonl", count)
-    content = sum(len(row["text"]) for row in rows(count))
-    tracemalloc.start()
-    try:
-        samples = open_data(spec)
-        assert by_length(samples) is not None
-        assert len(samples.digests) == count
-        held, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    # Where it ends, its label, and its digest.
-    assert held - content < count * (8 + 8 + 32) * 1.2
-    assert peak - content < count * 100

@@ -19,7 +19,6 @@ from hydrasurgeon.families import family_of
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.deberta.architectures import DebertaV2Config, weights
 from hydrasurgeon.families.deberta.family import DebertaV2
-from hydrasurgeon.families.hf_encoder.companions import load_tokenizer
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
 from hydrasurgeon.heads import all_heads
@@ -145,30 +144,6 @@ def test_the_first_deberta_is_told_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match=r"transformers:deberta is not supported") as refused:
         open_checkpoint(tmp_path / "v")
     assert "The nearest is deberta-v2." in str(refused.value.hint)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"split_by_punct": True}, {"do_lower_case": True}], ids=str
-)
-def test_its_tokenizer_is_the_librarys(options: dict[str, bool], tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, DebertaV2Tokenizer
-
-    special = [(name, 0.0) for name in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
-    pieces = ["▁good", "▁bad", "▁", "film", "▁film", "fi", "!", ",", "a", "▁a", "A"]
-    vocabulary = [
-        *special,
-        *((piece, -2.0 - i / 8) for i, piece in enumerate(pieces)),
-        ("[MASK]", 0.0),
-    ]
-    DebertaV2Tokenizer(vocab=vocabulary, **options).save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
-    texts = ["good film!", "Bad, a film  xyz", "film!!film", ""]
-    files = {
-        name: (tmp_path / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")
-    }
-    theirs = AutoTokenizer.from_pretrained(tmp_path)(texts)["input_ids"]
-    assert load_tokenizer(files, "deberta-v2", len(vocabulary))(texts)["input_ids"] == theirs
-    assert theirs[0] == ([1, 4, 8, 6, 10, 2] if "split_by_punct" in options else [1, 4, 8, 10, 2])
 
 
 def test_longest_text_is_what_its_config_says() -> None:

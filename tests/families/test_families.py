@@ -274,35 +274,3 @@ def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path
         for head, ours in zip(heads[2:], found, strict=True):
             with ablated(sites, [*heads[:2], head]):
                 torch.testing.assert_close(ours, model.module(inputs), rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize(
-    "family", thoroughly("ModernBERT", "EVA02 with separate projections", "DINOv3", "SigLIP")
-)
-def test_repairs_cahp_halves_and_both_ways_of_running(
-    family: Family, source: Path, tmp_path: Path
-) -> None:
-    from hydrasurgeon.data import open_data
-    from hydrasurgeon.runtime.answering import logits_of
-
-    data, inputs = family.data(tmp_path), family.inputs()
-    assert hs.score(source, method="cahp", data=data, device="cpu").result.values
-    plain = member(source, family, RAGGED, tmp_path / "plain.safetensors")
-    mask, out = tmp_path / "plain.safetensors.mask.json", tmp_path / "mended.safetensors"
-    mended = hs.prune(source, mask=mask, compensate="lstsq", data=data, out=out, device="cpu").path
-    full, bare, repaired = (
-        logits_of([hs.load(path, device="cpu")], open_data(data), Run(batch_size=24))[0]
-        for path in (source, plain, mended)
-    )
-    assert (repaired - full).norm() < 0.8 * (bare - full).norm()
-    halved = inputs if family.is_text else inputs.bfloat16()
-    high, low = logits(source, inputs), logits(source, halved, "bfloat16")
-    assert (low.float() - high).abs().max() < 0.1 * high.abs().max()
-    parts = members_of(source, family, tmp_path)
-    hydra = hs.load(hs.fuse(parts, out=tmp_path / "h.safetensors").path, device="cpu")
-    ways = []
-    for mode in ("stacked", "apart"):
-        hydra.module.mode = mode
-        with torch.inference_mode():
-            ways.append(hydra(inputs))
-    torch.testing.assert_close(*ways, rtol=0, atol=1e-4)

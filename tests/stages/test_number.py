@@ -19,7 +19,6 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.stages.monitor import monitor
-from hydrasurgeon.tuning.losses import losses_of
 
 BERT = FAMILIES["BERT"]
 QUIET = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
@@ -202,25 +201,6 @@ def test_its_own_library_says_the_same(learnt: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(theirs.loss, (theirs.logits[:, 0] - truth).square().mean())
         assert open_checkpoint(folder).manifest.model.problem == "number"
         torch.testing.assert_close(model(inputs).mean(dim=1), expected)
-
-
-def test_teachers_are_followed_to_their_mean(learnt: Path, tmp_path: Path) -> None:
-    from hydrasurgeon.problems import PROBLEMS
-
-    number, random = PROBLEMS["number"], torch.Generator().manual_seed(0)
-    logits = torch.randn(5, 1, generator=random)
-    teachers = [torch.randn(5, 2, 1, generator=random), torch.randn(5, 1, 1, generator=random)]
-    mean = torch.cat(teachers, dim=1)[..., 0].mean(dim=1)
-    loss = losses_of(number).distilled(logits, teachers, 1.0)
-    torch.testing.assert_close(loss, (logits[:, 0] - mean).square().mean())
-    two = torch.randn(5, 2, generator=random)
-    truth = torch.randn(5, generator=random)
-    normal = torch.distributions.Normal(two[:, 0], (two[:, 1] / 2).exp())
-    expected = -normal.log_prob(truth) - math.log(2 * math.pi) / 2
-    torch.testing.assert_close(losses_of(number).losses(two, truth), expected)
-    data: Any = table(tmp_path / "few.jsonl", 40, 3)
-    how = {"data": data, "teacher": [learnt], "recipe": "text", "set": {"epochs": "1"}}
-    hs.finetune(learnt, out=tmp_path / "taught.safetensors", device="cpu", **how)
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])

@@ -90,55 +90,6 @@ def test_every_file_holds_them(tagger: Path, expected: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
-def test_servers_answer_with_entities(tagger: Path, expected: Any) -> None:
-    from fastapi.testclient import TestClient
-
-    from hydrasurgeon.checkpoints.reading import open_checkpoint
-    from hydrasurgeon.options.deciding import ServeOptions
-    from hydrasurgeon.stages.serve import _app
-
-    options = ServeOptions.of(tagger, device="cpu")
-    app, _ = _app({"tagger": open_checkpoint(tagger)}, options, None)
-    tensor = {"name": "text", "shape": [len(TEXTS)], "datatype": "BYTES", "data": TEXTS}
-    group = {"aggregation_strategy": "simple"}
-    with TestClient(app) as client:
-        own = client.post("/v1/predict", json={"inputs": TEXTS}).json()["answers"]
-        pipeline = client.post("/", json={"inputs": TEXTS, "parameters": group}).json()
-        alone = client.post("/", json={"inputs": TEXTS[0]}).json()
-        by_tei = client.post("/predict", json={"inputs": TEXTS}).json()
-        tensors = client.post("/v2/models/tagger/infer", json={"inputs": [tensor]}).json()
-        refused = [
-            client.post("/", json={"inputs": TEXTS[0], "parameters": parameters})
-            for parameters in ({"top_k": 2}, {"aggregation_strategy": "none"})
-        ]
-        pair = client.post("/v1/predict", json={"inputs": [{"text": "a", "text_pair": "b"}]})
-        metrics = client.get("/metrics").text
-        described = client.get("/v2/models/tagger").json()["outputs"]
-    assert same(own, expected)
-    assert pipeline == by_tei
-    assert [each["word"] for each in alone] == [each["word"] for each in pipeline[0]]
-    for row, entities in zip(own, pipeline, strict=True):
-        assert entities == [
-            {
-                "entity_group": "A",
-                "score": entity["probability"],
-                "word": entity["text"],
-                "start": entity["start"],
-                "end": entity["end"],
-            }
-            for entity in row["entities"]
-        ]
-    assert [each["name"] for each in described] == ["entities"]
-    (output,) = [each for each in tensors["outputs"] if each["name"] == "entities"]
-    assert (output["datatype"], output["shape"]) == ("BYTES", [len(TEXTS)])
-    assert same([{"entities": json.loads(cell)} for cell in output["data"]], expected)
-    assert [reply.status_code for reply in (*refused, pair)] == [422, 422, 422]
-    total = sum(map(len, expected))
-    batches = 3  # three requests of all texts, and one of the first
-    assert f'predicted_total{{label="A"}} {total * (batches + 1) + len(expected[0])}.0' in metrics
-
-
-@pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
 def test_entities_that_are_not_answered_are_counted_and_left_out() -> None:
     from hydrasurgeon.problems import PROBLEMS
     from hydrasurgeon.serving.app import Counts

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from stacked_system import inputs_of, weighted_ridge
+from stacked_system import inputs_of
 from tiny_families import FAMILIES, thoroughly
 from tiny_members import logits
 from torch import Tensor
@@ -105,57 +104,6 @@ def test_scores_are_the_masks_gradients(tiny: MAKE, images: SPEC, tmp_path: Path
             scored.manifest.scores[f"neurons-{method}"].values["vision"][1], dtype=torch.float64
         )
         torch.testing.assert_close(values, expected.double(), rtol=1e-4, atol=1e-9)
-
-
-def test_lstsq_repairs_heads_and_neurons_in_turn(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
-    """W_2 of layer 1 by one stacked system, on what W_O of the same layer, repaired just before, hands it."""
-    path, data = tiny(), images(rows=20)
-    x = inputs_of(path, data)
-    done = hs.prune(
-        path,
-        method="magnitude",
-        keep=3,
-        neurons=0.25,
-        layers="1",
-        compensate="lstsq",
-        data=data,
-        out=tmp_path / "m",
-    )
-    neurons = list(done.manifest.kept_neurons["vision"][1])
-    assert len(neurons) == WHOLE // 4
-    teacher, student = (hs.load(p, device="cpu", dtype="float64").module for p in (path, done.path))
-    seen: dict[str, Any] = {}
-
-    def watched(module: Any, name: str, shift: Tensor | None = None) -> None:
-        block = module.blocks[1]
-        seen[name] = {}
-        block.norm2.register_forward_pre_hook(lambda _, args: seen[name].update(stream=args[0]))
-
-        def note(_: Any, args: Any, out: Tensor) -> Tensor:
-            seen[name].update(x=args[0], y=out)
-            return out if shift is None else out + shift
-
-        block.mlp.fc2.register_forward_hook(note)
-
-    watched(student, "student")
-    student(x)
-    shift = torch.zeros(len(x), 17, 32, dtype=torch.float64, requires_grad=True)
-    watched(teacher, "teacher", shift)
-    best = teacher(x).topk(2).values
-    (best[:, 0] - best[:, 1]).sum().backward()
-    target = seen["teacher"]["y"] + seen["teacher"]["stream"] - seen["student"]["stream"]
-    before = load_file(path)["blocks.1.mlp.fc2.weight"].double()[:, neurons]
-    weight, bias = weighted_ridge(
-        seen["student"]["x"].detach().flatten(0, 1).numpy(),
-        target.detach().flatten(0, 1).numpy(),
-        shift.grad.square().sum(dim=-1).flatten().numpy(),
-        before.numpy(),
-    )
-    after = load_file(done.path)
-    np.testing.assert_allclose(
-        after["blocks.1.mlp.fc2.weight"].numpy(), weight, rtol=1e-3, atol=1e-5
-    )
-    np.testing.assert_allclose(after["blocks.1.mlp.fc2.bias"].numpy(), bias, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

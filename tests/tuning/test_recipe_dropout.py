@@ -7,11 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny_families import FAMILIES, LAYERS, Family, dinov2_without_dropout, thoroughly
+from tiny_families import LAYERS, Family, dinov2_without_dropout, thoroughly
 from torch import nn
 
-import hydrasurgeon as hs
-from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.tuning.start import set_dropout, starting_module, starting_point
 
 TIMM = {"attn.proj_drop", "mlp.drop1", "mlp.drop2"}
@@ -42,7 +40,6 @@ PLACES = {
 """What is called so in each layer, by transformers' and OpenCLIP's own sources; timm's is the others'."""
 VISION = ("ViT", "DeiT", "DeiT distilled", "DINOv2", "DINOv2 with registers")
 """Whose branches older releases of transformers call otherwise."""
-SHORT = {"steps": "1", "warmup": "0", "batch_size": "8"}
 
 
 @pytest.mark.parametrize("family", thoroughly())
@@ -69,30 +66,3 @@ def test_it_reaches_the_branches_and_nothing_else(family: Family, tmp_path: Path
         n: r for n, r in before.items() if n not in changed
     }
     assert (note is None) == bool(places)
-
-
-@pytest.fixture
-def dinov2(tmp_path: Path) -> tuple[Path, str]:
-    dinov2_without_dropout()
-    FAMILIES["DINOv2"].write(tmp_path / "dinov2")
-    return tmp_path / "dinov2", FAMILIES["DINOv2"].data(tmp_path, rows=8)
-
-
-def test_what_is_asked_for_and_has_no_place_is_refused(
-    dinov2: tuple[Path, str], tmp_path: Path
-) -> None:
-    path, data = dinov2
-    fields = SHORT | {"dropout": "0.1"}
-    with pytest.raises(SurgeryError, match=r"--set dropout=0.1: no layer of Dinov2\w+ has dropout"):
-        hs.finetune(path, data=data, recipe="demo", set=fields, out=tmp_path / "t", device="cpu")
-    assert not list(tmp_path.glob("t*"))
-    # Without a chance there is nothing to place.
-    tuned = hs.finetune(
-        path,
-        data=data,
-        recipe="demo",
-        set=SHORT | {"dropout": "0"},
-        out=tmp_path / "t",
-        device="cpu",
-    )
-    assert not [note for note in tuned.notes if "dropout" in note]
