@@ -30,6 +30,7 @@ class ArrayFile(TensorFile):
         self.path = path
         self.metadata: dict[str, str] = {}
         self.infos: dict[str, TensorInfo] = {}
+        self.digests: dict[str, str] = {}
         self._arrays: dict[str, Raw] = {}
         with (
             open_regular(path, error=DataError) as file,
