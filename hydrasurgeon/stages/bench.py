@@ -90,7 +90,6 @@ class _Entry:
 
     def loaded(self, dtype: str, one: Any, device: str, engine: str) -> Any:
         """The contender as one module; its size is measured the first time."""
-        engine = "torch" if engine == "auto" else engine
         models: list[Any] = [
             engine_of(c, engine=engine, device=device, dtype=dtype) for c in self.checkpoints
         ]

@@ -17,7 +17,7 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, MissingDependency, UsageError
 from hydrasurgeon.stages.export import export
 
-pytestmark = [exports, onnx_writes]
+pytestmark = [exports, onnx_writes, pytest.mark.usefixtures("labels_need_not_fit")]
 
 
 def rows(checkpoint: Path, data: str, **options: Any) -> list[dict[str, Any]]:

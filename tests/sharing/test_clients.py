@@ -72,7 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         inputs = TEXTS if name == "texts" else PAIRS
         samples = [each if isinstance(each, str) else tuple(each) for each in inputs]
         answer = hs.load(path, device="cpu").decide(samples)
-        probs = answer.probabilities.numpy()
+        probs = answer.probabilities
         if name == "yes or no":
             probs = probs[:, -1:]
         everything[name] = (folder, inputs, probs)

@@ -102,6 +102,7 @@ def test_an_answer_that_got_worse_is_not_kept(
     assert json.loads(capsys.readouterr().out)["int8"]["after"]["auroc.noise"] == 0.75
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
 def test_what_decides_stays_in_float64(tmp_path: Path) -> None:
     """The matrices of an OOD score are no weights of the model."""
     family = FAMILIES["timm ViT"]

@@ -103,6 +103,7 @@ def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) 
 
 @exports
 @pytest.mark.slow
+@pytest.mark.usefixtures("labels_need_not_fit")
 def test_a_file_is_tried(prepared: Any, tmp_path: Path, capsys: Any) -> None:
     path, _, noise = prepared
     data = FAMILY.data(tmp_path, rows=160)
