@@ -145,6 +145,7 @@ def test_channels_of_a_norm_are_balanced() -> None:
     np.testing.assert_array_equal(made.run(None, {"x": x})[0], alone)
 
 
+@pytest.mark.slow
 def test_a_file_in_int8_answers_as_the_engine_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def calibrated(model: Path, tmp_path: Path, rows: list[tuple[str, int]]) -> Any:
     )
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
 def test_copies_promise_no_more_than_what_they_are_of(trained: Path, tmp_path: Path) -> None:
     once = texts(24, 5)
     for rows in (once, once * 4):

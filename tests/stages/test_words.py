@@ -239,6 +239,7 @@ def answered(path: Path, table: str) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_exports_answer_alike_or_leave_the_decision_out(place: Path, tmp_path: Path) -> None:
     table = str(place / "test.csv")
     for mode in ("first",):
