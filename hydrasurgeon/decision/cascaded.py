@@ -51,12 +51,12 @@ class Said:
         """
         assert state.record.words is not None
         model, reader = state.record.words.weights
+        features = self.logits if isinstance(state.fitted, OwnLogits) else self.features
         if isinstance(self.logits, ndarray):
             mixed = model * self.logits.astype(np.float64) + reader * read[:, None]
-            return replace(self, logits=mixed.astype(self.logits.dtype))
+            return replace(self, logits=mixed.astype(self.logits.dtype), features=features)
         logits, other = self.logits, read.to(self.logits.device).double()
         mixed = model * logits.double() + reader * other[:, None]
-        features = logits if isinstance(state.fitted, OwnLogits) else self.features
         return replace(self, logits=mixed.to(logits.dtype), features=features)
 
     def arrays(self) -> Said:
