@@ -185,7 +185,7 @@ def test_every_family(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("name", READERS)
 def test_the_full_product(tmp_path: Path, name: str) -> None:
     places = [(size, orientation) for size in SIZES for orientation in ORIENTATIONS]
     check(name, [*ENTRIES], places, tmp_path)
