@@ -18,7 +18,7 @@ def table(place: Path, seed: int, rows: int = 120) -> str:
     random = np.random.default_rng(seed)
     lines = []
     for _ in range(rows):
-        words = [str(word) for word in random.choice(WORDS[4:], size=random.integers(2, 8))]
+        words = [str(word) for word in random.choice(WORDS[4:], size=random.integers(4, 10))]
         named = [(word in WORDS[4:7]) != (random.random() < 0.1) for word in words]
         tags = ["B-A" if name else "O" for name in named]
         lines.append(json.dumps({"tokens": words, "tags": tags}))
