@@ -206,8 +206,10 @@ def test_the_public_names() -> None:
 
 
 SCRIPT = """
-import numpy as np
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 import hydrasurgeon as hs
@@ -215,7 +217,7 @@ import hydrasurgeon as hs
 model = hs.load("m", device="cpu")
 label: str = model.predict(["a", "b"])[0]["label"]
 probs: torch.Tensor = model.predict(torch.zeros(1, 3, 8, 8))
-unfamiliar: np.ndarray = model.decide(Image.new("L", (8, 8))).unfamiliar
+unfamiliar: NDArray[Any] = model.decide(Image.new("L", (8, 8))).unfamiliar
 rows: int = hs.predict("m", data="x.csv", keep_columns="a").rows
 path = hs.prune("m", method="taylor", keep=6, compensate="lstsq").path
 print(hs.fuse([path, "other"], out="h.safetensors").path.name, hs.__version__)
