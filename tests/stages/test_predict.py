@@ -365,6 +365,7 @@ def test_a_row_that_cannot_be_read_is_named_in_its_piece(
 def test_a_folder_of_parquet_holds_the_rows_of_one_file(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hydrasurgeon.stages.predict.AT_ONCE", 8)
     monkeypatch.setattr("hydrasurgeon.files.rows.PART", 8)
     options = {"data": str(texts / "t.parquet"), "batch_size": 4, "device": "cpu"}
     hs.predict(texts / "bert", out=texts / "one.parquet", **options)
