@@ -96,12 +96,12 @@ def main(folder: Path) -> None:
         )
         decision = hs.Decision.load(made.path)
         inside, outside = decision.decide(*answers(test[0])), decision.decide(*answers(nines))
-        right = (inside.labels.numpy() == test[1]).mean()
-        covered = inside.sets.numpy()[np.arange(len(test[1])), test[1]].mean()
+        right = (inside.labels == test[1]).mean()
+        covered = inside.sets[np.arange(len(test[1])), test[1]].mean()
         sys.stdout.write(
             f"{name}: {made.decision.ood.score}, accuracy {right:.3f}, sets that hold the label {covered:.3f}, "
-            f"flagged {inside.unfamiliar.double().mean():.3f} of the digits known and "
-            f"{outside.unfamiliar.double().mean():.3f} of the nines\n"
+            f"flagged {inside.unfamiliar.mean():.3f} of the digits known and "
+            f"{outside.unfamiliar.mean():.3f} of the nines\n"
         )
 
 

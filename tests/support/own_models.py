@@ -179,12 +179,12 @@ NOTES = (
 
 
 def notes(path: Path, rows: int, seed: int) -> None:
-    """Texts of one to three sentences, and where in them people and places stand."""
+    """Texts of two to four sentences, and where in them people and places stand."""
     rng = np.random.default_rng(seed)
     lines = []
     for _ in range(rows):
         text, entities = "", []
-        for sentence in rng.choice(NOTES, size=rng.integers(1, 4)):
+        for sentence in rng.choice(NOTES, size=rng.integers(2, 5)):
             for word in str(sentence).split():
                 start, kind = len(text), {"{P}": "PER", "{L}": "LOC"}.get(word)
                 if kind is not None:
