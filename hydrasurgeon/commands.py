@@ -176,7 +176,7 @@ COMMANDS = (
     Command(
         "export",
         USE,
-        ("pair -o pair.onnx", "pair -o graph/"),
+        ("pair -o pair.onnx", "pair -o checked.onnx --check test/"),
         record="measuring:ExportOptions",
         stage="export:export",
         view="exported",
