@@ -126,7 +126,8 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         target, sorted(tensors, key=lambda each: each.name), manifest, files=opened.files
     )
     unused = None
-    if arguments.fit_data is not None and arguments.ood_score not in ("auto", *FITTED):
+    on_logits = arguments.ood_score not in ("auto", *FITTED)
+    if arguments.fit_data is not None and on_logits and state.words is None:
         unused = (
             f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a "
             "function of the logits alone"

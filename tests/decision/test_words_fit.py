@@ -146,4 +146,3 @@ def test_weights_are_those_of_least_loss(kind: Kind) -> None:
         moved = (found.weights[0] + step[0], found.weights[1] + step[1])
         assert loss(moved, fitting) > best - 1e-6
     assert found.together == pytest.approx(loss(found.weights, certifying))
-    assert found.pays == (found.without - found.together > found.error)

@@ -17,7 +17,7 @@ from tiny_families import FAMILIES
 from tokenizers import Tokenizer
 
 import hydrasurgeon as hs
-from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
+from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.run.words import BUCKETS, FACTOR
 from hydrasurgeon.stages.export import export
 
@@ -316,4 +316,3 @@ def test_entities_have_none(place: Path) -> None:
     why = lacks(PROBLEMS["tokens"], None, None, first=False)  # type: ignore[arg-type]
     assert why is not None
     assert "every word has an answer of its own" in why
-    assert issubclass(UsageError, HydraError)
