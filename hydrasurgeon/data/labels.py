@@ -26,7 +26,7 @@ from hydrasurgeon.errors import PROBE, DataError
 from hydrasurgeon.files.foreign import MAX_NAME, is_name
 from hydrasurgeon.files.manifest import MAX_CLASSES, Model, ProblemName
 from hydrasurgeon.files.rows import harmless
-from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.lookup import did_you_mean, plugins
 
 Labels = NDArray[Any]
 """Class numbers, int64 [sample]; how true yes is, float64 [sample]; or 0 and 1, float32 [sample,
@@ -432,7 +432,7 @@ def matched(spec: str, column: Column, model: Model) -> Column:
         numbers = tuple(range(model.num_classes))
         called = tuple(map(str, numbers))
         column = replace(column, names=called, numbers=numbers, reading="positions")
-    read, wanted, hint = READ[model.problem]
+    read, wanted, hint = READ.get(model.problem) or plugins("problems")[model.problem].labels
     kind = _kind_of(column.labels)
     # Of CLIP a picture may show one thing, or several.
     if kind != wanted and not (model.is_zero_shot and kind == ONE):
@@ -444,7 +444,7 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     said = f"labels of {spec} are probabilities: what needs one label takes the most probable"
     if column.chances is not None and said not in (column.note or ""):
         notes.append(said)
-    if column.chances is not None and model.problem == "single_label":
+    if column.chances is not None and read is _of_classes:
         positions = positions_of(spec, column, model)[0]
         known = positions >= 0
         chances = np.zeros((len(labels), model.num_classes), dtype=np.float32)
@@ -650,7 +650,9 @@ READ: dict[str, tuple[Match, str, str]] = {
     "number": (_of_one_output, ONE, NUMBERS),
     "tokens": (_of_tokens, WORDS, TAGS),
 }
-"""Kind of problem → how labels are fitted to a model of it, what a row must have, and a hint."""
+"""Kind of problem → how labels are fitted to a model of it, what a row must have, and a hint; those
+of plugins are their `labels`.
+"""
 
 
 def _same_order(names: Sequence[str], model: Model) -> bool:

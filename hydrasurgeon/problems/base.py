@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import numpy as np
 from numpy import ndarray
 
+from hydrasurgeon.data.labels import READ, Match
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.decided import (
     Conformal,
@@ -307,6 +308,8 @@ class Problem(ABC):
     """What it means in graphs, as `module:class`."""
     trained_by: ClassVar[str] = "hydrasurgeon.tuning.losses:OfClasses"
     """What training minimizes, the same way."""
+    labels: ClassVar[tuple[Match, str, str]] = READ["single_label"]
+    """How labels are fitted to a model, what a row must have, and a hint."""
     lacks: ClassVar[Mapping[str, str]] = {}
     """Features of the tool that it has not → why, or what it has instead."""
 

@@ -1,0 +1,62 @@
+"""Classes in an order, such as stars or grades: a kind of problem in a package of its own.
+
+answer   the median class of the calibrated probabilities, which errs by the fewest classes
+loss     ranked probability score Σ_k (P(y ≤ k) − 1[y ≤ k])², beside the cross-entropy
+set      all classes between the first and the last that the prediction set holds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from hydrasurgeon.problems.classes import Classes, JudgedClasses
+
+
+def medians(probs: ndarray) -> ndarray:
+    """The first class up to which half of the probability lies."""
+    return (probs.cumsum(axis=-1) < 0.5).sum(axis=-1).clip(max=probs.shape[-1] - 1)
+
+
+def hulls(sets: ndarray) -> ndarray:
+    """Sets without gaps."""
+    behind = np.flip(np.logical_or.accumulate(np.flip(sets, -1), axis=-1), -1)
+    return np.logical_or.accumulate(sets, axis=-1) & behind
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedOrdinal(JudgedClasses):
+    """With how many classes each answer is off."""
+
+    off: ndarray
+
+    def measures(self) -> Any:
+        measured = super().measures()
+        return lambda rows: measured(rows) | {"mae": self.off[rows].mean(axis=1)}
+
+
+class Ordinal(Classes):
+    """One of several classes in an order."""
+
+    name = "ordinal"
+    trained_by = "ordinal_losses:Losses"
+    made_of = JudgedOrdinal
+
+    def predicted(self, logits: ndarray, constants: Any) -> Any:
+        plain = super().predicted(logits, constants)
+        labels = medians(plain.probabilities)
+        chances = np.take_along_axis(plain.probabilities, labels[:, None], axis=-1)[:, 0]
+        return replace(plain, labels=labels, probability=chances)
+
+    def decided(self, prediction: Any, record: Any, score: ndarray) -> Any:
+        made = super().decided(prediction, record, score)
+        return replace(made, sets=hulls(made.sets))
+
+    def judged(self, logits: ndarray, labels: ndarray, reading: Any) -> dict[str, ndarray]:
+        fields = super().judged(logits, labels, reading)
+        answers = medians(reading.answers(logits))
+        off = np.abs(answers - labels).astype(np.float64)
+        return {**fields, "predicted": answers, "correct": off == 0, "off": off}
