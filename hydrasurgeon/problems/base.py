@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -182,9 +183,9 @@ def joined(parts: Sequence[PredictionT], order: ndarray | slice = slice(None)) -
     """One after another, or in this order."""
     first = parts[0]
     whole = {
-        field.name: words.joined([getattr(part, field.name) for part in parts])[order]
-        for field in fields(first)
-        if isinstance(getattr(first, field.name), ndarray)
+        each.name: words.joined([getattr(part, each.name) for part in parts])[order]
+        for each in fields(first)
+        if isinstance(getattr(first, each.name), ndarray)
     }
     return type(first)(**{**vars(first), **whole})
 
@@ -205,6 +206,18 @@ def rows_of(
         {**start, **dict(zip(columns, row, strict=True))}
         for start, row in zip(begun, rows, strict=True)
     ]
+
+
+def entities_in(row: Mapping[str, Any]) -> list[Any]:
+    """The entities of a row, which tables hold as JSON."""
+    entities = row["entities"]
+    return list(json.loads(entities) if isinstance(entities, str) else entities)
+
+
+def abstained(row: Mapping[str, Any]) -> bool:
+    """Whether a row, or one of its entities, gives no answer for want of certainty."""
+    answers = entities_in(row) if "entities" in row else [row]
+    return any(each.get("answer") == "abstain" for each in answers)
 
 
 def digits(values: ndarray) -> list[float]:
@@ -282,6 +295,18 @@ class Judged(ABC):
         return ()
 
 
+@dataclass(frozen=True)
+class Watched:
+    """What `monitor` compares of answers."""
+
+    names: Sequence[str | int]
+    """What they are counted by."""
+    most: float = math.inf
+    """How unsure one can be."""
+    promises: Mapping[str, float] = field(default_factory=dict)
+    """Risks that labels can test."""
+
+
 class Problem(ABC):
     """How the outputs of a model are read, and what its labels are."""
 
@@ -296,8 +321,6 @@ class Problem(ABC):
     """Between which numbers labels lie that are no class numbers."""
     says_yes: ClassVar[bool] = False
     """Whether each logit says yes or no by its sigmoid."""
-    doubt: ClassVar[str] = "total"
-    """The column that says how unsure an answer is."""
     ranks: ClassVar[bool] = False
     """Whether the samples of a group have ranks."""
     by_word: ClassVar[bool] = False
@@ -429,21 +452,17 @@ class Problem(ABC):
         flags = (("--promise", promise.promise is not None),)
         refuse(flags, name, f"a {self.name} model", "It says what is promised of entities.")
 
-    def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
-        """What `monitor` counts answers by."""
-        return model.labels or range(model.num_classes)
+    @abstractmethod
+    def watched(self, model: Model, decision: Decision) -> Watched:
+        """What `monitor` compares."""
 
     @abstractmethod
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
-        """By which of these a row of `predict` is counted, and how unsure it is."""
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+        """By which of the names a row of `predict` is counted."""
 
     def parts(self, logits: ndarray | None, constants: Constants) -> Scores | None:
         """The probability of each of a sample's answers, where it has several."""
         return None
-
-    def promises(self, decision: Decision) -> Mapping[str, float]:
-        """Risks that labels can test, for `monitor`."""
-        return {}
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
         """The promises that an answer comes under, and whether it breaks them."""
@@ -453,17 +472,9 @@ class Problem(ABC):
         """What `serve` counts a row by."""
         return ()
 
-    def abstained(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row gives no answer for want of certainty."""
-        return bool(row.get("answer") == "abstain")
-
     def unsure(self, row: Mapping[str, Any]) -> float:
-        """How unsure a row's answer is, for `serve`."""
-        return float(row[self.doubt])
-
-    def least_sure(self, classes: int) -> float:
-        """How unsure an answer can be."""
-        return math.inf
+        """How unsure a row's answer is."""
+        return float(row["total"])
 
     @abstractmethod
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.files.decided import FITTED, LOGITS, Decision
-from hydrasurgeon.files.manifest import ProblemName
+from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.files.rows import harmless
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import unfit
@@ -29,6 +29,7 @@ from hydrasurgeon.problems.base import (
     Prediction,
     Problem,
     Reads,
+    Watched,
     digits,
 )
 from hydrasurgeon.run.shapes import Bool, Float, Int
@@ -419,12 +420,14 @@ class Classes(Problem):
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return {"temperature": temperature_of(outputs.logits, outputs.truth)}
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
-        return str(row["label"]), float(row["total"])
-
-    def promises(self, decision: Decision) -> Mapping[str, float]:
+    def watched(self, model: Model, decision: Decision) -> Watched:
+        """No distribution over the classes is less certain than the uniform one."""
+        names = model.labels or range(model.num_classes)
         risk = None if decision.abstain is None else decision.abstain.risk
-        return {} if risk is None else {"risk": risk}
+        return Watched(names, math.log(len(names)), {} if risk is None else {"risk": risk})
+
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+        return str(row["label"])
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
         if row.get("answer") in ("abstain", "unfamiliar"):
@@ -433,10 +436,6 @@ class Classes(Problem):
 
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         return [str(row["label"])]
-
-    def least_sure(self, classes: int) -> float:
-        """No distribution over the classes is less certain than the uniform one."""
-        return math.log(classes)
 
     def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
         """NLL `before`, and by `temperature`."""

@@ -39,6 +39,7 @@ from hydrasurgeon.problems.base import (
     Prediction,
     Problem,
     Reads,
+    Watched,
     refuse,
 )
 from hydrasurgeon.problems.classes import ClassPrediction
@@ -133,21 +134,19 @@ class ManyLabels(YesNo):
     def outputs(self, outputs: Outputs) -> Outputs:
         return Problem.outputs(self, outputs)
 
-    def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
-        return Problem.classes(self, model, decision)
+    def watched(self, model: Model, decision: Decision) -> Watched:
+        names = model.labels or range(model.num_classes)
+        return Watched(names, len(names) * math.log(2))
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
         """By its most probable label, which CSV has in a column of its own."""
         if "top1" in row:
-            return str(row["top1"]), float(row["total"])
+            return str(row["top1"])
         top = json.loads(row["top"]) if isinstance(row["top"], str) else row["top"]
-        return str(top[0][0]), float(row["total"])
+        return str(top[0][0])
 
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         return [str(name) for name, _ in row["labels"]]
-
-    def least_sure(self, classes: int) -> float:
-        return classes * math.log(2)
 
     def constants(self, record: Decision) -> Constants:
         return {"labels": record.labels}

@@ -36,6 +36,7 @@ from hydrasurgeon.problems.base import (
     Prediction,
     Problem,
     Reads,
+    Watched,
     digits,
     refuse,
 )
@@ -130,7 +131,6 @@ class Numbers(Problem):
     trained_by = "hydrasurgeon.tuning.losses:OfNumbers"
     scores = ()
     features = ("mds", "maha++", "residual", "knn")
-    doubt = "spread"
     columns: ClassVar = {
         **dict.fromkeys(("value", "low", "high", "spread", "ood_score"), "number"),
         **{name: DOUBTS[name] for name in ("unfamiliar", "answer", "error")},
@@ -231,14 +231,15 @@ class Numbers(Problem):
         )
         refuse(flags, name, "a model of numbers", hint)
 
-    def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
+    def watched(self, model: Model, decision: Decision) -> Watched:
         """Ranges of values, each as frequent as the others on validation data."""
-        return [f"{low} to {high}" for low, high in pairwise(_bounds(decision))]
+        return Watched(_ranges(decision))
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
-        low = bisect_left(decision.levels, float(row["value"]))
-        bounds = _bounds(decision)
-        return f"{bounds[low]} to {bounds[low + 1]}", float(row["spread"])
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+        return _ranges(decision)[bisect_left(decision.levels, float(row["value"]))]
+
+    def unsure(self, row: Mapping[str, Any]) -> float:
+        return float(row["spread"])
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         """How much members' own variance and their spread count, by the Gaussian NLL; the labels fit
@@ -299,8 +300,9 @@ class Numbers(Problem):
         return JudgedNumbers(**fields, groups=groups)
 
 
-def _bounds(decision: Decision) -> tuple[str, ...]:
-    return ("lowest", *(f"{level:g}" for level in decision.levels), "highest")
+def _ranges(decision: Decision) -> list[str]:
+    bounds = ("lowest", *(f"{level:g}" for level in decision.levels), "highest")
+    return [f"{low} to {high}" for low, high in pairwise(bounds)]
 
 
 def _moments(logits: Float[ndarray, "sample member klass"]) -> tuple[Scores, Scores, Scores]:

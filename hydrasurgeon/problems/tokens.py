@@ -6,7 +6,6 @@ a word look. Probabilities of such a place are 0.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -27,6 +26,8 @@ from hydrasurgeon.problems.base import (
     Prediction,
     Problem,
     Reads,
+    Watched,
+    entities_in,
     refuse,
 )
 from hydrasurgeon.problems.classes import Classes
@@ -180,24 +181,21 @@ class Tokens(Problem):
         )
         refuse(flags, name, "a token classifier", f"OOD scores: {', '.join(scores)}.")
 
-    def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
+    def watched(self, model: Model, decision: Decision) -> Watched:
         """Kinds of entities, by the first of a text."""
-        return [NONE, *(called_kind(kind, model.labels) for kind in range(model.num_classes // 2))]
+        kinds = range(model.num_classes // 2)
+        return Watched([NONE, *(called_kind(kind, model.labels) for kind in kinds)])
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
-        entities = _listed(row)
-        return str(entities[0]["label"]) if entities else NONE, self.unsure(row)
-
-    def abstained(self, row: Mapping[str, Any]) -> bool:
-        """Of some entity."""
-        return any(entity["answer"] == "abstain" for entity in _listed(row))
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+        entities = entities_in(row)
+        return str(entities[0]["label"]) if entities else NONE
 
     def unsure(self, row: Mapping[str, Any]) -> float:
-        return sum(1 - float(entity["probability"]) for entity in _listed(row))
+        return sum(1 - float(entity["probability"]) for entity in entities_in(row))
 
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         """Each entity that is answered."""
-        answers = [str(entity["answer"]) for entity in _listed(row)]
+        answers = [str(entity["answer"]) for entity in entities_in(row)]
         return [answer for answer in answers if answer != "abstain"]
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
@@ -368,12 +366,6 @@ def _most(counts: Int[ndarray, " text"]) -> int:
 def _how(constants: Constants) -> str:
     entities = constants.get("entities")
     return WAYS[0] if entities is None else entities.probability
-
-
-def _listed(row: Mapping[str, Any]) -> list[Any]:
-    """The entities of a row, which tables hold as JSON."""
-    entities = row["entities"]
-    return list(json.loads(entities) if isinstance(entities, str) else entities)
 
 
 def _tags(outputs: Outputs) -> Int[ndarray, "text word"]:

@@ -19,6 +19,7 @@ from hydrasurgeon.problems.base import (
     Outputs,
     Prediction,
     Reads,
+    Watched,
     digits,
 )
 from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
@@ -125,12 +126,10 @@ class YesNo(Classes):
             "nll": -(1 - shares) * logs[:, 0] - shares * logs[:, 1],
         }
 
-    def classes(self, model: Model, decision: Decision) -> Sequence[str | int]:
-        return YES_NO
-
-    def promises(self, decision: Decision) -> Mapping[str, float]:
-        limits = decision.limits
-        return {} if limits is None else {"risk of yes": limits.risk, "risk of no": limits.risk}
+    def watched(self, model: Model, decision: Decision) -> Watched:
+        risk = None if decision.limits is None else decision.limits.risk
+        promises = {} if risk is None else {"risk of yes": risk, "risk of no": risk}
+        return Watched(YES_NO, math.log(2), promises)
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
         """Of what is answered yes, what is not; of what is, what is answered no."""
@@ -144,8 +143,8 @@ class YesNo(Classes):
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         return [row["answer"]]
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> tuple[str, float]:
-        return YES_NO[float(row["logit"]) > 0], float(row["total"])
+    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+        return YES_NO[float(row["logit"]) > 0]
 
     def guessing(self, outputs: Outputs) -> float:
         shares = outputs.truth if outputs.shares is None else outputs.shares

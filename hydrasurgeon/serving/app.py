@@ -25,6 +25,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.exceptions import HTTPException as Refused
 from starlette.requests import ClientDisconnect
 
+from hydrasurgeon.problems.base import abstained
 from hydrasurgeon.serving.inputs import (
     JSON,
     PATIENCE,
@@ -172,7 +173,7 @@ class Counts:
         self.batches.observe(len(rows))
         self.inputs.inc(len(rows))
         for row in rows:
-            self.abstained.inc(not row["unfamiliar"] and problem.abstained(row))
+            self.abstained.inc(not row["unfamiliar"] and abstained(row))
             self.unfamiliar.inc(bool(row["unfamiliar"]))
             self.went_on.inc(row.get("members_run", members) == members)
             self.uncertainty.observe(problem.unsure(row))

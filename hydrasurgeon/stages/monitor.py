@@ -5,7 +5,6 @@ saw.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,12 @@ from hydrasurgeon.files.looks import Look, fingerprint, hash_of, read_looks, unp
 from hydrasurgeon.files.rows import harmless, read_rows
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import MonitorOptions
+from hydrasurgeon.problems.base import abstained
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.decided import Decision
     from hydrasurgeon.measuring.drift import Drift
-    from hydrasurgeon.problems.base import Problem
+    from hydrasurgeon.problems.base import Problem, Watched
 
 STATE = ".state.json"
 """What the name of a file of answers gets behind it, for the state."""
@@ -84,12 +84,13 @@ def monitor(arguments: MonitorOptions) -> Monitored:
     from hydrasurgeon.problems import problem_of
 
     problem = problem_of(model)
-    reader = _Reader(problem, decision, problem.classes(model, decision))
+    watched = problem.watched(model, decision)
+    reader = _Reader(problem, decision, watched)
     state = read_looks(
         place,
         against=fingerprint(opened.manifest.weights_sha256, decision),
         alpha=arguments.alpha,
-        classes=len(reader.labels),
+        classes=len(watched.names),
     )
     answers = reader.counted(path, unpacked(state.answers))
     labelled, kept = set[bytes](), dict[str, tuple[int, int]]()
@@ -116,9 +117,7 @@ def monitor(arguments: MonitorOptions) -> Monitored:
             f"{opened.name} does not say which classes it predicted on validation data: "
             "calibrate again to compare"
         )
-    drift = drift_over(
-        state.looks, decision, reader.labels, problem.promises(decision), alpha=state.alpha
-    )
+    drift = drift_over(state.looks, decision, watched.names, watched.promises, alpha=state.alpha)
     if looked:
         write_text(place, state.text())
     return Monitored(opened.name, drift, tuple(filter(None, (opened.note, *notes))))
@@ -144,16 +143,17 @@ class _Reader:
 
     problem: Problem
     decision: Decision
-    labels: Sequence[str | int]
+    watched: Watched
 
     def counted(self, path: Path, known: set[bytes]) -> _Counted:
         """The counts of the answers that are not known yet, each once."""
-        predicted, kinds = [0] * len(self.labels), Counter[str]()
+        names = self.watched.names
+        predicted, kinds = [0] * len(names), Counter[str]()
         uncertainty, errors, repeats = 0.0, 0, False
-        index = {str(label): at for at, label in enumerate(self.labels)}
+        index = {str(label): at for at, label in enumerate(names)}
         # CSV holds names that a spreadsheet would run as a formula in another form.
         index = {harmless(label): at for label, at in index.items()} | index
-        most = self.problem.least_sure(len(self.labels)) + ROUNDING
+        most = self.watched.most + ROUNDING
         new: set[bytes] = set()
         for where, row in read_rows(path):
             digest = hash_of(row)
@@ -190,12 +190,12 @@ class _Reader:
         """Hashes of labels that are not known yet, and what they say of the answers in a file: of
         each promise the labelled rows, and those that break it.
         """
-        if not self.problem.promises(self.decision):
+        if not self.watched.promises:
             raise UsageError(
                 "--labels: the checkpoint promises no risk that one label a row could test",
                 hint="Leave them out; calibrate --risk promises such a risk of classes, and of yes and no.",
             )
-        names = {harmless(str(label)) for label in self.labels}
+        names = {harmless(str(label)) for label in self.watched.names}
         truths: dict[str, str] = {}
         new: set[bytes] = set()
         for where, row in read_rows(labels):
@@ -204,7 +204,7 @@ class _Reader:
             if row["label"] in (None, ""):
                 continue
             name, truth = str(row["id"]), harmless(str(row["label"]))
-            if self.problem.says_yes:
+            if truth not in names:
                 truth = YES_NO.get(truth.lower(), truth)
             if truth not in names:
                 raise DataError(
@@ -267,9 +267,9 @@ def _answer(
         raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT)
     named = _Row(row)
     try:
-        label, total = problem.counted(decision, named)
+        label, total = problem.counted(decision, named), problem.unsure(named)
         unfamiliar = FLAGS[str(named["unfamiliar"]).strip().lower()]
-        abstained = problem.abstained(named)
+        is_unsure = abstained(named)
     except (LookupError, TypeError, ValueError) as error:
         what = "is missing"
         if named.column in row:
@@ -277,5 +277,5 @@ def _answer(
         raise DataError(f"{where}: {named.column} {what}", hint=HINT) from error
     if not 0 <= total <= most:
         raise DataError(f"{where}: a total uncertainty of {total:g}", hint=DAMAGED)
-    kind = "unfamiliar" if unfamiliar else "abstain" if abstained else "answered"
+    kind = "unfamiliar" if unfamiliar else "abstain" if is_unsure else "answered"
     return label, kind, total

@@ -28,6 +28,7 @@ from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
 from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.base import abstained
 from hydrasurgeon.problems.columns import columns_of, spread, without_state
 from hydrasurgeon.problems.printed import Answers
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.options.shared import Run
-    from hydrasurgeon.problems.base import Problem
 
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
@@ -114,7 +114,7 @@ def predict(arguments: PredictOptions) -> Predicted:
         elif arguments.each is not None:
             keep = partial(_hand_on, arguments.each)
         for rows in source.rows():
-            counts.update(_outcome(row, source.problem) for row in rows)
+            counts.update(_outcome(row) for row in rows)
             if read is not None:
                 ids += [str(row["id"]) for row in rows if "error" not in row]
             hashes.extend(hash(str(row["id"])) for row in rows)
@@ -133,12 +133,12 @@ def _hand_on(each: Callable[[str], None], rows: list[dict[str, Any]]) -> None:
         each(line(row))
 
 
-def _outcome(row: dict[str, Any], problem: Problem) -> str:
+def _outcome(row: dict[str, Any]) -> str:
     if "error" in row:
         return "error"
     if row["unfamiliar"]:
         return "unfamiliar"
-    return "abstain" if problem.abstained(row) else "answered"
+    return "abstain" if abstained(row) else "answered"
 
 
 def _check(arguments: PredictOptions) -> None:
@@ -208,7 +208,6 @@ class _Model:
         self.kept = {f"data_{name}" if name in own else name: name for name in keep}
         self.id_column = arguments.id_column or ID
         said = opened.note, fitted_otherwise(opened, engine)
-        self.problem = self.model.problem
         self.notes = (*filter(None, said), *self.model.notes)
         if self.model.state is None:
             self.notes += (without_state(opened.name),)
@@ -375,7 +374,6 @@ class _Predictions:
         assert arguments.decision is not None
         assert arguments.predictions is not None
         self.decision, self.top = Decision.load(arguments.decision), arguments.top
-        self.problem = self.decision.state.problem
         given = read_outputs(Path(arguments.predictions))
         self.outputs, self.ids = given.outputs, given.ids or range(len(given.outputs.logits))
         self.names = self.decision.names or given.names

@@ -190,7 +190,7 @@ def test_a_state_is_read_again_and_sees_what_monitor_counts() -> None:
     assert seen is not None
     counts = dict.fromkeys(("none", "PER", "LOC"), 0)
     for row in rows:
-        counts[TOKENS.counted(record, row)[0]] += 1
+        counts[TOKENS.counted(record, row)] += 1
     assert tuple(counts.values()) == seen.predicted
     assert seen.uncertainty == pytest.approx(np.mean([TOKENS.unsure(row) for row in rows]))
     assert 0 < sum(row["unfamiliar"] for row in rows) < 0.1 * len(rows)

@@ -92,6 +92,7 @@ def test_every_file_holds_them(tagger: Path, expected: Any, tmp_path: Path) -> N
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
 def test_entities_that_are_not_answered_are_counted_and_left_out() -> None:
     from hydrasurgeon.problems import PROBLEMS
+    from hydrasurgeon.problems.base import abstained
     from hydrasurgeon.serving.app import Counts
     from hydrasurgeon.serving.text_inference import asked_to_predict
     from hydrasurgeon.stages.predict import _outcome
@@ -102,13 +103,13 @@ def test_entities_that_are_not_answered_are_counted_and_left_out() -> None:
     row = {"id": 0, "entities": [unsure, sure], "ood_score": 0.1, "unfamiliar": False}
     strange, calm = {**row, "unfamiliar": True}, {**row, "entities": [sure]}
     rows = [row, strange, calm, {**row, "error": "damaged"}]
-    assert [_outcome(each, tokens) for each in rows] == [
+    assert [_outcome(each) for each in rows] == [
         "abstain",
         "unfamiliar",
         "answered",
         "error",
     ]
-    assert tokens.abstained({**row, "entities": json.dumps(row["entities"])})
+    assert abstained({**row, "entities": json.dumps(row["entities"])})
     reply = asked_to_predict(b'{"inputs": "Ada Bob"}', 8).reply([row])
     assert reply == [{"entity_group": "A", "score": 0.9, "word": "Ada", "start": 0, "end": 3}]
     counts = Counts()
