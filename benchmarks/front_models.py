@@ -93,6 +93,7 @@ TASKS = {
             "far": "clinc-far-scope.jsonl",
             "choose": "clinc-val-ood.jsonl",
         },
+        from_probe=True,
     ),
     "movies": Task(
         _minilm,
@@ -107,7 +108,9 @@ TASKS = {
             "far": "few-nyt.jsonl",
             "choose": "docstrings.jsonl",
         },
+        epochs=2,
         limit=4000,
+        from_probe=True,
     ),
     "topics": Task(
         _minilm,
@@ -122,6 +125,7 @@ TASKS = {
             "far": "few-nyt.jsonl",
             "choose": "docstrings.jsonl",
         },
+        from_probe=True,
     ),
     "tweets": Task(
         _minilm,

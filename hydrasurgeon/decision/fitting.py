@@ -432,13 +432,14 @@ def _area(inside: Scores, outside: Scores) -> float:
 
 def fit_alone(
     val: Outputs,
+    own: Outputs,
     fit: Outputs | None,
     foreign: Sequence[Outputs],
     promise: CalibrateOptions,
     problem: Problem = SINGLE,
 ) -> tuple[State, tuple[str, ...]]:
-    """A state of any model, from its predictions on validation data, on what OOD scores are fitted
-    on, and on OOD data; and notes.
+    """A state of any model, from its predictions on validation data (its `own`, and those that
+    answer), on what OOD scores are fitted on, and on OOD data; and notes.
     """
     if val.features is None and not problem.scores:
         raise DataError(
@@ -447,7 +448,7 @@ def fit_alone(
         )
     score, linear = promise.ood_score, None
     if val.features is not None and not problem.by_word:
-        linear = classifiers_of(fit or val)
+        linear = classifiers_of(fit or own)
     lacking = FITTED if val.features is None else OF_CLASSIFIERS if linear is None else ()
     if score in lacking:
         what = (
@@ -474,6 +475,7 @@ def fit_alone(
         linear = [(np.zeros((classes, width)), np.zeros(classes))] * members
     state, more = fit_state(
         val,
+        own=own,
         promise=promise,
         score=score,
         classifiers=linear or (),

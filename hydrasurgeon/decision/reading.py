@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import Tokens, pixels_of, reader_of
 from hydrasurgeon.decision.beside import Beside, fit_beside, losses, scaled
+from hydrasurgeon.decision.cascaded import with_seen
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.words import FEWEST, Fitted, Kind, fit_pixels, fit_words
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
-from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Floats, Words
@@ -38,15 +38,15 @@ class Reading:
 
     record: decided.Words
     reader: Words | Pixels
-    see: Callable[[Samples], Any]
+    see: Callable[[Any], Any]
 
-    def read(self, samples: Samples) -> ndarray:
+    def read(self, samples: Any) -> ndarray:
         """[sample, output], and in the last column how novel each sample is."""
         seen = self.see(samples)
         columns = [self.reader.outputs(seen), self.reader.novelty(seen)[:, None]]
         return np.concatenate(columns, axis=1)
 
-    def first(self, samples: Samples, said: Outputs, problem: Problem) -> Outputs:
+    def first(self, samples: Any, said: Outputs, problem: Problem) -> Outputs:
         """What it says of samples before the model has `said` anything."""
         read = self.read(samples).astype(np.float32)[:, None]
         return problem.outputs(replace(said, logits=read[..., :-1], features=read[..., -1:]))
@@ -56,12 +56,18 @@ class Reading:
         own = isinstance(state.fitted, OwnLogits)
         return replace(mixed, features=said.logits if own else said.features)
 
-    def whole(self, state: State, samples: Samples, said: Outputs) -> Outputs:
+    def joined(self, state: State, mixed: Outputs, said: Outputs) -> State:
+        """The state of both, and what it makes of VAL."""
+        state = state.beside(self.record, self.reader)
+        val = self.scored(state, mixed, said)
+        return with_seen(state, val.logits, val.features)
+
+    def whole(self, state: State, samples: Any, said: Outputs) -> Outputs:
         """What both say of samples."""
         mixed = state.problem.outputs(self.beside(said, samples))
         return self.scored(state, mixed, said)
 
-    def beside(self, outputs: Outputs, samples: Samples) -> Outputs:
+    def beside(self, outputs: Outputs, samples: Any) -> Outputs:
         """What a model said, with what the reader adds."""
         model, reader = self.record.weights
         read = self.read(samples)[:, None, :-1]
@@ -69,43 +75,63 @@ class Reading:
         return replace(outputs, logits=mixed.astype(outputs.logits.dtype))
 
 
-def lacks(problem: Problem, model: Model, train: Samples | None, *, first: bool) -> str | None:
+def lacks(problem: Problem, outputs: int, train: Sized | None, *, first: bool) -> str | None:
     """Why there is no reader; None where there can be one."""
     if problem.name not in KINDS:
         return f"words: {problem.name} have none, for every word has an answer of its own"
     if problem.name == "number" and first:
         return "words: a number is not sure of itself, so nothing can come before the model"
-    if problem.name == "number" and model.num_classes != 1:
+    if problem.name == "number" and outputs != 1:
         return "words: a model that says how certain each number is has none"
     if train is None:
-        return "words: are fitted on --fit-data, and none is given"
+        return "words: are fitted on --fit-data (or --fit-predictions), and none is given"
     if len(train) < FEWEST:
-        return f"words: left out, for {len(train)} samples of --fit-data are fewer than {FEWEST}"
+        return f"words: left out, for {len(train)} samples to learn from are fewer than {FEWEST}"
     return None
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Samples that a reader learns from, or is weighed on."""
+
+    samples: Any
+    labels: Any
+    chances: ndarray | None = None
+    """Probabilities of classes, where labels are such."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def lesson(samples: Samples) -> Lesson:
+    """Of a data set."""
+    if samples.labels is None:
+        raise DataError(f"{samples.spec}: has no labels")
+    written = samples.written
+    return Lesson(samples, samples.labels, None if written is None else written.chances)
 
 
 def fit_reading(
     problem: Problem,
-    model: Model,
-    transform: Any,
-    train: Samples,
-    val: Samples,
+    see: Callable[[Any], Any],
+    tokenizer: str | None,
+    train: Lesson,
+    val: Lesson,
     outputs: Outputs,
     halves: tuple[ndarray, ndarray],
 ) -> tuple[Reading, Beside]:
     """The reader with the least loss on the half of VAL that fits, and its weight beside what the
-    model said of VAL.
+    model said of VAL; `tokenizer` is the hash of what makes ids of texts.
     """
-    kind = KINDS[problem.name]
-    see = seer(transform)
+    kind, logits = KINDS[problem.name], outputs.logits.astype(np.float64)
     fitting, certifying = halves
-    known, targets = targets_of(train, kind, model.num_classes)
-    if kind == "softmax" and train.written is not None and train.written.chances is not None:
-        targets = train.written.chances.astype(np.float64)
-    seen = see(train)
+    known, targets = targets_of(train.labels, kind, logits.shape[-1])
+    if kind == "softmax" and train.chances is not None:
+        targets = train.chances.astype(np.float64)
+    seen = see(train.samples)
     train_seen = [seen[row] for row in known] if isinstance(seen, list) else seen[known]
-    labelled, truth = targets_of(val, kind, model.num_classes)
-    val_seen = see(val)
+    labelled, truth = targets_of(val.labels, kind, logits.shape[-1])
+    val_seen = see(val.samples)
     fitting = np.intersect1d(fitting, labelled)
     certifying = np.intersect1d(certifying, labelled)
 
@@ -120,15 +146,14 @@ def fit_reading(
     parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
     text = isinstance(fitted.reader, Words)
     reader = reader_of("words" if text else "pixels", parts)
-    logits = outputs.logits.astype(np.float64)
     worth = fit_beside(kind, logits, reader.outputs(val_seen), truth, fitting, certifying)
     record = decided.Words(
         reader="words" if text else "pixels",
         mode="beside",
-        tokenizer=model.preprocess.get("files_sha256") if text else None,
+        tokenizer=tokenizer if text else None,
         ids=len(parts["ids"]) if text else 0,
         columns=len(parts["weight"]),
-        outputs=model.num_classes,
+        outputs=logits.shape[-1],
         weights=worth.weights,
         alone=worth.alone,
         worth=decided.Worth(nll=(worth.without, worth.together), se=worth.error),
@@ -144,11 +169,9 @@ def seer(transform: Any) -> Callable[[Samples], Any]:
     return lambda samples: np.stack([pixels_of(samples.read(i)) for i in range(len(samples))])
 
 
-def targets_of(samples: Samples, kind: Kind, outputs: int) -> tuple[NDArray[np.int64], Floats]:
+def targets_of(labels: Any, kind: Kind, outputs: int) -> tuple[NDArray[np.int64], Floats]:
     """Which samples have a label, and what the outputs of all should be."""
-    if samples.labels is None:
-        raise DataError(f"{samples.spec}: has no labels")
-    labels = np.asarray(samples.labels)
+    labels = np.asarray(labels)
     known = np.flatnonzero((labels.reshape(len(labels), -1) != -1).all(axis=1))
     if kind == "softmax":
         targets = np.zeros((len(labels), outputs))

@@ -73,6 +73,7 @@ def read_decision_file(path: Path) -> DecisionFile:
     actual = {name: info.shape for name, info in tensors.items() if info.dtype == "F32"}
     fits = len(record.ood.members) in (0, header.members) and record.cascade is None
     fits = fits and record.counts(header.classes)
+    fits = fits and (record.words is None or record.words.outputs == header.classes)
     fits = fits and len(header.names or range(header.classes)) == header.classes
     if actual != shapes or len(tensors) != len(shapes) or not fits:
         raise Disagreement(

@@ -112,19 +112,19 @@ def certifying(samples: Samples, history: Sequence[Step]) -> tuple[Samples, list
     return (samples if keep.all() else _some(samples, np.flatnonzero(keep))), notes
 
 
-def distinct(outputs: Outputs, name: str) -> tuple[Outputs, str | None]:
-    """Predictions without copies, which features tell."""
+def distinct(outputs: Outputs, name: str) -> tuple[NDArray[np.int64], str | None]:
+    """The rows of predictions without copies, which features tell; and a note."""
+    every = np.arange(len(outputs.logits))
     if outputs.features is None or outputs.groups is not None:
-        return outputs, None
-    count = len(outputs.logits)
-    parts = [each.reshape(count, -1) for each in (outputs.logits, outputs.features)]
+        return every, None
+    parts = [each.reshape(len(every), -1) for each in (outputs.logits, outputs.features)]
     rows = np.concatenate(parts, axis=1, dtype=np.float64)
     _, first = np.unique(rows, axis=0, return_index=True)
     copies = len(rows) - len(first)
     if not copies:
-        return outputs, None
+        return every, None
     note = f"{name}: {copies:,} of its {len(rows):,} samples are copies of others, and count once"
-    return outputs.at(np.sort(first)), note
+    return np.sort(first), note
 
 
 def _some(samples: Samples, rows: NDArray[np.int64]) -> Samples:

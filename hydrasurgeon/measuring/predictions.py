@@ -33,6 +33,7 @@ from hydrasurgeon.measuring.results import Cost, Count
 from hydrasurgeon.problems import PROBLEMS, SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.run.shapes import Float, Int
+from hydrasurgeon.run.words import MOST, WordIds
 from hydrasurgeon.statistics.probabilities import in_pieces
 
 Group = Literal["near", "far"]
@@ -190,6 +191,11 @@ class Given:
     names: tuple[str, ...] | None = None
     """The classes."""
     problem: Problem = SINGLE
+    read: WordIds | None = None
+    """What a reader of words reads of each sample, where there is that."""
+
+    def __len__(self) -> int:
+        return len(self.outputs.logits)
 
 
 def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> Given:
@@ -228,6 +234,7 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
         contents.listed("ids", len(logits), "rows"),
         None if names is None else tuple(names),
         contents.problem,
+        contents.words(len(logits)),
     )
 
 
@@ -442,6 +449,19 @@ class _Contents:
         if not plain or len(values) != count:
             raise DataError(f"{self.path}: {name} must be a list, one for each of {count} {of}")
         return values
+
+    def words(self, rows: int) -> WordIds | None:
+        """Ids of each row's `tokens`, which negative numbers fill up, or of the words of its `texts`."""
+        texts = self.listed("texts", rows, "rows")
+        if texts is not None:
+            return WordIds.of([str(text) for text in texts])
+        if "tokens" not in self.file.infos:
+            return None
+        wanted = f"integer [{rows}, longest]"
+        ids = self._integers("tokens", lambda at: len(at) == 2 and at[0] == rows, wanted)
+        if ids.max(initial=0) >= MOST:
+            raise DataError(f"{self.path}: tokens must lie below {MOST:,}")
+        return WordIds.of(ids)
 
     def features(self, logits: ndarray) -> Float[ndarray, "sample member width"]:
         """What the classifier of each member read."""

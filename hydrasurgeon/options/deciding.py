@@ -35,7 +35,7 @@ from hydrasurgeon.options.shared import (
 
 PREDICTIONS = (
     "logits or probabilities [sample, member, class], perhaps features [sample, member, width], "
-    "ids and names, as .safetensors or .npz"
+    "texts or tokens, ids and names, as .safetensors or .npz"
 )
 """Help of predictions files."""
 
@@ -114,7 +114,7 @@ class CalibrateOptions(Engines, Answering, Force):
         None,
         metavar="F",
         group=READ,
-        help="Instead of TRAIN: predictions with features and labels.",
+        help="Instead of TRAIN: predictions with labels, and features, texts or tokens.",
     )
     ood_predictions: Paths = option(
         (),

@@ -9,8 +9,12 @@ text to its end, however long it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +27,40 @@ BUCKETS = 1 << 14
 """Columns that pairs of neighbouring ids share."""
 FACTOR = 1_000_003
 """Prime by which a pair's first id is multiplied before the remainder by the buckets is taken."""
+
+MOST = 1 << 24
+"""Ids lie below: float32 holds them."""
+
+
+def hashed(text: str) -> Ids:
+    """Ids of a text without a tokenizer: of its words and signs, in small letters, by their CRC."""
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    return np.array([zlib.crc32(word.encode()) % MOST for word in words], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class WordIds:
+    """What any model's texts are to a reader of words."""
+
+    made_of: Literal["texts", "tokens"]
+    ids: list[Ids]
+
+    @classmethod
+    def of(cls, words: Sequence[str] | Sequence[Sequence[int]]) -> WordIds:
+        """Of texts, without a tokenizer, or of the ids that one made; negative ones fill rows up."""
+        if len(words) and isinstance(words[0], str):
+            return cls("texts", [hashed(str(text)) for text in words])
+        rows = [np.asarray(row, dtype=np.int64) for row in words]
+        return cls("tokens", [row[row >= 0] for row in rows])
+
+    def at(self, rows: Iterable[int]) -> WordIds:
+        """Of some rows."""
+        return WordIds(self.made_of, [self.ids[row] for row in rows])
+
+    @property
+    def tokenizer(self) -> str:
+        """What stands for the hash of a tokenizer."""
+        return hashlib.sha256(self.made_of.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.decision.cascaded import single
+from hydrasurgeon.decision.cascaded import Said, single
 from hydrasurgeon.decision.state import State, decide, state_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import replacing
@@ -18,6 +19,7 @@ from hydrasurgeon.files.manifest import HEADER_KEY, UNKNOWN, Step
 from hydrasurgeon.files.tensors import planned, write_tensors
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Prediction
+from hydrasurgeon.run.words import WordIds, Words
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,20 @@ class Decision:
         with replacing(path) as (part,):
             write_tensors(part, planned(self.state.tensors()), header)
 
-    def decide(self, logits: Any, features: Any = None) -> Prediction:
-        """What it makes of logits, [sample, class] or [sample, member, class], and features,
-        [sample, width] or [sample, member, width]; arrays or tensors.
+    def decide(
+        self,
+        logits: Any,
+        features: Any = None,
+        words: Sequence[str] | Sequence[Sequence[int]] | WordIds | None = None,
+    ) -> Prediction:
+        """What it makes of logits, [sample, class] or [sample, member, class], of features,
+        [sample, width] or [sample, member, width], and of texts or their tokens, where it reads
+        them; arrays or tensors.
         """
         width = self.state.record.ood.width
         said = self._checked("logits", logits, self.classes)
         if width is None:
-            return self._decided(said, None)
+            return self._decided(said, None, words)
         if features is None:
             score = self.state.record.ood.score
             raise DataError(
@@ -77,10 +85,20 @@ class Decision:
         read = self._checked("features", features, width)
         if len(read) != len(said):
             raise DataError(f"{self.name}: {len(said)} rows of logits, {len(read)} of features")
-        return self._decided(said, read)
+        return self._decided(said, read, words)
 
-    def _decided(self, logits: ndarray, features: ndarray | None) -> Prediction:
-        return replace(decide(self.state, logits, features), names=self.names)
+    def _decided(self, logits: ndarray, features: ndarray | None, words: Any) -> Prediction:
+        said, reader = Said(np.arange(len(logits)), logits, features), self.state.words
+        if isinstance(reader, Words) and self.state.record.words is not None:
+            ids = (
+                words if isinstance(words, WordIds) else WordIds.of([] if words is None else words)
+            )
+            alike = not ids.ids or ids.tokenizer == self.state.record.words.tokenizer
+            if len(ids.ids) != len(logits) or not alike:
+                hint = "Give what calibrate was given, texts or tokens: one for each row of logits."
+                raise DataError(f"{self.name}: reads words beside the model's answers", hint=hint)
+            said = said.beside(self.state, reader.outputs(ids.ids))
+        return replace(decide(self.state, said.logits, said.features), names=self.names)
 
     def _checked(self, what: str, values: Any, width: int) -> ndarray:
         """As decisions are taken: float32, [sample, member, width], finite."""

@@ -30,12 +30,17 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import CalibrateOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from numpy import ndarray
 
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.reading import Reading
+    from hydrasurgeon.decision.reading import Lesson, Reading
     from hydrasurgeon.decision.state import State
+    from hydrasurgeon.measuring.predictions import Given
     from hydrasurgeon.problems.base import Outputs, Problem
+    from hydrasurgeon.run.words import WordIds
     from hydrasurgeon.runtime.answering import Engine
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.statistics.scores.evidence import Evidence
@@ -167,9 +172,11 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             hint = "What certifies must be neither what was fitted on nor OOD data."
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
-    val, copies = known.distinct(val, path.name)
+    kept, copies = known.distinct(val, path.name)
+    val, ids = val.at(kept), None if first.read is None else first.read.at(kept)
     few = check_count(len(val.logits), arguments, problem)
-    fit_outputs = problem.outputs(others[0][1].outputs) if fit else None
+    train = others[0][1] if fit else None
+    fit_outputs = None if train is None else problem.outputs(train.outputs)
     foreign, few_ood = [], []
     for name, given in others[len(fit) :]:
         outputs = problem.outputs(given.outputs)
@@ -178,12 +185,18 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             foreign.append(outputs)
         else:
             few_ood.append(note)
-    state, notes = fit_alone(val, fit_outputs, foreign, arguments, problem)
+    own = val
+    reading, words_note = _reading_alone(problem, train, ids, own, arguments)
+    if reading is not None and ids is not None:
+        val = reading.beside(own, ids.ids)
+    state, notes = fit_alone(val, own, fit_outputs, foreign, arguments, problem)
+    if reading is not None:
+        state = reading.joined(state, val, own)
     entry = step(
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
     Alone(state, classes, members, names=names).save(target, entry)
-    every_note = (copies, few, *few_ood, *notes)
+    every_note = (copies, few, words_note, *few_ood, *notes)
     return Calibrated(target, state.record, None, tuple(filter(None, every_note)))
 
 
@@ -225,7 +238,6 @@ def _fit(
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.perturbed import Perturbed
-    from hydrasurgeon.decision.cascaded import with_seen
     from hydrasurgeon.decision.fitting import Chooser, fit_state, too_few_ood
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import collected
@@ -280,10 +292,9 @@ def _fit(
         seed=arguments.seed,
     )
     if reading is not None:
-        state = state.beside(reading.record, reading.reader)
-        val = reading.scored(state, val, raw)
-        state = with_seen(state, val.logits, val.features)
+        state = reading.joined(state, val, raw)
     if reading is not None and arguments.words == "first":
+        val = reading.scored(state, val, raw)
         first = reading.first(validation, raw, problem)
         ahead = [
             (reading.first(samples, each, problem), reading.whole(state, samples, each))
@@ -308,22 +319,67 @@ def _reading(
     arguments: CalibrateOptions,
 ) -> tuple[Reading | None, str | None]:
     """The reader of words that answers beside the model, if there is to be one; and a note."""
-    from hydrasurgeon.decision.fitting import halves
-    from hydrasurgeon.decision.reading import KINDS, fit_reading, lacks
+    from hydrasurgeon.decision.reading import lesson, seer
 
     wanted, model = arguments.words, engine.facts
     text = getattr(engine.transform, "kind", "image") == "text"
     if wanted == "off" or (wanted == "auto" and (train is None or not text)):
         return None, None
-    why = lacks(problem, model, train, first=wanted == "first")
+    why = None
     if len(outputs.logits) != len(val):
         why = "words: left out, for some of --data cannot be read"
+    about = seer(engine.transform), model.preprocess.get("files_sha256")
+    learnt = None if train is None else lesson(train)
+    return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, why)
+
+
+def _reading_alone(
+    problem: Problem,
+    train: Given | None,
+    ids: WordIds | None,
+    val: Outputs,
+    arguments: CalibrateOptions,
+) -> tuple[Reading | None, str | None]:
+    """The same beside any model: of the texts or tokens that stand beside what it answered."""
+    from hydrasurgeon.decision.reading import Lesson
+
+    wanted, why, learnt = arguments.words, None, None
+    if wanted == "first":
+        what = "--words first: saves nothing where the model has answered already"
+        raise UsageError(what, hint="Give --words beside.")
+    if wanted == "off" or (wanted == "auto" and (ids is None or train is None)):
+        return None, None
+    read = None if train is None else train.read
+    if ids is None or (train is not None and (read is None or read.made_of != ids.made_of)):
+        why = "words: require texts in both --predictions and --fit-predictions, or tokens in both"
+    if train is not None:
+        learnt = Lesson(read.ids if read is not None else [], train.outputs.labels)
+    seen, tokenizer = ([], None) if ids is None else (ids.ids, ids.tokenizer)
+    return _weighed(problem, list, tokenizer, learnt, Lesson(seen, val.labels), val, arguments, why)
+
+
+def _weighed(
+    problem: Problem,
+    see: Callable[[Any], Any],
+    tokenizer: str | None,
+    train: Lesson | None,
+    val: Lesson,
+    outputs: Outputs,
+    arguments: CalibrateOptions,
+    why: str | None,
+) -> tuple[Reading | None, str | None]:
+    """The reader that is fitted to TRAIN, where it pays or is asked for; and why there is none."""
+    from hydrasurgeon.decision.fitting import halves
+    from hydrasurgeon.decision.reading import KINDS, fit_reading, lacks
+
+    wanted = arguments.words
+    why = lacks(problem, outputs.logits.shape[-1], train, first=wanted == "first") or why
     if why is not None or train is None:
         if wanted == "auto":
             return None, why if problem.name in KINDS else None
         raise UsageError(str(why), hint="Leave out --words.")
-    split = halves(len(val), arguments.seed, outputs.groups)
-    reading, worth = fit_reading(problem, model, engine.transform, train, val, outputs, split)
+    split = halves(len(outputs.logits), arguments.seed, outputs.groups)
+    reading, worth = fit_reading(problem, see, tokenizer, train, val, outputs, split)
     if worth.pays or wanted != "auto":
         return reading, None
     before, after = worth.without, worth.together

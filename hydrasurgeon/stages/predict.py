@@ -375,7 +375,8 @@ class _Predictions:
         assert arguments.predictions is not None
         self.decision, self.top = Decision.load(arguments.decision), arguments.top
         given = read_outputs(Path(arguments.predictions))
-        self.outputs, self.ids = given.outputs, given.ids or range(len(given.outputs.logits))
+        self.outputs, self.words = given.outputs, given.read
+        self.ids = given.ids or range(len(given.outputs.logits))
         self.names = self.decision.names or given.names
         if given.names not in (None, self.names):
             raise DataError(
@@ -395,7 +396,8 @@ class _Predictions:
         for start in range(0, len(self.outputs.logits), ROWS):
             some = self.outputs.at(slice(start, start + ROWS))
             begun = [{"id": name} for name in self.ids[start : start + ROWS]]
-            decided = self.decision.decide(some.logits, some.features)
+            words = self.words and self.words.at(range(start, start + len(some.logits)))
+            decided = self.decision.decide(some.logits, some.features, words)
             yield rows_of(decided, begun, names=self.names, top=self.top)
 
     def columns(self, *, spread_out: bool) -> dict[str, str]:

@@ -17,7 +17,7 @@ from tiny_families import FAMILIES
 from tokenizers import Tokenizer
 
 import hydrasurgeon as hs
-from hydrasurgeon.errors import CheckpointError, UsageError
+from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.run.words import BUCKETS, FACTOR
 from hydrasurgeon.stages.export import export
 
@@ -102,6 +102,50 @@ def test_words_beside_are_a_sum(place: Path) -> None:
     assert np.asarray(answers.probabilities) == pytest.approx(expected, abs=1e-5)
     without, together = words["worth"]["nll"]
     assert together < without
+
+
+def told(place: Path, name: str, *, tokens: bool) -> dict[str, np.ndarray]:
+    """What any model answers of a table, and beside it tokens or texts."""
+    lines = [line.split(",") for line in (place / f"{name}.csv").read_text().splitlines()[1:]]
+    rows, names = [line[0] for line in lines], sorted({line[1] for line in lines})
+    tokenizer = Tokenizer.from_file(str(place / "random" / "tokenizer.json"))
+    tokenizer.enable_padding(length=64)
+    ids = [np.array(tokenizer.encode(row, add_special_tokens=False).ids) for row in rows]
+    beside = {"tokens": np.where(np.array(ids) == 0, -1, ids)} if tokens else {"texts": rows}
+    labels = [names.index(line[1]) for line in lines]
+    return {"logits": logits(place / "off", rows), "labels": np.array(labels), **beside}
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_any_model_s_answers_have_words_beside_them(
+    tokens: bool, place: Path, tmp_path: Path
+) -> None:
+    files = {name: tmp_path / f"{name}.npz" for name in ("val", "train", "test")}
+    for name, file in files.items():
+        np.savez(file, **told(place, name, tokens=tokens))
+    about = {"predictions": files["val"], "fit_predictions": files["train"], "ood_score": "msp"}
+    made = hs.calibrate(**about, out=tmp_path / "d.safetensors").decision
+    test = told(place, "test", tokens=tokens)
+    read = test["tokens" if tokens else "texts"]
+    decided = hs.Decision.load(tmp_path / "d.safetensors").decide(test["logits"], None, read)
+    if tokens:  # the tokenizer's own: what the checkpoint itself reads
+        record = decision(place / "beside")
+        assert made.words is not None
+        assert made.words.weights == pytest.approx(record["words"]["weights"], rel=1e-3)
+        answers = hs.load(place / "beside", device="cpu").decide(sentences(place))
+        assert decided.probabilities == pytest.approx(np.asarray(answers.probabilities), abs=1e-4)
+        assert decided.ood_score == pytest.approx(np.asarray(answers.ood_score), abs=1e-4)
+    rows = hs.predict(decision=tmp_path / "d.safetensors", predictions=files["test"])
+    assert [row["label"] for row in rows] == decided.labels.tolist()
+    plain = hs.calibrate(**about, words="off", out=tmp_path / "off").decision
+    assert made.nll["temperature"] < plain.nll["temperature"]
+    np.savez(files["test"], **told(place, "test", tokens=not tokens))
+    with pytest.raises(DataError, match="reads words beside"):
+        hs.predict(decision=tmp_path / "d.safetensors", predictions=files["test"])
+    with pytest.raises(UsageError, match="tokens in both"):
+        hs.calibrate(
+            **{**about, "fit_predictions": files["test"]}, words="beside", out=tmp_path / "x"
+        )
 
 
 @pytest.mark.slow
