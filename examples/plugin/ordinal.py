@@ -45,15 +45,11 @@ class Ordinal(Classes):
     trained_by = "ordinal_losses:Losses"
     made_of = JudgedOrdinal
 
-    def predicted(self, logits: ndarray, constants: Any) -> Any:
-        plain = super().predicted(logits, constants)
-        labels = medians(plain.probabilities)
-        chances = np.take_along_axis(plain.probabilities, labels[:, None], axis=-1)[:, 0]
-        return replace(plain, labels=labels, probability=chances)
-
-    def decided(self, prediction: Any, record: Any, score: ndarray) -> Any:
-        made = super().decided(prediction, record, score)
-        return replace(made, sets=hulls(made.sets))
+    def decide(self, logits: ndarray, record: Any = None, score: Any = None) -> Any:
+        made = super().decide(logits, record, score)
+        labels = medians(made.probabilities)
+        chances = np.take_along_axis(made.probabilities, labels[:, None], axis=-1)[:, 0]
+        return replace(made, labels=labels, probability=chances, sets=hulls(made.sets))
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Any) -> dict[str, ndarray]:
         fields = super().judged(logits, labels, reading)

@@ -68,9 +68,7 @@ class State:
 
 def decide(state: State, logits: Logits, features: ndarray | None) -> Prediction:
     """What a state makes of logits and features."""
-    problem, record = state.problem, state.record
-    plain = problem.predicted(logits, problem.constants(record))
-    return problem.decided(plain, record, state.ood_score(logits, features))
+    return state.problem.decide(logits, state.record, state.ood_score(logits, features))
 
 
 def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = SINGLE) -> State:

@@ -436,16 +436,12 @@ class Problem(ABC):
         """The fields of all samples as one."""
 
     @abstractmethod
-    def uncertainty(self, logits: ndarray, constants: Constants) -> Scores:
-        """How unsure each answer is: `total` of a row, or `spread`."""
-
-    @abstractmethod
-    def predicted(self, logits: ndarray, constants: Constants | None) -> Prediction:
-        """What is answered, calibrated or not."""
-
-    @abstractmethod
-    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
-        """With prediction sets, what is unfamiliar, and where to abstain."""
+    def decide(
+        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
+    ) -> Prediction:
+        """What is answered; by a decision state and the OOD score of each sample calibrated, with
+        prediction sets, with what is unfamiliar, and where to abstain.
+        """
 
     def check(self, promise: CalibrateOptions, name: str) -> None:
         """Refuse options of `calibrate` that have no meaning."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.files.decided import FITTED, LOGITS, Decision
+from hydrasurgeon.files.decided import FITTED, LOGITS, Conformal, Decision
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.files.rows import harmless
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -212,7 +212,7 @@ class JudgedClasses(Judged):
         return figures
 
     def without_empty_sets(self, unfamiliar: Bool[ndarray, " sample"]) -> JudgedClasses:
-        """As `filled` answers."""
+        """As `Classes` answers."""
         if self.covered is None or self.set_size is None or len(unfamiliar) != len(self.covered):
             return self
         empty = (self.set_size == 0) & ~unfamiliar
@@ -235,15 +235,6 @@ class JudgedClasses(Judged):
         if values["cov5"] * self.count < FEWEST_SURE:
             return (*BIASED, "cov5")
         return BIASED
-
-
-def filled(
-    sets: Bool[ndarray, "sample klass"], probs: Probs, unfamiliar: Bool[ndarray, " sample"]
-) -> Bool[ndarray, "sample klass"]:
-    """No familiar sample has an empty set: it holds the most probable label then."""
-    empty = ~sets.any(axis=-1) & ~unfamiliar
-    first = np.arange(sets.shape[-1]) == probs.argmax(axis=-1)[:, None]
-    return sets | (first & empty[:, None])
 
 
 def _brier(probs: Probs, truth: Labels) -> Scores:
@@ -315,9 +306,6 @@ class Classes(Problem):
         """Calibrated probabilities: of classes, or of each label."""
         return calibrated(self.read(logits), **constants)
 
-    def uncertainty(self, logits: ndarray, constants: Constants) -> Scores:
-        return self.uncertainties(self.read(logits), constants)[0]
-
     def uncertainties(self, choices: ndarray, constants: Constants) -> tuple[Scores, Scores]:
         """Total and aleatoric uncertainty."""
         return uncertainties(choices, **constants)
@@ -352,28 +340,31 @@ class Classes(Problem):
     ) -> JudgedClasses:
         return self.made_of(**fields, groups=groups)
 
-    def predicted(self, logits: ndarray, constants: Constants | None) -> ClassPrediction:
-        return self.made.of(self, self.read(logits), constants or {})
-
-    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
-        plain = cast(ClassPrediction, prediction)
-        changes: dict[str, Any] = {}
-        unfamiliar = score > record.ood.threshold
-        sets = prediction_sets(record.conformal, plain.probabilities)
-        if not self.several:
-            sets = filled(sets, plain.probabilities, unfamiliar)
+    def decide(
+        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
+    ) -> ClassPrediction:
+        plain = self._plain(self.read(logits), {} if record is None else self.constants(record))
+        if record is None or score is None:
+            return plain
+        changes: dict[str, Any] = {"ood_score": score, "unfamiliar": score > record.ood.threshold}
         if record.abstain is not None:
             changes["abstain"] = plain.probability < record.abstain.threshold
-        return type(plain)(
-            **{
-                **vars(plain),
-                **changes,
-                "sets": sets,
-                "ood_score": score,
-                "unfamiliar": unfamiliar,
-                "decided": True,
-            }
-        )
+        made = {**vars(plain), **changes, "decided": True}
+        sets = self._sets(record.conformal, plain.probabilities, changes["unfamiliar"])
+        return type(plain)(**{**made, "sets": sets})
+
+    def _plain(self, choices: ndarray, constants: Constants) -> ClassPrediction:
+        """What is answered without thresholds."""
+        return self.made.of(self, choices, constants)
+
+    def _sets(
+        self, conformal: Conformal, probs: Probs, unfamiliar: Bool[ndarray, " sample"]
+    ) -> Bool[ndarray, "sample klass"]:
+        """No familiar sample has an empty set: it holds the most probable label then."""
+        sets = prediction_sets(conformal, probs)
+        empty = ~sets.any(axis=-1) & ~unfamiliar
+        first = np.arange(sets.shape[-1]) == probs.argmax(axis=-1)[:, None]
+        return sets | (first & empty[:, None])
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         """Temperature, and the NLL before and after, cross-fitted."""

@@ -36,7 +36,6 @@ from hydrasurgeon.problems.base import (
     Columns,
     Constants,
     Outputs,
-    Prediction,
     Problem,
     Reads,
     Watched,
@@ -46,6 +45,7 @@ from hydrasurgeon.problems.classes import ClassPrediction
 from hydrasurgeon.problems.yes_no import JudgedYesNo, YesNo
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows
+from hydrasurgeon.statistics.conformal import prediction_sets
 from hydrasurgeon.statistics.metrics import labelling
 from hydrasurgeon.statistics.probabilities import (
     TINY,
@@ -164,9 +164,9 @@ class ManyLabels(YesNo):
     def uncertainties(self, choices: Choices, constants: Constants) -> tuple[Scores, Scores]:
         return doubts_of(choices, _temperatures(constants))
 
-    def predicted(self, logits: ndarray, constants: Constants | None) -> LabelsPrediction:
-        plain = ClassPrediction.of(self, self.read(logits), constants or {})
-        labels = (constants or {}).get("labels")
+    def _plain(self, choices: Choices, constants: Constants) -> LabelsPrediction:
+        plain = ClassPrediction.of(self, choices, constants)
+        labels = constants.get("labels")
         chosen = plain.probabilities >= (0.5 if labels is None else _row(labels.thresholds))
         return LabelsPrediction(**vars(plain), chosen=chosen)
 
@@ -246,8 +246,10 @@ class ManyLabels(YesNo):
     ) -> dict[str, Any]:
         return {"conformal": fit_sets(answers, outputs.truth.astype(bool), promise.coverage)}
 
-    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
-        return super(YesNo, self).decided(prediction, record, score)
+    def _sets(
+        self, conformal: Conformal, probs: Chances, unfamiliar: Bool[ndarray, " sample"]
+    ) -> Bool[ndarray, "sample label"]:
+        return prediction_sets(conformal, probs)
 
 
 def _temperatures(constants: Constants) -> Sequence[float] | None:

@@ -184,32 +184,30 @@ class Numbers(Problem):
     def said(self, answers: ndarray) -> Float[ndarray, "sample klass"]:
         return answers[:, :1]
 
-    def uncertainty(self, logits: ndarray, constants: Constants) -> Scores:
-        return np.sqrt(_moments(logits)[1])
-
-    def predicted(self, logits: ndarray, constants: Constants | None) -> NumberPrediction:
-        value, deviation = self.answers(logits, constants or {}).T
+    def decide(
+        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
+    ) -> NumberPrediction:
+        value, deviation = self.answers(logits, {} if record is None else self.constants(record)).T
         nothing = np.full_like(value, np.nan)
         never = np.zeros_like(value, dtype=bool)
-        return NumberPrediction(
+        plain = NumberPrediction(
             members_run=np.full((len(value),), logits.shape[1]),
             value=value,
             low=nothing,
             high=nothing,
-            spread=self.uncertainty(logits, {}),
+            spread=np.sqrt(_moments(logits)[1]),
             deviation=deviation,
             ood_score=nothing,
             unfamiliar=never,
             abstain=never,
         )
-
-    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
-        assert isinstance(prediction, NumberPrediction)
-        half = record.conformal.threshold * prediction.deviation
+        if record is None or score is None:
+            return plain
+        half = record.conformal.threshold * deviation
         return replace(
-            prediction,
-            low=prediction.value - half,
-            high=prediction.value + half,
+            plain,
+            low=value - half,
+            high=value + half,
             ood_score=score,
             unfamiliar=score > record.ood.threshold,
             levels=record.levels,

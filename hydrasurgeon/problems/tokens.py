@@ -23,7 +23,6 @@ from hydrasurgeon.problems.base import (
     Calibration,
     Constants,
     Outputs,
-    Prediction,
     Problem,
     Reads,
     Watched,
@@ -139,11 +138,17 @@ class Tokens(Problem):
         logs = np.log(np.maximum(answers, TINY))
         return np.where((answers > 0).any(axis=-1, keepdims=True), logs, NOTHING)
 
-    def uncertainty(self, logits: ndarray, constants: Constants) -> Scores:
-        return self.predicted(logits, constants).uncertainty
+    def decide(
+        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
+    ) -> TokensPrediction:
+        plain = self._tagged(logits, {} if record is None else self.constants(record))
+        if record is None or score is None:
+            return plain
+        unfamiliar = score > record.ood.threshold
+        return replace(plain, ood_score=score, unfamiliar=unfamiliar, decided=True)
 
-    def predicted(self, logits: ndarray, constants: Constants | None) -> TokensPrediction:
-        constants = constants or {}
+    def _tagged(self, logits: ndarray, constants: Constants) -> TokensPrediction:
+        """What is answered without an OOD score."""
         probs = self.answers(logits, constants)
         cover, abstain = constants.get("cover"), constants.get("abstain")
         tags, chances = tags_of(probs, None if cover is None else cover.threshold)
@@ -166,12 +171,8 @@ class Tokens(Problem):
     def parts(self, logits: ndarray | None, constants: Constants) -> Scores | None:
         if logits is None:
             return None
-        _, chances = self.predicted(logits, {**constants, "cover": None}).entities
+        _, chances = self._tagged(logits, {**constants, "cover": None}).entities
         return chances
-
-    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
-        unfamiliar = score > record.ood.threshold
-        return replace(prediction, ood_score=score, unfamiliar=unfamiliar, decided=True)
 
     def check(self, promise: CalibrateOptions, name: str) -> None:
         scores = (*self.scores, *self.features)
@@ -279,7 +280,7 @@ class Tokens(Problem):
             "chances": chances,
         }
         if constants.get("cover") or constants.get("abstain"):
-            fields["answered"] = self.predicted(logits, constants).answered
+            fields["answered"] = self._tagged(logits, constants).answered
         return {name: values.reshape(-1) for name, values in fields.items()}
 
     def together(

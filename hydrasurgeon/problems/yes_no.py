@@ -17,7 +17,6 @@ from hydrasurgeon.problems.base import (
     Columns,
     Constants,
     Outputs,
-    Prediction,
     Reads,
     Watched,
     digits,
@@ -177,10 +176,11 @@ class YesNo(Classes):
         limits = fit_limits(yes[familiar], truth[familiar].astype(bool), risk=risk)
         return {"limits": limits.among(len(yes[familiar]) / len(yes)), "group": group}
 
-    def decided(self, prediction: Prediction, record: Decision, score: Scores) -> Prediction:
-        made = super().decided(prediction, record, score)
-        assert isinstance(made, YesNoPrediction)
-        if record.limits is None:
+    def decide(
+        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
+    ) -> ClassPrediction:
+        made = super().decide(logits, record, score)
+        if record is None or record.limits is None or score is None:
             return made
         chance = made.probabilities[:, 1]
         limit = math.inf if record.limits.yes is None else record.limits.yes

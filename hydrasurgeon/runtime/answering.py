@@ -147,7 +147,7 @@ class Engine(ABC):
             return decided_in_stages(state, parts)
         (whole,) = parts
         if state is None:
-            return self.problem.predicted(whole.logits, None)
+            return self.problem.decide(whole.logits)
         return decide(state, whole.logits, whole.features)
 
     def found(

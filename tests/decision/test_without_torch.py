@@ -34,7 +34,7 @@ for kind in ("single_label", "one_logit", "multi_label", "tokens"):
     prediction = state.decide(state.State(record, None, problem), logits, None)
     rows = rows_of(prediction, [{"id": i} for i in range(6)], names=None, top=3)
     assert len(rows) == 6 and all("unfamiliar" in row for row in rows), rows
-number = PROBLEMS["number"].predicted(random.normal(size=(6, 2, 1)), None)
+number = PROBLEMS["number"].decide(random.normal(size=(6, 2, 1)))
 assert len(number.answer) == 6
 print(*(name for name in sys.argv[1:] if name in sys.modules))
 """

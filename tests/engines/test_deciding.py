@@ -47,7 +47,7 @@ def test_graphs_compute_what_is_decided(kind: str, score: str) -> None:
         (live.answers(tensors[0], state.record), state.answers(logits)),
         (
             live.uncertainty(tensors[0], state.record),
-            problem.uncertainty(logits, problem.constants(state.record)),
+            problem.decide(logits, state.record).uncertainty,
         ),
         (live.said(live.answers(tensors[0], state.record)), problem.said(state.answers(logits))),
     ]
