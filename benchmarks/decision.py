@@ -33,6 +33,7 @@ from harness import machine
 from numpy import ndarray
 
 from hydrasurgeon.decision.fitting import fit_state, halves
+from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
@@ -88,10 +89,8 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
         foreign = [answers.sets[name] for name in names]
         state, _ = fit_state(
             val,
-            promise=CalibrateOptions.of("", data="", out=""),
-            evidence=fits,
-            foreign=foreign,
-            seed=seed,
+            CalibrateOptions.of("", data="", out="", seed=seed),
+            Grounds(evidence=fits, foreign=foreign),
         )
         chosen[by] = state.record.ood.score
     before, after = mean_probs(test.logits), state.answers(test.logits)
@@ -198,9 +197,8 @@ def fit_large(what: str) -> None:
         start, spent = time.perf_counter(), time.process_time()
         fit_state(
             val,
-            promise=CalibrateOptions.of("", data="", out=""),
-            classifiers=[(weight, bias)],
-            foreign=[foreign],
+            CalibrateOptions.of("", data="", out=""),
+            Grounds(classifiers=[(weight, bias)], foreign=[foreign]),
         )
         bytes_stored = 0
     else:

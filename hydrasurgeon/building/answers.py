@@ -15,7 +15,7 @@ from hydrasurgeon.building.members import Member
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import open_checkpoint, undecided
 from hydrasurgeon.data import Samples
-from hydrasurgeon.decision.fitting import evidence_of
+from hydrasurgeon.decision.ood_score import evidence_of
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes

@@ -21,7 +21,9 @@ from numpy import ndarray
 from hydrasurgeon.building.answers import Answers
 from hydrasurgeon.building.cost import UNITS
 from hydrasurgeon.building.members import Member
-from hydrasurgeon.decision.fitting import chosen_score, dealt_out, halves
+from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.decision.ood_score import Choice as Score
+from hydrasurgeon.decision.ood_score import Grounds, choose
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.files.decided import LOGITS, Decision, Ood
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
@@ -261,20 +263,17 @@ class Table:
         truth = answers.val.truth[rows[0][1]]
         if self.objective.name == "rmse":
             return _Half(truth, [problem.said(problem.answers(judging[0].logits, {}))], [])
-        kind, fitted = self.objective.score, None
-        if kind == AUTO and not foreign:
-            kind = "msp"
-        elif kind == AUTO:
-            evidence = answers.evidence or None
-            dealt = dealt_out(fitting, answers.linear, self.seed) if evidence else ()
-            kind, fitted, *_ = chosen_score(
-                kind, evidence, fitting, foreign, dealt, self.leaves_out, problem
+        score = Score("msp")
+        if foreign:
+            grounds = Grounds(
+                answers.linear, answers.evidence or None, foreign, (), self.leaves_out
             )
+            score = choose(self.objective.score, fitting, grounds, problem=problem, seed=self.seed)
         constants: dict[str, Any] = {"temperature": 1.0, **problem.fitted(fitting)}
-        ood: dict[str, Any] = {"score": kind, "threshold": math.inf}
+        ood: dict[str, Any] = {"score": score.kind, "threshold": math.inf}
         fields = {"ood": Ood.model_construct(**ood), "conformal": None, **constants}
         record = Decision.model_construct(**fields)
-        state = State(record, fitted, problem)
+        state = State(record, score.fitted, problem)
         logits = [problem.said(state.answers(each.logits)) for each in judging]
         ranks: list[ndarray] = []
         if foreign:
@@ -282,7 +281,7 @@ class Table:
                 state.ood_score(each.logits, each.features).astype(np.float64) for each in judging
             ]
             ranks = _ranks(scores)
-        return _Half(truth, logits, ranks, kind if foreign else self.objective.score)
+        return _Half(truth, logits, ranks, score.kind if foreign else self.objective.score)
 
 
 @dataclass(frozen=True)

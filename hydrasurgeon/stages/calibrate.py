@@ -238,7 +238,8 @@ def _fit(
 ) -> tuple[State, tuple[str, ...]]:
     """The state, and what is to be said of it."""
     from hydrasurgeon.data.perturbed import Perturbed
-    from hydrasurgeon.decision.fitting import Chooser, fit_state, too_few_ood
+    from hydrasurgeon.decision.fitting import fit_state, too_few_ood
+    from hydrasurgeon.decision.ood_score import Grounds
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -267,29 +268,25 @@ def _fit(
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
     strange: list[Samples] = [*ood]
     if auto or arguments.ood_score == "knn":
-        # OOD data of one kind may be too easy to tell scores apart: perturbed data have a say too.
         strange.append(Perturbed(validation, arguments.seed))
     strange_said = [said(samples) for samples in strange]
     foreign = [problem.outputs(each) for each in strange_said]
-    chosen_by: Chooser = "option"
-    if auto:
-        chosen_by = "ood" if ood else "perturbed"
     linear = [problem.classifier(*each) for each in classifiers(model)] if features else []
     evidence = None
     if features and train is not None:
         evidence = _gathered(engine, linear, train, arguments, skipped)
     state, notes = fit_state(
         val,
+        arguments,
+        Grounds(
+            linear,
+            evidence,
+            foreign[: len(ood)],
+            foreign[len(ood) :],
+            () if opened.family.named_classes else ZERO_SHOT,
+        ),
         own=own,
-        promise=arguments,
-        score=arguments.ood_score,
-        classifiers=linear,
-        evidence=evidence,
-        foreign=foreign,
-        leaves_out=[] if opened.family.named_classes else [*ZERO_SHOT],
         problem=problem,
-        chosen_by=chosen_by,
-        seed=arguments.seed,
     )
     if reading is not None:
         state = reading.joined(state, val, raw)

@@ -11,6 +11,7 @@ import torch
 from token_logits import NAMES, drawn
 
 from hydrasurgeon.decision.fitting import fit_state
+from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Decision, shapes_of
@@ -134,7 +135,7 @@ def outputs(texts: int, seed: int) -> Outputs:
 
 def state_of(seed: int = 0, **options: Any) -> State:
     promise = CalibrateOptions.of("m", data="d", out="o", **options)
-    state, _ = fit_state(outputs(1200, 1), promise=promise, score="msp", problem=TOKENS)
+    state, _ = fit_state(outputs(1200, 1), promise.but(ood_score="msp"), Grounds(), problem=TOKENS)
     return state
 
 
@@ -208,14 +209,7 @@ def test_scores_are_fitted_to_the_mean_of_words() -> None:
     assert given.features is not None
     far = Outputs(given.logits, given.features + 3, given.labels)
     linear = [(np.zeros((1, 4)), np.zeros(1))] * 2
-    state, _ = fit_state(
-        given,
-        promise=promise,
-        score="auto",
-        classifiers=linear,
-        foreign=[far],
-        problem=TOKENS,
-    )
+    state, _ = fit_state(given, promise, Grounds(classifiers=linear, foreign=[far]), problem=TOKENS)
     assert state.record.ood.score in TOKENS.features
     shapes = {name: tuple(tensor.shape) for name, tensor in state.tensors().items()}
     assert shapes_of(state.record, len(NAMES)) == shapes

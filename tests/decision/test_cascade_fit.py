@@ -16,6 +16,7 @@ from hydrasurgeon.decision.cascaded import (
     stage_state,
 )
 from hydrasurgeon.decision.fitting import fit_state, halves
+from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import PROBLEMS
@@ -45,7 +46,7 @@ def drawn(name: str, rows: int, seed: int, strength: float = 1.0) -> Outputs:
 
 
 def fitted(problem: Problem, whole: Outputs, promise: CalibrateOptions) -> State:
-    state, _ = fit_state(whole, promise=promise, score="msp", problem=problem)
+    state, _ = fit_state(whole, promise, Grounds(), problem=problem)
     return fit_cascade(state, whole.among([0]), whole, promise)
 
 

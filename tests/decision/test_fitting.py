@@ -11,7 +11,8 @@ from numpy import ndarray
 from promised import promise
 from sklearn.metrics import roc_auc_score
 
-from hydrasurgeon.decision.fitting import dealt_out, evidence_of, fit_state, halves, left_out
+from hydrasurgeon.decision.fitting import fit_state, halves
+from hydrasurgeon.decision.ood_score import Grounds, dealt_out, evidence_of, left_out
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.problems.base import Outputs
@@ -74,7 +75,7 @@ def world() -> World:
 
 def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
     val, foreign = world.inside(2000), world.outside(400)
-    state, _ = fit_state(val, promise=promise(), classifiers=world.classifiers, foreign=[foreign])
+    state, _ = fit_state(val, promise(), Grounds(classifiers=world.classifiers, foreign=[foreign]))
     assert state.fitted is not None
     best = state.record.ood.auroc[state.record.ood.score]
     assert best == max(state.record.ood.auroc.values())
@@ -107,7 +108,7 @@ def test_auto_takes_the_score_with_the_highest_log_odds(
     def auroc(kind: str, fitted: object, held: object, other: object) -> float:
         return worth[kind][0 if other is easy else 1]
 
-    monkeypatch.setattr("hydrasurgeon.decision.fitting._auroc", auroc)
+    monkeypatch.setattr("hydrasurgeon.decision.ood_score._auroc", auroc)
     val = world.inside(100)
     val = Outputs(val.logits, None, val.labels)
     for foreign, best in (
@@ -115,7 +116,7 @@ def test_auto_takes_the_score_with_the_highest_log_odds(
         ([telling], "max-logit"),
         ([easy, telling], "energy"),
     ):
-        state, _ = fit_state(val, promise=promise(), foreign=foreign)
+        state, _ = fit_state(val, promise(), Grounds(foreign=foreign))
         assert state.record.ood.score == best
     assert state.record.ood.auroc["energy"] == pytest.approx((0.9991 + 0.65) / 2)
 
@@ -170,7 +171,7 @@ def test_classes_left_out_are_ood_in_turn() -> None:
 def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None:
     val = world.inside(301)
     assert val.labels is not None
-    state, _ = fit_state(val, promise=promise(), score="msp", seed=4)
+    state, _ = fit_state(val, promise(ood_score="msp", seed=4), Grounds())
     halved = halves(301, 4)
     losses = {"before": 0.0, "temperature": 0.0}
     for here, there in (halved, halved[::-1]):
@@ -193,8 +194,8 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
 
 def test_the_promises_hold_on_fresh_data(world: World) -> None:
     val = world.inside(3000)
-    wanted = promise(coverage=0.9, risk=0.1)
-    state, _ = fit_state(val, promise=wanted, score="msp")
+    wanted = promise(coverage=0.9, risk=0.1, ood_score="msp")
+    state, _ = fit_state(val, wanted, Grounds())
     fresh = world.inside(8000)
     assert fresh.labels is not None
     found = decide(state, fresh.logits, None)
@@ -214,7 +215,9 @@ def test_the_promises_hold_on_fresh_data(world: World) -> None:
 
 def test_what_is_decided_follows_from_the_state(world: World) -> None:
     state, _ = fit_state(
-        world.inside(1000), promise=promise(risk=0.2), score="rmds", classifiers=world.classifiers
+        world.inside(1000),
+        promise(risk=0.2, ood_score="rmds"),
+        Grounds(classifiers=world.classifiers),
     )
     some = world.inside(50)
     found = decide(state, some.logits, some.features)
@@ -251,10 +254,7 @@ def test_one_member(world: World) -> None:
     val = world.inside(400)
     alone = Outputs(val.logits[:, :1], None, val.labels)
     state, _ = fit_state(
-        alone,
-        promise=promise(),
-        score="auto",
-        foreign=[Outputs(world.outside(50).logits[:, :1], None)],
+        alone, promise(), Grounds(foreign=[Outputs(world.outside(50).logits[:, :1], None)])
     )
     assert set(state.record.nll) == {"before", "temperature"}
     assert set(state.record.ood.auroc) == {"msp", "entropy", "energy", "max-logit"}
@@ -271,7 +271,7 @@ def test_statistics_from_data_of_their_own(world: World) -> None:
         gathering = Gathering(*linear)
         gathering.add(train.features[:, m], train.logits[:, m], train.labels)
         evidence.append(gathering.evidence())
-    state, _ = fit_state(world.inside(400), promise=promise(), score="mds", evidence=evidence)
+    state, _ = fit_state(world.inside(400), promise(ood_score="mds"), Grounds(evidence=evidence))
     assert state.record.ood.score == "mds"
     assert state.record.ood.auroc == {}
 
@@ -279,7 +279,7 @@ def test_statistics_from_data_of_their_own(world: World) -> None:
 def test_the_same_seed_gives_the_same_state(world: World) -> None:
     val = world.inside(600)
     first, again, other = (
-        fit_state(val, promise=promise(), score="msp", seed=seed)[0] for seed in (0, 0, 1)
+        fit_state(val, promise(ood_score="msp", seed=seed), Grounds())[0] for seed in (0, 0, 1)
     )
     assert first == again != other
 
@@ -289,13 +289,13 @@ def test_auto_says_what_it_leaves_out(world: World) -> None:
     assert val.labels is not None
     two = val.at(val.labels < 2)
     state, notes = fit_state(
-        two, promise=promise(), classifiers=world.classifiers, foreign=[world.outside(50)]
+        two, promise(), Grounds(classifiers=world.classifiers, foreign=[world.outside(50)])
     )
     assert "mds" not in state.record.ood.auroc
     assert "vim" in state.record.ood.auroc
     assert any("class 2 never occurs" in note for note in notes)
     with pytest.raises(DataError, match="class 2 never occurs"):
-        fit_state(two, promise=promise(), score="mds", classifiers=world.classifiers)
+        fit_state(two, promise(ood_score="mds"), Grounds(classifiers=world.classifiers))
 
 
 def test_halves_are_disjoint_and_whole() -> None:

@@ -11,7 +11,8 @@ import torch
 from scipy.stats import binom
 from sklearn.neighbors import NearestNeighbors
 
-from hydrasurgeon.decision.fitting import evidence_of, fit_state
+from hydrasurgeon.decision.fitting import fit_state
+from hydrasurgeon.decision.ood_score import Grounds, evidence_of
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import PROBLEMS
@@ -35,7 +36,7 @@ def drawn(count: int, seed: int, *, noise: float = 1.0) -> Outputs:
 
 def test_no_familiar_row_has_an_empty_set_and_a_note_says_which_coverage_helps() -> None:
     state, notes = fit_state(
-        drawn(4000, 0, noise=2.0), promise=promise(coverage=0.8), score="energy"
+        drawn(4000, 0, noise=2.0), promise(coverage=0.8, ood_score="energy"), Grounds()
     )
     fresh = drawn(3000, 1, noise=2.0)
     said = decide(state, fresh.logits, None)
@@ -46,7 +47,7 @@ def test_no_familiar_row_has_an_empty_set_and_a_note_says_which_coverage_helps()
     found = re.search(r"from --coverage ([\d.]+) on", note)
     assert found is not None
     helped, _ = fit_state(
-        drawn(4000, 0, noise=2.0), promise=promise(coverage=float(found[1])), score="energy"
+        drawn(4000, 0, noise=2.0), promise(coverage=float(found[1]), ood_score="energy"), Grounds()
     )
     assert (decide(helped, fresh.logits, None).sets.sum(axis=-1) > 1).astype(
         np.float64
@@ -80,17 +81,17 @@ def test_a_risk_is_of_answered_rows() -> None:
         )
 
     # 8 % of all rows are wrong, and 10 % of those that look familiar.
-    options = promise(id_flagged=0.2, risk=0.09)
+    options = promise(id_flagged=0.2, risk=0.09, ood_score="max-logit")
     with pytest.raises(Exception, match="no threshold keeps a risk"):
-        fit_state(some(30_000), promise=options, score="max-logit")
+        fit_state(some(30_000), options, Grounds())
     state, _ = fit_state(
-        some(30_000), promise=promise(id_flagged=0.2, risk=0.12), score="max-logit"
+        some(30_000), promise(id_flagged=0.2, risk=0.12, ood_score="max-logit"), Grounds()
     )
     assert broken(state) <= 0.12
 
 
 def test_a_note_says_how_many_rows_set_none_aside() -> None:
-    _, notes = fit_state(drawn(600, 0, noise=1.9), promise=promise(risk=0.05), score="msp")
+    _, notes = fit_state(drawn(600, 0, noise=1.9), promise(risk=0.05, ood_score="msp"), Grounds())
     assert any(re.search(r"sets aside \d+ % .*At accuracy 0\.\d+ ", note) for note in notes), notes
 
 
@@ -149,11 +150,10 @@ def test_knn_asks_for_the_neighbour_that_tells_best() -> None:
     linear = [(weight, np.zeros(2))]
     state, _ = fit_state(
         val,
-        promise=promise(),
-        score="knn",
-        classifiers=linear,
-        evidence=evidence_of(train, linear, 0),
-        foreign=[some(300, 0.25)],
+        promise(ood_score="knn"),
+        Grounds(
+            classifiers=linear, evidence=evidence_of(train, linear, 0), foreign=[some(300, 0.25)]
+        ),
     )
     assert state.record.ood.neighbours in (1, 5)
     assert state.fitted is not None

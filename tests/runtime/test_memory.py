@@ -11,6 +11,7 @@ from promised import promise
 
 from hydrasurgeon.data.samples import Arrays
 from hydrasurgeon.decision.fitting import fit_state
+from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import gathered
 from hydrasurgeon.statistics import temperature
@@ -56,7 +57,7 @@ def test_a_state_is_fitted_beside_the_answers_in_float64(monkeypatch: pytest.Mon
     monkeypatch.setattr(temperature, "ELEMENTS", 100 * CLASSES)
     logits, labels = answers()
     with Peak() as peak:
-        fit_state(Outputs(logits, None, labels), promise=promise(), score="msp")
+        fit_state(Outputs(logits, None, labels), promise(ood_score="msp"), Grounds())
     doubles = ROWS * CLASSES * 8
     # The halves in float32, and both joined again.
     assert peak.bytes < 1.25 * (2 * logits.nbytes + doubles)
