@@ -119,7 +119,7 @@ def answers_in_stages(state: State, parts: Sequence[Said]) -> ndarray:
     return np.concatenate(each)[np.concatenate([part.rows for part in parts]).argsort()]
 
 
-def decided_in_stages(state: State, parts: Sequence[Said]) -> Prediction:
+def decide_in_stages(state: State, parts: Sequence[Said]) -> Prediction:
     """All rows again in their order, each by the state of its stage."""
     some = [part for part in parts if len(part.rows)] or parts[-1:]
     each = []
@@ -144,7 +144,7 @@ def with_seen(
         if first is None:
             decided = decide(state, whole.logits, whole.features)
         else:
-            decided = decided_in_stages(state, in_stages(state, first.at(rows), whole))
+            decided = decide_in_stages(state, in_stages(state, first.at(rows), whole))
         unfamiliar += int(decided.unfamiliar.sum())
         abstain += int((decided.abstain & ~decided.unfamiliar).sum())
         uncertainty += float(decided.uncertainty.astype(np.float64).sum())

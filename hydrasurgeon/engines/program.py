@@ -91,10 +91,10 @@ class _Graph(nn.Module):
             ours = (logits,) if features is None else (logits, features)
             if state is None or not clients_decide(self.model):
                 return kind_of(self.model.problem).merged(logits), *ours
-            return calibrated(state, logits), *decided(state, logits, features)[2:], *ours
+            return calibrated(state, logits), *decision_outputs(state, logits, features)[2:], *ours
         if state is None:
             return logits, kind_of(self.model.problem).probs(logits).mean(dim=1)
-        return logits, *decided(state, logits, features)
+        return logits, *decision_outputs(state, logits, features)
 
     def _logits(self, inputs: Any) -> Tensor:
         """[batch, member, class]"""
@@ -124,7 +124,7 @@ def clients_decide(model: Classifier) -> bool:
     return state is not None and state.words is None and in_graph
 
 
-def decided(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
+def decision_outputs(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
     """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in
     float64.
     """

@@ -40,7 +40,7 @@ PREDICTIONS = (
 """Help of predictions files."""
 
 
-class Answering(ClassNames, Bare, Run):
+class ModelOrPredictions(ClassNames, Bare, Run):
     """A checkpoint and its data; or, in their place, what any model answered."""
 
     conflicts: ClassVar = tuple(
@@ -65,7 +65,7 @@ class Answering(ClassNames, Bare, Run):
         raise UsageError("--data is required", hint=hint)
 
 
-class CalibrateOptions(Engines, Answering, Force):
+class CalibrateOptions(Engines, ModelOrPredictions, Force):
     """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights;
     or, of any model's predictions, in a file of their own.
     """
@@ -187,7 +187,7 @@ class CalibrateOptions(Engines, Answering, Force):
         return recorded
 
 
-class PredictOptions(Engines, Answering, Force):
+class PredictOptions(Engines, ModelOrPredictions, Force):
     """Answer for every sample: label, prediction set, uncertainty, OOD score, or that the model
     abstains.
     """

@@ -36,7 +36,14 @@ from hydrasurgeon.report.columns import (
     shown_name,
     tables,
 )
-from hydrasurgeon.report.verdicts import Verdict, decided, figures, headline, spent, verdict
+from hydrasurgeon.report.verdicts import (
+    Verdict,
+    calibration_words,
+    figures,
+    headline,
+    spent,
+    verdict,
+)
 
 PASSED = (
     "names",
@@ -139,7 +146,7 @@ def document(material: Material) -> str:
         first=reference,
         figures=figures(reference.result),
         spent=spent(reference.result),
-        decided=[decided(row.answers) for row in material.rows],
+        decided=[calibration_words(row.answers) for row in material.rows],
         data=data if isinstance(data, list) else [data] if data else [],
         ood_sizes={o.name: o.n for r in results for o in r.ood},
         level=f"{100 * material.level:.4g}",

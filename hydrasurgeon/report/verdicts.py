@@ -224,7 +224,7 @@ def spent(result: Result) -> str:
     )
 
 
-def decided(row: Answered) -> str:
+def calibration_words(row: Answered) -> str:
     """Whether its answers are calibrated, and by what it detects OOD samples."""
     parts = [f"Calibrated: {'yes' if row.conditions.calibrated else 'no'}"]
     if row.scores:

@@ -19,7 +19,7 @@ from numpy import ndarray
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
 from hydrasurgeon.data.readers import parted
-from hydrasurgeon.decision.cascaded import Said, decided_in_stages
+from hydrasurgeon.decision.cascaded import Said, decide_in_stages
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.manifest import Model
@@ -133,18 +133,18 @@ class Engine(ABC):
     def answered(self, inputs: Any, *, cascade: bool | None = None) -> Prediction:
         """Answers by the decision state, or by nothing but the mean of the members' probabilities."""
         cascade = self.in_stages(cascade)
-        return self.decided(self.ask(inputs, cascade=cascade, features=self.reads), cascade)
+        return self.prediction_of(self.ask(inputs, cascade=cascade, features=self.reads), cascade)
 
     @property
     def reads(self) -> bool:
         """Whether its decisions need features."""
         return self.state is not None and self.state.fitted is not None
 
-    def decided(self, parts: Sequence[Said], cascade: bool) -> Prediction:
+    def prediction_of(self, parts: Sequence[Said], cascade: bool) -> Prediction:
         """What was said, as answers."""
         state = self.state
         if cascade and state is not None:
-            return decided_in_stages(state, parts)
+            return decide_in_stages(state, parts)
         (whole,) = parts
         if state is None:
             return self.problem.decide(whole.logits)

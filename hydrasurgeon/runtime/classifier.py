@@ -225,7 +225,7 @@ class Classifier(LiveModel, Engine):
         pieces = Answering(
             [self], samples, Run(), order=range(len(ids)), cascade=cascade, features=self.reads
         )
-        answers = [self.decided(piece.parts, cascade) for piece in pieces]
+        answers = [self.prediction_of(piece.parts, cascade) for piece in pieces]
         whole = joined(answers or [self.answered(torch.zeros(0))])
         texts = [samples.read(i) for i in range(len(ids))] if self.problem.by_word else None
         return replace(whole, ids=ids, names=names, texts=texts)

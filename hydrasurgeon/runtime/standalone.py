@@ -75,7 +75,7 @@ class Decision:
         width = self.state.record.ood.width
         said = self._checked("logits", logits, self.classes)
         if width is None:
-            return self._decided(said, None, words)
+            return self._decide(said, None, words)
         if features is None:
             score = self.state.record.ood.score
             raise DataError(
@@ -85,9 +85,9 @@ class Decision:
         read = self._checked("features", features, width)
         if len(read) != len(said):
             raise DataError(f"{self.name}: {len(said)} rows of logits, {len(read)} of features")
-        return self._decided(said, read, words)
+        return self._decide(said, read, words)
 
-    def _decided(self, logits: ndarray, features: ndarray | None, words: Any) -> Prediction:
+    def _decide(self, logits: ndarray, features: ndarray | None, words: Any) -> Prediction:
         said, reader = Said(np.arange(len(logits)), logits, features), self.state.words
         if isinstance(reader, Words) and self.state.record.words is not None:
             ids = (

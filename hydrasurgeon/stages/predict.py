@@ -284,7 +284,7 @@ class _Model:
                 assert features is not None
                 self.embedded.append(features.mean(axis=1))
             asked: Any = partial(list, map(samples.read, index))
-            decided = model.decided(piece.parts, cascade)
+            decided = model.prediction_of(piece.parts, cascade)
             rows = model.rows(decided, begun, self.arguments.top, asked)
             answers |= zip(index, rows, strict=True)
             # All windows before that of this batch are answered.

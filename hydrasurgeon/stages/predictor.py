@@ -116,7 +116,7 @@ class Predictor:
             index = piece.index.tolist()
             begun = [{"id": samples.name(i)} for i in index]
             asked: Any = partial(list, map(samples.read, index))
-            decided = engine.decided(piece.parts, cascade)
+            decided = engine.prediction_of(piece.parts, cascade)
             made = engine.rows(decided, begun, options.top, asked)
             for i, row in zip(index, made, strict=True):
                 answers[i] = row

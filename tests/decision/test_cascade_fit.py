@@ -11,7 +11,7 @@ from hydrasurgeon.decision.cascade_fit import MAX_LOSS, fit_cascade
 from hydrasurgeon.decision.cascaded import (
     answers_in_stages,
     cascade_of,
-    decided_in_stages,
+    decide_in_stages,
     in_stages,
     stage_state,
 )
@@ -104,7 +104,7 @@ def test_promises_hold_for_the_answers_of_both_stages() -> None:
     for seed in range(20):
         state = fitted(problem, drawn("single_label", 300, seed=seed), PROMISE)
         fresh = drawn("single_label", 2000, seed=1000 + seed)
-        decided = decided_in_stages(state, in_stages(state, fresh.among([0]), fresh))
+        decided = decide_in_stages(state, in_stages(state, fresh.among([0]), fresh))
         assert {*decided.members_run.tolist()} == {1, 3}
         covered.append(
             float(

@@ -21,7 +21,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines import onnx as sharing
-from hydrasurgeon.engines.program import decided
+from hydrasurgeon.engines.program import decision_outputs
 from hydrasurgeon.files.decided import SCORES
 from hydrasurgeon.stages.export import export
 
@@ -35,7 +35,7 @@ class Decides(nn.Module):
 
     def forward(self, logits: torch.Tensor, features: torch.Tensor) -> Any:
         # Both are inputs of the graph, whichever a score reads.
-        return (*decided(self.state, logits, features), features.sum(), logits.sum())
+        return (*decision_outputs(self.state, logits, features), features.sum(), logits.sum())
 
 
 @exports

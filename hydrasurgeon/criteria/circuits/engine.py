@@ -131,7 +131,7 @@ def numbered(id_inputs: Held, ood_inputs: Held) -> tuple[Held, Held]:
     return with_places(id_inputs, 0), with_places(ood_inputs, len(id_inputs))
 
 
-def engine_of(problem: Problem) -> Engine:
+def circuit_engine(problem: Problem) -> Engine:
     """One for both towers where heads of the second are candidates."""
     reached = {block.attention.tower for block in problem.anatomy.blocks}
     prompted = problem.anatomy.prompted

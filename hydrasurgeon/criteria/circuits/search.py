@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits import SEARCH
-from hydrasurgeon.criteria.circuits.engine import Engine, engine_of
+from hydrasurgeon.criteria.circuits.engine import Engine, circuit_engine
 from hydrasurgeon.criteria.circuits.objective import Problem, measure, outcomes
 from hydrasurgeon.errors import HydraError
 from hydrasurgeon.files.atomic import write_text
@@ -101,7 +101,7 @@ class Exact(Search):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.engine = engine_of(problem)
+        self.engine = circuit_engine(problem)
         self.tolerance = tolerance_of(problem, self.engine)
 
     @property
