@@ -52,9 +52,9 @@ class Pool:
                 self.labels = sets[0].truth
                 each.append([sets[0].logits[:, 0]])
                 continue
-            rows, self.labels = problem.labelled(sets[0].logits, sets[0].truth)
+            rows, self.labels = problem.choices(sets[0].logits, sets[0].truth)
             at = temperature_of(rows, self.labels)
-            foreign = [problem.rows(s.logits) for s in sets[1:]]
+            foreign = [problem.choices(s.logits)[0] for s in sets[1:]]
             each.append([softmax(logits[:, 0] / at) for logits in (rows, *foreign)])
         self.terms = [np.stack(terms) for terms in zip(*each, strict=True)]
         """Probabilities [member, row, class] of the validation set and of each OOD set."""

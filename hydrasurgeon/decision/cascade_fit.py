@@ -90,7 +90,7 @@ def _flagging(state: State, first: Outputs, whole: Outputs) -> float:
     rule = stage_state(state, first=True)
     flagged = state.ood_score(whole.logits, whole.features) > state.record.ood.threshold
     stays = flagged & ~going_on(rule, 0.0, first)
-    certainty = rule.problem.certainty(rule.answers(first.logits))[stays]
+    certainty = rule.certainty(first.logits)[stays]
     most = int(LOST * len(flagged))
     if len(certainty) <= most:
         return 0.0
@@ -103,7 +103,7 @@ def _threshold(state: State, first: Outputs, whole: Outputs, most: float) -> flo
     rule = stage_state(state, first=True)
     rises = _losses(rule, first) - _losses(state, whole)
     rises[going_on(rule, 0.0, first)] = 0.0  # they go on, however sure the first is of them
-    certainty = rule.problem.certainty(rule.answers(first.logits))
+    certainty = rule.certainty(first.logits)
     order = falling(certainty)
     certainty = certainty[order]
     following = np.append(certainty[1:], 0.0)

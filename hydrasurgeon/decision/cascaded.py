@@ -97,7 +97,7 @@ def stage_state(state: State, *, first: bool) -> State:
 
 def going_on(rule: State, threshold: float, first: Outputs) -> Bool[ndarray, " sample"]:
     """Which rows go on, by the decision state for what the first reader answers."""
-    certainty = rule.problem.certainty(rule.answers(first.logits))
+    certainty = rule.certainty(first.logits)
     unfamiliar = rule.ood_score(first.logits, first.features) > rule.record.ood.threshold
     return (certainty < threshold) | unfamiliar
 

@@ -46,6 +46,12 @@ class State:
         """Calibrated probabilities of classes or labels; numbers with their deviations."""
         return self.problem.answers(logits, self.problem.constants(self.record))
 
+    def certainty(self, logits: ndarray) -> Scores:
+        """How sure each sample's answer is, of many labels the least sure; a cascade goes on by it."""
+        answers = self.answers(logits)
+        most = self.problem.chances(answers).max(axis=-1)
+        return most.reshape(len(answers), -1).min(axis=1)
+
     def ood_score(self, logits: ndarray, features: ndarray | None) -> Scores:
         """How likely samples are OOD: of the logits that the model gives, for temperature is about
         probabilities.

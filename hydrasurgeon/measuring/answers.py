@@ -22,6 +22,7 @@ from hydrasurgeon.problems.classes import JudgedClasses
 from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.probabilities import Logits
+from hydrasurgeon.statistics.scores.fitted import check_score, scores_of
 
 ELEMENTS = 1 << 20
 """Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor.
@@ -75,9 +76,10 @@ class Reading:
             return stored[kind]
         assert logits is not None  # scores_in
         at = self.temperature if self.score_temperature is None else self.score_temperature
-        return np.concatenate(
-            [self.problem.ood_score(rows, kind, at) for (rows,) in in_pieces(logits)]
-        )
+        check_score(kind, self.problem.scores)
+        read = (self.problem.read(rows) for (rows,) in in_pieces(logits))
+        scores = np.concatenate([scores_of(kind, rows, None, None, at) for rows in read])
+        return np.round(scores, decimals=metrics.DIGITS)  # equal up to rounding is equal
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def answered(predictions: Predictions, reading: Reading) -> Answered:
             )
             for s in predictions.ood
         ),
-        reading.problem.width(predictions.logits),
+        reading.problem.read(predictions.logits[:1]).shape[-1],
         Conditions(next(iter(kinds), None), reading.is_calibrated),
         reading.threshold,
     )

@@ -25,10 +25,8 @@ from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics import words
 from hydrasurgeon.statistics.bootstrap import Rows, Values
-from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.probabilities import TINY, Labels, Scores, yes_or_no
-from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score, scores_of
-from hydrasurgeon.statistics.scores.on_logits import score_of
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore, scores_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -340,14 +338,6 @@ class Problem(ABC):
         """Processes exchange it by its class, which holds nothing."""
         return type(self), ()
 
-    def need(self, feature: str, name: str) -> None:
-        """Refuse what it has not."""
-        if feature in self.lacks:
-            raise SurgeryError(
-                f"{feature}: is for models that choose one class, and {name} is {self.name}",
-                hint=self.lacks[feature],
-            )
-
     def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
         """The shape of labels that are numbers; None where they are class numbers."""
         return None
@@ -364,34 +354,17 @@ class Problem(ABC):
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         """Logits as decisions take them; what was read already stays as it is."""
 
-    def ood_score(
-        self, logits: Float[ndarray, "sample member klass"], kind: str, temperature: float = 1.0
-    ) -> Scores:
-        """How unfamiliar samples look by a score of the logits; equal up to rounding is equal."""
-        check_score(kind, self.scores)
-        return np.round(score_of(kind, self.read(logits), temperature), decimals=DIGITS)
-
     def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
         """A classifier's weight and bias as OOD scores take them; one logit's are of no and yes."""
         return yes_or_no(weight.T).T, yes_or_no(bias)
 
-    def width(self, logits: Float[ndarray, "sample member klass"]) -> int:
-        """How many classes a choice is between."""
-        return self.read(logits[:1]).shape[-1]
-
-    def rows(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
-        """[choice, member, class] where classes are chosen between; of many labels each is a
-        choice of its own.
+    def choices(
+        self, logits: Float[ndarray, "sample member klass"], labels: ndarray | None = None
+    ) -> tuple[Float[ndarray, "choice member klass"], Labels]:
+        """Each choice between classes, and the class that it should have made, where that is known;
+        of many labels each is a choice of its own.
         """
         raise self._without_classes
-
-    def truth(self, labels: ndarray) -> Int[ndarray, "*any"]:
-        """The number of the class that each choice should have made."""
-        raise self._without_classes
-
-    def labelled(self, logits: ndarray, labels: ndarray) -> tuple[ndarray, Int[ndarray, " choice"]]:
-        """`rows` and `truth`, choice by choice."""
-        return self.rows(logits), self.truth(labels).flatten()
 
     @property
     def _without_classes(self) -> SurgeryError:
@@ -420,10 +393,6 @@ class Problem(ABC):
     def chances(self, answers: ndarray) -> Float[ndarray, "choice klass"]:
         """The probabilities of each choice."""
         return answers
-
-    def certainty(self, answers: ndarray) -> Scores:
-        """How sure each sample's answer is, by which a cascade goes on."""
-        return answers.max(axis=-1)
 
     @abstractmethod
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
@@ -498,6 +467,15 @@ class Problem(ABC):
     def planned(self, outputs: Outputs, constants: Constants, promise: CalibrateOptions) -> Any:
         """What promises need that is fitted."""
         return None
+
+
+def need_feature(problem: Problem, feature: str, name: str) -> None:
+    """Refuse what a kind has not."""
+    if feature in problem.lacks:
+        raise SurgeryError(
+            f"{feature}: is for models that choose one class, and {name} is {problem.name}",
+            hint=problem.lacks[feature],
+        )
 
 
 def refuse(flags: Iterable[tuple[str, bool]], name: str, what: str, hint: str) -> None:

@@ -1,7 +1,7 @@
 """One of several classes: softmax over k logits, cross-entropy.
 
 Yes or no, and each of many labels, are such choices too, between two classes with the logits 0 and
-z: `choices` makes them so, and what is measured of classes then holds for them.
+z: `read` makes them so, and what is measured of classes then holds for them.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from hydrasurgeon.statistics.probabilities import (
     falling,
     of_labels,
     surest,
+    true_classes,
 )
 from hydrasurgeon.statistics.temperature import (
     CALIBRATED,
@@ -266,14 +267,6 @@ class Classes(Problem):
     made_of: type[JudgedClasses] = JudgedClasses
     """What its answers are judged as."""
 
-    def choices(self, logits: Float[ndarray, "*any klass"]) -> ndarray:
-        """Logits of choices between classes [..., class], or [..., k, class] of many labels."""
-        return logits
-
-    def truth(self, labels: ndarray) -> Int[ndarray, "*any"]:
-        """The number of the class that each choice should have made."""
-        return labels
-
     def validated(
         self, logits: Float[ndarray, "sample *member klass"], labels: ndarray
     ) -> dict[str, float]:
@@ -297,7 +290,7 @@ class Classes(Problem):
         return self._answers(outputs, {}) == outputs.truth
 
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
-        return self.choices(logits)
+        return logits
 
     def constants(self, record: Decision) -> Constants:
         return {"temperature": record.temperature, "bias": record.bias}
@@ -310,13 +303,13 @@ class Classes(Problem):
         """Total and aleatoric uncertainty."""
         return uncertainties(choices, **constants)
 
-    def rows(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
-        """[choice, member, class]: each label of a sample is a choice of its own."""
-        return self.choices(logits)
+    def choices(
+        self, logits: Float[ndarray, "sample member klass"], labels: ndarray | None = None
+    ) -> tuple[ndarray, Labels]:
+        return self.read(logits), true_classes(np.zeros(0) if labels is None else labels).flatten()
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
-        probs, rows = self.chances(reading.answers(logits)), self.rows(logits)
-        truth = self.truth(labels).reshape(-1)
+        probs, (rows, truth) = self.chances(reading.answers(logits)), self.choices(logits, labels)
         confidence, predicted = surest(probs)
         information, disagreement = reading.apart(rows)
         fields = {

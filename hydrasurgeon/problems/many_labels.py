@@ -49,6 +49,7 @@ from hydrasurgeon.statistics.conformal import prediction_sets
 from hydrasurgeon.statistics.metrics import labelling
 from hydrasurgeon.statistics.probabilities import (
     TINY,
+    Labels,
     Scores,
     entropy,
     falling,
@@ -122,14 +123,11 @@ class ManyLabels(YesNo):
         "--method cahp": "It compares samples of one class with those of others.",
     }
 
-    def choices(self, logits: Float[ndarray, "*any klass"]) -> ndarray:
-        return yes_or_no(logits[..., None])
-
     def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
         return len(logits), logits.shape[-1]
 
     def read(self, logits: ndarray) -> ndarray:
-        return logits if logits.ndim == 4 else self.choices(logits)
+        return logits if logits.ndim == 4 else yes_or_no(logits[..., None])
 
     def outputs(self, outputs: Outputs) -> Outputs:
         return Problem.outputs(self, outputs)
@@ -154,10 +152,6 @@ class ManyLabels(YesNo):
     def answers(self, logits: ndarray, constants: Constants) -> Chances:
         return probs_of(self.read(logits), _temperatures(constants))
 
-    def certainty(self, answers: Chances) -> Scores:
-        """Of the least sure label."""
-        return np.maximum(answers, 1 - answers).min(axis=-1)
-
     def said(self, answers: Chances) -> Float[ndarray, "sample label"]:
         return Problem.said(self, answers) - Problem.said(self, 1 - answers)
 
@@ -170,8 +164,11 @@ class ManyLabels(YesNo):
         chosen = plain.probabilities >= (0.5 if labels is None else _row(labels.thresholds))
         return LabelsPrediction(**vars(plain), chosen=chosen)
 
-    def rows(self, logits: Float[ndarray, "sample member label"]) -> ndarray:
-        return _apart(self.choices(logits))
+    def choices(
+        self, logits: Float[ndarray, "sample member label"], labels: ndarray | None = None
+    ) -> tuple[ndarray, Labels]:
+        choices, truth = super().choices(logits, labels)
+        return _apart(choices), truth
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
         fields = super().judged(logits, labels, reading)

@@ -154,7 +154,7 @@ class Numbers(Problem):
         return {"nll": float(np.square(value - labels).astype(np.float64).mean())}
 
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
-        return logits
+        return logits[..., :1]
 
     def outputs(self, outputs: Outputs) -> Outputs:
         """OOD scores see one class; the numbers are the shares."""
@@ -165,9 +165,6 @@ class Numbers(Problem):
 
     def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
         return weight[:1], bias[:1]
-
-    def width(self, logits: Float[ndarray, "sample member klass"]) -> int:
-        return 1
 
     def constants(self, record: Decision) -> Constants:
         return {"joint": record.joint, "conformal": record.conformal}

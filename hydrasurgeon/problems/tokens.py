@@ -95,7 +95,7 @@ class Tokens(Problem):
     ) -> dict[str, float]:
         if logits.ndim == 3:
             logits = logits[:, None]
-        by_word = Classes().validated(*self.labelled(logits, labels))
+        by_word = Classes().validated(*self.choices(logits, labels))
         return {"token_accuracy": by_word.pop("accuracy"), **by_word}
 
     def read(self, logits: Float[ndarray, "text member word klass"]) -> ndarray:
@@ -111,18 +111,16 @@ class Tokens(Problem):
     def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
         return weight[:1], bias[:1]
 
-    def rows(self, logits: Float[ndarray, "text member word klass"]) -> ndarray:
-        """[word, member, class] of the words that are there."""
-        return np.moveaxis(logits, 2, 1)[are_there(logits[:, 0])]
-
-    def truth(self, labels: ndarray) -> Int[ndarray, " word"]:
-        return labels[labels != UNLABELLED]
-
-    def labelled(self, logits: ndarray, labels: ndarray) -> tuple[ndarray, Int[ndarray, " word"]]:
-        """The words that have both."""
+    def choices(
+        self, logits: Float[ndarray, "text member word klass"], labels: ndarray | None = None
+    ) -> tuple[Float[ndarray, "word member klass"], Int[ndarray, " word"]]:
+        """The words that are there; those that have a tag, where labels are given."""
+        there, words = are_there(logits[:, 0]), np.moveaxis(logits, 2, 1)
+        if labels is None:
+            return words[there], np.zeros(0, dtype=np.int64)
         truth = _beside(labels, logits)
-        known = (truth != UNLABELLED) & are_there(logits[:, 0])
-        return np.moveaxis(logits, 2, 1)[known], truth[known]
+        known = (truth != UNLABELLED) & there
+        return words[known], truth[known]
 
     def constants(self, record: Decision) -> Constants:
         names = ("temperature", "entities", "cover", "abstain")
@@ -208,7 +206,7 @@ class Tokens(Problem):
         return self._with_entities(Classes().fitted(self._words(outputs)), outputs)
 
     def _words(self, outputs: Outputs) -> Outputs:
-        rows, truth = self.labelled(outputs.logits, _tags(outputs))
+        rows, truth = self.choices(outputs.logits, _tags(outputs))
         return Outputs(rows, None, truth)
 
     def _with_entities(self, constants: Constants, outputs: Outputs) -> dict[str, Any]:

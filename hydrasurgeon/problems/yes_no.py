@@ -22,12 +22,19 @@ from hydrasurgeon.problems.base import (
     digits,
 )
 from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
-from hydrasurgeon.run.shapes import Float, Int
+from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics.abstain import DELTA, fit_limits
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.found import fit_found, measures_of
 from hydrasurgeon.statistics.metrics import ranking
-from hydrasurgeon.statistics.probabilities import TINY, YES, Probs, Scores, entropy, yes_or_no
+from hydrasurgeon.statistics.probabilities import (
+    TINY,
+    Probs,
+    Scores,
+    entropy,
+    true_classes,
+    yes_or_no,
+)
 from hydrasurgeon.statistics.temperature import nll_of_shares, platt
 
 YES_NO = ("no", "yes")
@@ -96,11 +103,8 @@ class YesNo(Classes):
     made = YesNoPrediction
     made_of = JudgedYesNo
 
-    def choices(self, logits: Float[ndarray, "*any klass"]) -> ndarray:
+    def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return yes_or_no(logits)
-
-    def truth(self, labels: ndarray) -> Int[ndarray, "*any"]:
-        return (labels >= YES).astype(np.int64)
 
     def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
         return (len(logits),)
@@ -110,7 +114,7 @@ class YesNo(Classes):
         return logs[..., 1:] - logs[..., :1]
 
     def outputs(self, outputs: Outputs) -> Outputs:
-        labels = None if outputs.labels is None else self.truth(outputs.labels)
+        labels = None if outputs.labels is None else true_classes(outputs.labels)
         logits, shares = self.read(outputs.logits), outputs.labels
         return Outputs(logits, outputs.features, labels, shares, outputs.groups)
 

@@ -31,6 +31,7 @@ from hydrasurgeon.measuring.sets import (
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.report.columns import brief
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
@@ -136,7 +137,7 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
     }
     for checkpoint in opened:
         for option in (name for name, given in wanted.items() if given):
-            problem_of(checkpoint.manifest.model).need(option, checkpoint.name)
+            need_feature(problem_of(checkpoint.manifest.model), option, checkpoint.name)
         checkpoint.check_weights()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
     names = [name_of(job) for job in jobs]

@@ -117,7 +117,7 @@ class _Table:
         temperature = arguments.temperature
         if temperature == "fit":
             logits, labels = self.how.logits(models, self.sets.val)
-            temperature = temperature_of(*problem.labelled(logits, labels))
+            temperature = temperature_of(*problem.choices(logits, labels))
         reading = reading_of(
             state,
             kinds,

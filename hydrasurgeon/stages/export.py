@@ -100,6 +100,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     from hydrasurgeon.files.tensors import weights_sha256
     from hydrasurgeon.measuring.cost import told_of
     from hydrasurgeon.problems import problem_of
+    from hydrasurgeon.problems.base import need_feature
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing import stock, trial
 
@@ -108,11 +109,11 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     about, decision = opened.manifest.model, opened.manifest.decision
     left: tuple[str, ...] = ()
     if decision is not None and not folder:
-        problem_of(about).need("a decision state in a graph", opened.name)
+        need_feature(problem_of(about), "a decision state in a graph", opened.name)
         opened, left = _without_words(opened)
     tried = None
     if arguments.check is not None:
-        problem_of(about).need("--check", opened.name)
+        need_feature(problem_of(about), "--check", opened.name)
         tried = trial.opened_trial(about, arguments.check, arguments)
     answer: Callable[[Exported], Answer] = trial.in_file
     theirs, whole = opened, None

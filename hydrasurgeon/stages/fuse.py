@@ -311,12 +311,8 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     made = open_checkpoint(target)
     together, _ = logits([made])
     problem = problem_of(made.manifest.model)
-    truth = None
-    if labels is None:
-        p, q = (member_probs(problem.rows(each)) for each in (alone, together))
-    else:
-        (rows, truth), (fused, _) = (problem.labelled(each, labels) for each in (alone, together))
-        p, q = member_probs(rows), member_probs(fused)
+    (rows, truth), (fused, _) = (problem.choices(each, labels) for each in (alone, together))
+    p, q = member_probs(rows), member_probs(fused)
     p = p if q.shape[1] > 1 else p.mean(axis=1, keepdims=True)  # one model answers for all of them
     mean_p, mean_q = p.mean(axis=1), q.mean(axis=1)
     logs = [np.log(np.maximum(each, TINY)) for each in (mean_p, mean_q)]
@@ -326,6 +322,6 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
         max_difference=float(np.abs(p - q).max()),
         mean_difference=float(np.abs(p - q).mean()),
         kl=float(kl),
-        accuracy_members=None if truth is None else accuracy(mean_p, truth),
-        accuracy_fused=None if truth is None else accuracy(mean_q, truth),
+        accuracy_members=None if labels is None else accuracy(mean_p, truth),
+        accuracy_fused=None if labels is None else accuracy(mean_q, truth),
     )

@@ -21,6 +21,11 @@ YES = 0.5
 """What is at least so true counts as yes."""
 
 
+def true_classes(labels: ndarray) -> Int[ndarray, "*any"]:
+    """Class numbers; of how true yes is the nearer one, no or yes."""
+    return (labels >= YES).astype(np.int64) if labels.dtype.kind == "f" else labels
+
+
 def yes_or_no(logits: ndarray) -> ndarray:
     """One logit z as those of two classes, 0 and z; others as they are."""
     return (

@@ -97,6 +97,6 @@ def test_outputs_of_other_widths_are_joined() -> None:
         both = first.joined(second)
         assert both.logits.shape == (6, 2, 5, CLASSES)
         assert both.truth.shape == (6, 8)
-        rows, truth = TOKENS.rows(both.logits), TOKENS.truth(both.truth)
+        rows, truth = TOKENS.choices(both.logits)[0], TOKENS.choices(both.logits, both.truth)[1]
         assert len(rows) == len(truth) + 1  # one word is not labelled
         assert bool((rows != NOTHING).all())

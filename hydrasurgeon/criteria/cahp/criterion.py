@@ -34,6 +34,8 @@ from hydrasurgeon.criteria.cahp.choice import choose, number_of_clusters
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head, count, drop
 from hydrasurgeon.lookup import need
+from hydrasurgeon.problems.base import need_feature
+from hydrasurgeon.statistics.probabilities import true_classes
 
 EDGE = 32
 """Rows and columns that every attention map is resized to."""
@@ -68,14 +70,14 @@ def score(subject: Subject) -> Verdict:
             hint=f"Use another --method, or --tower {' or '.join(sorted(reached))}.",
         )
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
-    subject.problem.need("--method cahp", subject.checkpoint.name)
+    need_feature(subject.problem, "--method cahp", subject.checkpoint.name)
     classes = _classes(manifest.model.choices, subject.run.seed)
     moments = ClassMoments(len(heads), classes)
     weigher = Weigher(model, sites, subject.samples, subject.losses)
     for i, (inputs, labels) in enumerate(subject.batches("attention maps")):
         if i == 0:
             _check_maps(model, anatomy, inputs)
-        _observe(anatomy, inputs, subject.problem.truth(labels.cpu().numpy()), moments)
+        _observe(anatomy, inputs, true_classes(labels.cpu().numpy()), moments)
         weigher.add(inputs, labels)
     means, variances = moments.finish()
     if not (np.isfinite(means).all() and np.isfinite(variances).all()):

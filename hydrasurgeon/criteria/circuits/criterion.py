@@ -22,7 +22,9 @@ from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.heads import Head
 from hydrasurgeon.lookup import imported
+from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.runtime.processes import World, joined
+from hydrasurgeon.statistics.probabilities import true_classes
 
 IDENTITY = "identity"
 """Where the settings hold a hash of all that the order depends on, but for its length."""
@@ -33,7 +35,7 @@ TOGETHER = {"cpu": 64, "cuda": 4096}
 
 
 def score(subject: Subject) -> Score:
-    subject.problem.need("--method circuit", subject.checkpoint.name)
+    need_feature(subject.problem, "--method circuit", subject.checkpoint.name)
     objective = subject.key.objective
     search = subject.scoring.search or "exact"
     _, sites = subject.load()
@@ -101,7 +103,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
         anatomy=anatomy,
         id_inputs=id_inputs,
         labels=torch.from_numpy(
-            subject.problem.truth(torch.cat([labels for _, labels in batches]).cpu().numpy())
+            true_classes(torch.cat([labels for _, labels in batches]).cpu().numpy())
         ),
         ood_inputs=ood_inputs,
         objective=Objective(objective, len(id_inputs), len(ood_inputs), many),  # type: ignore[arg-type]
