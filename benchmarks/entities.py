@@ -135,7 +135,8 @@ def _kept(
     independent entities does; None where either refuses.
     """
     fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
-    constants = problem.calibrated(fitting, certifying).constants
+    fit = problem.calibrated(fitting, certifying)
+    constants = fit.constants
     answers = problem.answers(certifying.logits, constants)
     assert certifying.shares is not None
     for promise, risks in PROMISES.items():
@@ -149,8 +150,7 @@ def _kept(
             )
             kept: dict[str, dict[str, float] | None] = {"calibrate": None, "independent": None}
             with contextlib.suppress(DataError):
-                planned = problem.planned(fitting, constants, options)
-                made = problem.promised(answers, certifying, options, planned)
+                made, _ = problem.promised(answers, certifying, options, fit=fit)
                 kept["calibrate"] = _rates(problem, test, {**constants, **made})
             with contextlib.suppress(DataError):
                 made = _independent(problem, certifying, constants, options)

@@ -79,7 +79,7 @@ def fit_cascade(
     familiar = np.ones(len(certifying), dtype=bool)  # to the first all that it answers
     _, late = parts
     familiar[late.rows] = state.ood_score(late.logits, late.features) <= record.ood.threshold
-    kept = problem.promised(answers, whole.at(certifying), promise, None, familiar)
+    kept, _ = problem.promised(answers, whole.at(certifying), promise, familiar)
     going = going_on(stage_state(state, first=True), threshold, first)
     share = float(going.astype(np.float64).mean())
     return with_cascade(state, draft.model_copy(update={**kept, "share_on": share}))

@@ -70,7 +70,7 @@ def check_count(count: int, promise: CalibrateOptions, problem: Problem = SINGLE
     certifying = np.ones(len(halves(count, 0)[1]))
     quantile(certifying, promise.coverage)
     flag_threshold(certifying, promise.id_flagged)
-    if promise.risk is not None and not problem.by_word:
+    if promise.risk is not None and "answer" in problem.columns:
         familiar = certifying[: round(len(certifying) * (1 - promise.id_flagged))]
         fit_abstention(familiar, familiar.astype(bool), risk=promise.risk)
     if count >= ENOUGH:
@@ -110,18 +110,17 @@ def fit_state(
     own_fitting, own_certifying = ((own or val).at(rows) for rows in split)
     fit = problem.calibrated(fitting, certifying)
     choice = choose(score, own_fitting, grounds, problem=problem, seed=promise.seed)
-    plan = problem.planned(fitting, fit.constants, promise)
     answers = problem.answers(certifying.logits, fit.constants)
     scores = own_certifying.scores(choice.kind, choice.fitted)
     threshold = flag_threshold(scores, promise.id_flagged)
     try:
-        promised = problem.promised(answers, certifying, promise, plan, scores <= threshold)
+        promised, notes = problem.promised(answers, certifying, promise, scores <= threshold, fit)
     except DataError as error:
         raise DataError(
             error.message, hint=_with_rows(error.hint, promise, fit.accuracy)
         ) from error
-    notes = [*choice.notes, *problem.advice(answers, certifying, fit.accuracy or 0.0, promise)]
-    if not problem.by_word:
+    notes = [*choice.notes, *notes]
+    if "answer" in problem.columns:
         notes += _set_aside(promised.get("abstain"), promise, fit.accuracy)
     ood = Ood(
         score=choice.kind,

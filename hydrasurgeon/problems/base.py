@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.data.labels import READ, Match
-from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.decided import (
     Conformal,
     Decision,
@@ -227,6 +227,8 @@ def digits(values: ndarray) -> list[float]:
 class Calibration:
     """What one half of the validation data fitted, and what the other one says of it."""
 
+    fitting: Outputs
+    """That half."""
     constants: Constants
     accuracy: float | None
     losses: Mapping[str, float]
@@ -331,7 +333,7 @@ class Problem(ABC):
     """What training minimizes, the same way."""
     labels: ClassVar[tuple[Match, str, str]] = READ["single_label"]
     """How labels are fitted to a model, what a row must have, and a hint."""
-    lacks: ClassVar[Mapping[str, str]] = {}
+    lacks: ClassVar[Mapping[str, str]] = {"--promise": "It says what is promised of entities."}
     """Features of the tool that it has not → why, or what it has instead."""
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -412,11 +414,6 @@ class Problem(ABC):
         prediction sets, with what is unfamiliar, and where to abstain.
         """
 
-    def check(self, promise: CalibrateOptions, name: str) -> None:
-        """Refuse options of `calibrate` that have no meaning."""
-        flags = (("--promise", promise.promise is not None),)
-        refuse(flags, name, f"a {self.name} model", "It says what is promised of entities.")
-
     @abstractmethod
     def watched(self, model: Model, decision: Decision) -> Watched:
         """What `monitor` compares."""
@@ -451,22 +448,12 @@ class Problem(ABC):
         answers: ndarray,
         outputs: Outputs,
         promise: CalibrateOptions,
-        plan: Any = None,
         familiar: Bool[ndarray, " sample"] | None = None,
-    ) -> dict[str, Any]:
+        fit: Calibration | None = None,
+    ) -> tuple[dict[str, Any], list[str]]:
         """Thresholds, as fields of a `Decision`, of `answers` to samples that fitted nothing, some
-        of them `familiar`.
+        of them `familiar`; and notes. Of a cascade nothing else was fitted.
         """
-
-    def advice(
-        self, answers: ndarray, outputs: Outputs, accuracy: float, promise: CalibrateOptions
-    ) -> Iterator[str]:
-        """What is to be said of promises, by samples that fitted nothing."""
-        return iter(())
-
-    def planned(self, outputs: Outputs, constants: Constants, promise: CalibrateOptions) -> Any:
-        """What promises need that is fitted."""
-        return None
 
 
 def need_feature(problem: Problem, feature: str, name: str) -> None:
@@ -476,10 +463,3 @@ def need_feature(problem: Problem, feature: str, name: str) -> None:
             f"{feature}: is for models that choose one class, and {name} is {problem.name}",
             hint=problem.lacks[feature],
         )
-
-
-def refuse(flags: Iterable[tuple[str, bool]], name: str, what: str, hint: str) -> None:
-    """UsageError for the first of these options that is given."""
-    wrong = next((flag for flag, given in flags if given), None)
-    if wrong is not None:
-        raise UsageError(f"{wrong}: is not for {what}, as {name} is", hint=hint)

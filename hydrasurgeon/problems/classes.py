@@ -370,7 +370,7 @@ class Classes(Problem):
         right = np.concatenate([answers == fitting.truth, others == certifying.truth])
         accuracy = float(right.astype(np.float64).mean())
         self._check_fit(fitting.joined(certifying), accuracy)
-        return Calibration(constants, accuracy, losses)
+        return Calibration(fitting, constants, accuracy, losses)
 
     def _check_fit(self, outputs: Outputs, accuracy: float) -> None:
         """By constants of all rows: those of a half may be far off where it is small."""
@@ -443,20 +443,23 @@ class Classes(Problem):
         answers: Probs,
         outputs: Outputs,
         promise: CalibrateOptions,
-        plan: None = None,
         familiar: Bool[ndarray, " sample"] | None = None,
-    ) -> dict[str, Any]:
+        fit: Calibration | None = None,
+    ) -> tuple[dict[str, Any], list[str]]:
         """Prediction sets, and when to abstain: a promise about familiar samples, which alone are
         answered.
         """
         sets = fit_conformal(answers, outputs.truth, coverage=promise.coverage)
+        notes = (
+            [] if fit is None else [*self._advice(answers, outputs, fit.accuracy or 0.0, promise)]
+        )
         if promise.risk is None:
-            return {"conformal": sets}
+            return {"conformal": sets}, notes
         rows = slice(None) if familiar is None else familiar
-        kept = self.risk(answers, outputs, promise.risk, rows)
-        return {"conformal": sets, **kept}
+        kept = self._risk(answers, outputs, promise.risk, rows)
+        return {"conformal": sets, **kept}, notes
 
-    def risk(
+    def _risk(
         self, probs: Probs, outputs: Outputs, risk: float, familiar: ndarray | slice
     ) -> dict[str, Any]:
         """When to abstain."""
@@ -465,14 +468,10 @@ class Classes(Problem):
         made = fit_abstention(confidence[familiar], right[familiar], risk=risk)
         return {"abstain": made.among(len(confidence[familiar]) / len(confidence))}
 
-    def advice(
-        self,
-        answers: Probs,
-        outputs: Outputs,
-        accuracy: float,
-        promise: CalibrateOptions,
+    def _advice(
+        self, answers: Probs, outputs: Outputs, accuracy: float, promise: CalibrateOptions
     ) -> Iterator[str]:
-        if self.says_yes or accuracy <= promise.coverage:
+        if accuracy <= promise.coverage:
             return
         helps = coverage_that_helps(answers, outputs.truth, promise.coverage)
         how = (

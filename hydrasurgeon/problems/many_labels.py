@@ -39,7 +39,6 @@ from hydrasurgeon.problems.base import (
     Problem,
     Reads,
     Watched,
-    refuse,
 )
 from hydrasurgeon.problems.classes import ClassPrediction
 from hydrasurgeon.problems.yes_no import JudgedYesNo, YesNo
@@ -120,6 +119,7 @@ class ManyLabels(YesNo):
     ranks = False
     lacks: ClassVar = {
         **YesNo.lacks,
+        "--risk": "Its sets miss few labels by --coverage.",
         "--method cahp": "It compares samples of one class with those of others.",
     }
 
@@ -189,15 +189,6 @@ class ManyLabels(YesNo):
     ) -> JudgedLabels:
         return JudgedLabels(**fields, each=labels.shape[1], groups=groups)
 
-    def check(self, promise: CalibrateOptions, name: str) -> None:
-        super().check(promise, name)
-        flags = (
-            ("--risk", promise.risk is not None),
-            (f"--ood-score {promise.ood_score}", promise.ood_score not in ("auto", *OF_LABELS)),
-        )
-        hint = f"Its sets miss few labels by --coverage; OOD scores are {', '.join(OF_LABELS)}."
-        refuse(flags, name, "a model with many labels", hint)
-
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         constants = self.fitted(fitting)
         labels = constants["labels"]
@@ -211,7 +202,7 @@ class ManyLabels(YesNo):
         right = (chances >= _row(labels.thresholds)) == truth.astype(bool)
         accuracy = float(right.astype(np.float64).mean())
         _check_fit(fitting.joined(certifying), accuracy)
-        return Calibration(constants, accuracy, losses)
+        return Calibration(fitting, constants, accuracy, losses)
 
     def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
         truth = outputs.truth.astype(np.float64)
@@ -238,10 +229,10 @@ class ManyLabels(YesNo):
         answers: Chances,
         outputs: Outputs,
         promise: CalibrateOptions,
-        plan: None = None,
         familiar: Bool[ndarray, " sample"] | None = None,
-    ) -> dict[str, Any]:
-        return {"conformal": fit_sets(answers, outputs.truth.astype(bool), promise.coverage)}
+        fit: Calibration | None = None,
+    ) -> tuple[dict[str, Any], list[str]]:
+        return {"conformal": fit_sets(answers, outputs.truth.astype(bool), promise.coverage)}, []
 
     def _sets(
         self, conformal: Conformal, probs: Chances, unfamiliar: Bool[ndarray, " sample"]

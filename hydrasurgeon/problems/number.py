@@ -38,7 +38,6 @@ from hydrasurgeon.problems.base import (
     Reads,
     Watched,
     digits,
-    refuse,
 )
 from hydrasurgeon.problems.unfit import ROUNDING
 from hydrasurgeon.run.shapes import Bool, Float, Int
@@ -136,6 +135,8 @@ class Numbers(Problem):
         **{name: DOUBTS[name] for name in ("unfamiliar", "answer", "error")},
     }
     lacks: ClassVar = {
+        **Problem.lacks,
+        **dict.fromkeys(("--risk", "--cascade"), "Its intervals hold the truth by --coverage."),
         "--method cahp": "It compares samples of one class with those of others.",
         "--method circuit": "It keeps what is right or wrong; give --method taylor.",
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
@@ -211,21 +212,6 @@ class Numbers(Problem):
             decided=True,
         )
 
-    def check(self, promise: CalibrateOptions, name: str) -> None:
-        super().check(promise, name)
-        flags = (
-            ("--risk", promise.risk is not None),
-            ("--cascade", promise.cascade),
-            (
-                f"--ood-score {promise.ood_score}",
-                promise.ood_score not in ("auto", *self.features),
-            ),
-        )
-        hint = (
-            f"Its intervals hold the truth by --coverage; OOD scores: {', '.join(self.features)}."
-        )
-        refuse(flags, name, "a model of numbers", hint)
-
     def watched(self, model: Model, decision: Decision) -> Watched:
         """Ranges of values, each as frequent as the others on validation data."""
         return Watched(_ranges(decision))
@@ -256,23 +242,23 @@ class Numbers(Problem):
                 f"{error:.4g}, that of the mean {spread:.4g}",
                 hint=LOSS,
             )
-        return Calibration({"joint": joint}, None, {"before": guessing, "joint": loss})
+        return Calibration(fitting, {"joint": joint}, None, {"before": guessing, "joint": loss})
 
     def promised(
         self,
         answers: ndarray,
         outputs: Outputs,
         promise: CalibrateOptions,
-        plan: None = None,
         familiar: Bool[ndarray, " sample"] | None = None,
-    ) -> dict[str, Any]:
+        fit: Calibration | None = None,
+    ) -> tuple[dict[str, Any], list[str]]:
         value, deviation = answers.T
         threshold = quantile(np.abs(_truth(outputs) - value) / deviation, promise.coverage)
         sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
         levels = np.quantile(value, np.arange(1, RANGES) / RANGES).tolist()
         # As their names have them.
         rounded = tuple(sorted({float(f"{level:g}") for level in levels}))
-        return {"conformal": sets, "levels": rounded}
+        return {"conformal": sets, "levels": rounded}, []
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
         answers, truth = reading.answers(logits), labels.astype(np.float64)

@@ -27,7 +27,6 @@ from hydrasurgeon.problems.base import (
     Reads,
     Watched,
     entities_in,
-    refuse,
 )
 from hydrasurgeon.problems.classes import Classes
 from hydrasurgeon.problems.entities import (
@@ -80,6 +79,7 @@ class Tokens(Problem):
         "error": "text",
     }
     lacks: ClassVar = {
+        "--cascade": "Words are decided together.",
         "--method cahp": "It compares samples of one class with those of others.",
         "--method circuit": "It keeps what is right or wrong; give --method taylor.",
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
@@ -172,14 +172,6 @@ class Tokens(Problem):
         _, chances = self._tagged(logits, {**constants, "cover": None}).entities
         return chances
 
-    def check(self, promise: CalibrateOptions, name: str) -> None:
-        scores = (*self.scores, *self.features)
-        flags = (
-            ("--cascade", promise.cascade),
-            (f"--ood-score {promise.ood_score}", promise.ood_score not in ("auto", *scores)),
-        )
-        refuse(flags, name, "a token classifier", f"OOD scores: {', '.join(scores)}.")
-
     def watched(self, model: Model, decision: Decision) -> Watched:
         """Kinds of entities, by the first of a text."""
         kinds = range(model.num_classes // 2)
@@ -200,7 +192,8 @@ class Tokens(Problem):
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         """The temperature of words, and how entities are as probable as they are."""
         by_word = Classes().calibrated(self._words(fitting), self._words(certifying))
-        return replace(by_word, constants=self._with_entities(by_word.constants, fitting))
+        constants = self._with_entities(by_word.constants, fitting)
+        return replace(by_word, fitting=fitting, constants=constants)
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return self._with_entities(Classes().fitted(self._words(outputs)), outputs)
@@ -222,12 +215,11 @@ class Tokens(Problem):
         entities = EntitiesRecord(probability=min(WAYS, key=errors.__getitem__), most=most)
         return {**constants, "entities": entities}
 
-    def planned(
+    def _planned(
         self, outputs: Outputs, constants: Constants, promise: CalibrateOptions
-    ) -> _Planned | None:
+    ) -> _Planned:
         """In which order thresholds are tested, and what is staked on each."""
-        if promise.risk is None:
-            return None
+        assert promise.risk is not None
         entities = constants["entities"]
         risk = Risk(promise.risk, DELTA, entities.most, promise.promise == "missed")
         answers = self.answers(outputs.logits, constants)
@@ -239,9 +231,9 @@ class Tokens(Problem):
         answers: Chances,
         outputs: Outputs,
         promise: CalibrateOptions,
-        plan: _Planned | None = None,
         familiar: Bool[ndarray, " sample"] | None = None,
-    ) -> dict[str, Any]:
+        fit: Calibration | None = None,
+    ) -> tuple[dict[str, Any], list[str]]:
         """Sets of tags that hold the true one of every word of a text, and what is answered."""
         truth = _beside(_tags(outputs), answers)
         of_truth = of_labels(answers, np.maximum(truth, 0))
@@ -249,9 +241,10 @@ class Tokens(Problem):
         furthest = np.where(known, 1 - of_truth, 0.0).max(axis=1)
         threshold = quantile(furthest, promise.coverage)
         sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
-        if plan is None:
-            return {"conformal": sets}
-        return {"conformal": sets, **plan.kept(answers, outputs)}
+        if promise.risk is None or fit is None:
+            return {"conformal": sets}, []
+        plan = self._planned(fit.fitting, fit.constants, promise)
+        return {"conformal": sets, **plan.kept(answers, outputs)}, []
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
         logits, constants = widened(logits, labels.shape[1], 2), reading.constants

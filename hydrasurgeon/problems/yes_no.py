@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from hydrasurgeon.files.decided import Decision, Found
 from hydrasurgeon.files.manifest import Model, ProblemName
+from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import (
     DOUBTS,
     Columns,
@@ -98,6 +99,7 @@ class YesNo(Classes):
     says_yes = ranks = True
     labels_between = (0.0, 1.0)
     lacks: ClassVar = {
+        **Classes.lacks,
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
     }
     made = YesNoPrediction
@@ -169,7 +171,7 @@ class YesNo(Classes):
             "temperature": nll_of_shares(outputs.logits, outputs.shares, *after),
         }
 
-    def risk(
+    def _risk(
         self, probs: Probs, outputs: Outputs, risk: float, familiar: ndarray | slice
     ) -> dict[str, Any]:
         """Two limits, of yes and of no; and where there are groups, when one has an answer."""
@@ -179,6 +181,11 @@ class YesNo(Classes):
             group = fit_found(yes, truth, outputs.groups, risk=risk, delta=DELTA)
         limits = fit_limits(yes[familiar], truth[familiar].astype(bool), risk=risk)
         return {"limits": limits.among(len(yes[familiar]) / len(yes)), "group": group}
+
+    def _advice(
+        self, answers: Probs, outputs: Outputs, accuracy: float, promise: CalibrateOptions
+    ) -> Iterator[str]:
+        return iter(())
 
     def decide(
         self, logits: ndarray, record: Decision | None = None, score: Scores | None = None

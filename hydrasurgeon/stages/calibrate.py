@@ -86,9 +86,9 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     val = read(data)
     source = classifying(opened, arguments, val)
     need_classes(source.manifest, source.path)
-    problem_of(source.manifest.model).check(arguments, source.name)
-    _check_score(
+    _check_promise(
         arguments,
+        problem_of(source.manifest.model),
         source.name,
         several=bool(source.manifest.members),
         named=source.family.named_classes,
@@ -155,9 +155,8 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     target = output_file(out, option="-o", force=arguments.force, inputs=arguments.sources)
     first = read_outputs(path, labelled=True)
     problem, val = first.problem, first.problem.outputs(first.outputs)
-    problem.check(arguments, path.name)
     members, classes = val.logits.shape[1], val.logits.shape[-1]
-    _check_score(arguments, path.name, several=members > 1, named=False)
+    _check_promise(arguments, problem, path.name, several=members > 1, named=False)
     fit = [] if arguments.fit_predictions is None else [arguments.fit_predictions]
     others = [
         (name, read_outputs(Path(name), labelled=name in fit, like=first.outputs))
@@ -200,13 +199,29 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     return Calibrated(target, state.record, None, tuple(filter(None, every_note)))
 
 
-def _check_score(arguments: CalibrateOptions, name: str, *, several: bool, named: bool) -> None:
-    """Some scores, and cascades, mean nothing for some models."""
+def _check_promise(
+    arguments: CalibrateOptions, problem: Problem, name: str, *, several: bool, named: bool
+) -> None:
+    """Some promises, scores and cascades mean nothing for some models."""
     from hydrasurgeon.statistics.scores.fitted import check_score
 
     score = arguments.ood_score
+    why = dict(problem.lacks)
     if score != "auto":
         check_score(score)
+        among = (*problem.scores, *problem.features)
+        if score not in among:
+            why[f"--ood-score {score}"] = f"OOD scores: {', '.join(among)}."
+    flags = {
+        "--promise": arguments.promise is not None,
+        "--risk": arguments.risk is not None,
+        "--cascade": arguments.cascade,
+        f"--ood-score {score}": True,
+    }
+    for flag in (flag for flag, given in flags.items() if given and flag in why):
+        what = f"{flag}: is not for a {problem.name} model, as {name} is"
+        raise UsageError(what, hint=why[flag])
+    if score != "auto":
         option = (
             "--ood" if arguments.ood else "--ood-predictions" if arguments.ood_predictions else None
         )
