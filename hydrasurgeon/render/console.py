@@ -175,7 +175,7 @@ def writing(stream: TextIO) -> Iterator[None]:
             raise OutputError(f"{stream.name.strip('<>')}: {error.strerror}") from error
 
 
-PLAIN_EVERY_SECONDS = 10.0
+PLAIN_EVERY_SECONDS = 5.0
 """Between two lines, where there is no terminal."""
 PACE_SECONDS = 600.0
 """The time that is left is estimated from so long before: a step of a large model can take minutes.
