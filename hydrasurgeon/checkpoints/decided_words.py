@@ -129,5 +129,6 @@ def _uses(entry: Step) -> list[str]:
     """
     uses = ["calibration: half of it fits, half certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)
-    others = len(entry.data) - len(uses)
-    return [*uses, *["OOD score chosen by"] * others][: len(entry.data)]
+    taught = ["answered, for words to learn"] * (entry.args.get("unlabelled") is not None)
+    others = len(entry.data) - len(uses) - len(taught)
+    return [*uses, *["OOD score chosen by"] * others, *taught][: len(entry.data)]

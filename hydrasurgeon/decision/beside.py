@@ -25,6 +25,8 @@ class Beside:
     """The two weights, and the loss on samples that fitted none of them."""
 
     weights: tuple[float, float]
+    fitted: float
+    """The loss on the samples that fitted them."""
     alone: float
     """By which the model's outputs count where there is no reader."""
     without: float
@@ -38,18 +40,27 @@ class Beside:
         return self.without - self.together > self.error
 
 
+def means(kind: Kind, outputs: Floats) -> Floats:
+    """The members' mean probabilities, or numbers; outputs are [sample, member, output]."""
+    if kind == "softmax":
+        outputs = np.exp(outputs - outputs.max(axis=2, keepdims=True))
+        outputs /= outputs.sum(axis=2, keepdims=True)
+    elif kind == "sigmoid":
+        outputs = 1 / (1 + np.exp(-outputs.clip(-500, 500)))
+    result: Floats = outputs.mean(axis=1)
+    return result
+
+
 def losses(kind: Kind, outputs: Floats, targets: Floats) -> Floats:
     """Of each sample, by the members' mean; outputs are [sample, member, output]."""
+    chances = means(kind, outputs)
     if kind == "square":
-        result: Floats = ((outputs.mean(axis=1) - targets) ** 2).mean(axis=1)
+        result: Floats = ((chances - targets) ** 2).mean(axis=1)
         return result
+    chances = chances.clip(1e-12, 1 - 1e-12)
     if kind == "softmax":
-        shifted = outputs - outputs.max(axis=2, keepdims=True)
-        logs = shifted - np.log(np.exp(shifted).sum(axis=2, keepdims=True))
-        mean = np.log(np.exp(logs).mean(axis=1).clip(1e-12))
-        result = -(targets * mean).sum(axis=1)
+        result = -(targets * np.log(chances)).sum(axis=1)
         return result
-    chances = (1 / (1 + np.exp(-outputs.clip(-500, 500)))).mean(axis=1).clip(1e-12, 1 - 1e-12)
     each = targets * np.log(chances) + (1 - targets) * np.log(1 - chances)
     result = -each.mean(axis=1)
     return result
@@ -93,6 +104,7 @@ def fit_beside(
     apart = without - together
     return Beside(
         (float(fitted[0]), float(fitted[1])),
+        loss(fitted),
         alone,
         float(without.mean()),
         float(together.mean()),

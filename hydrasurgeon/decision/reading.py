@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import Tokens, pixels_of, reader_of
-from hydrasurgeon.decision.beside import Beside, fit_beside, losses, scaled
+from hydrasurgeon.decision.beside import Beside, fit_beside, losses, means, scaled
 from hydrasurgeon.decision.cascaded import with_seen
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.words import FEWEST, Fitted, Kind, fit_pixels, fit_words
@@ -39,6 +39,8 @@ class Reading:
     record: decided.Words
     reader: Words | Pixels
     see: Callable[[Any], Any]
+    taught: bool = False
+    """Whether it learnt what the model says of unlabelled samples too."""
 
     def read(self, samples: Any) -> ndarray:
         """[sample, output], and in the last column how novel each sample is."""
@@ -98,6 +100,8 @@ class Lesson:
     labels: Any
     chances: ndarray | None = None
     """Probabilities of classes, where labels are such."""
+    more: tuple[Any, ndarray] | None = None
+    """Samples without labels, and what the model says of them, [sample, member, output]."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -119,9 +123,11 @@ def fit_reading(
     val: Lesson,
     outputs: Outputs,
     halves: tuple[ndarray, ndarray],
+    *,
+    first: bool = False,
 ) -> tuple[Reading, Beside]:
-    """The reader with the least loss on the half of VAL that fits, and its weight beside what the
-    model said of VAL; `tokenizer` is the hash of what makes ids of texts.
+    """The reader with the least loss on the half of VAL that fits, beside the model or alone where it
+    comes `first`, and its weight; `tokenizer` is the hash of what makes ids of texts.
     """
     kind, logits = KINDS[problem.name], outputs.logits.astype(np.float64)
     fitting, certifying = halves
@@ -140,25 +146,38 @@ def fit_reading(
         scale = scaled(kind, alone[fitting], truth[fitting])
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
-    fit: Callable[..., Fitted] = fit_words if isinstance(seen, list) else fit_pixels
-    fitted = fit(train_seen, targets[known], kind, loss, val_seen)
-    # As a file stores it: what is weighed is what will answer.
-    parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
-    text = isinstance(fitted.reader, Words)
-    reader = reader_of("words" if text else "pixels", parts)
-    worth = fit_beside(kind, logits, reader.outputs(val_seen), truth, fitting, certifying)
+    text = isinstance(seen, list)
+    fit: Callable[..., Fitted] = fit_words if text else fit_pixels
+
+    def made(seen: Any, targets: Floats) -> tuple[float, Words | Pixels, Beside]:
+        fitted = fit(seen, targets, kind, loss, val_seen)
+        # As a file stores it: what is weighed is what will answer.
+        parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
+        reader = reader_of("words" if text else "pixels", parts)
+        worth = fit_beside(kind, logits, reader.outputs(val_seen), truth, fitting, certifying)
+        return fitted.loss if first else worth.fitted, reader, worth
+
+    every = [made(train_seen, targets[known])]
+    if train.more is not None:
+        samples, said = train.more
+        scale = scaled(kind, logits[fitting], truth[fitting])
+        answers, unlabelled = means(kind, scale * said.astype(np.float64)), see(samples)
+        both = [*train_seen, *unlabelled] if text else np.concatenate([train_seen, unlabelled])
+        every.append(made(both, np.concatenate([targets[known], answers])))
+    best = int(np.argmin([each[0] for each in every]))
+    _, reader, worth = every[best]
     record = decided.Words(
         reader="words" if text else "pixels",
         mode="beside",
         tokenizer=tokenizer if text else None,
-        ids=len(parts["ids"]) if text else 0,
-        columns=len(parts["weight"]),
+        ids=len(reader.ids) if isinstance(reader, Words) else 0,
+        columns=len(reader.weight),
         outputs=logits.shape[-1],
         weights=worth.weights,
         alone=worth.alone,
         worth=decided.Worth(nll=(worth.without, worth.together), se=worth.error),
     )
-    return Reading(record, reader, see), worth
+    return Reading(record, reader, see, taught=best > 0), worth
 
 
 def seer(transform: Any) -> Callable[[Samples], Any]:

@@ -72,13 +72,13 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
 
     requires: ClassVar = {
         "promise": ("risk",),
+        "unlabelled": ("fit_data",),
         "fit_predictions": ("predictions",),
         "ood_predictions": ("predictions",),
     }
     conflicts: ClassVar = (
         ("engine", "cascade"),
-        ("budget", "max_loss"),
-        *(("predictions", name) for name in ("fit_data", "ood", "cascade", "engine", "budget")),
+        *(("predictions", name) for name in ("fit_data", "ood", "unlabelled", "cascade", "engine")),
     )
 
     data: str | None = option(
@@ -104,6 +104,13 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
             "OOD data to choose the OOD score by, beside perturbed VAL; "
             "repeatable, needs no labels."
         ),
+    )
+    unlabelled: str | None = option(
+        None,
+        metavar="D",
+        group=UNLABELLED,
+        recorded=True,
+        help="Texts from which the reader of words learns what the model answers, where that helps.",
     )
     predictions: PathLike | None = option(
         None,
@@ -172,12 +179,6 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="NATS",
         recorded=True,
         help="By how much the NLL may rise where a first reader answers alone; 0.01 if not given.",
-    )
-    budget: str | None = option(
-        None,
-        metavar="time=N|on=N",
-        recorded=True,
-        help="With --words first, instead of --max-loss: the time of one answer, times the model's own in float32; or the fraction that goes on.",
     )
     cascade: bool = option(
         False,

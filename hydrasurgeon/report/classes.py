@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hydrasurgeon.measuring.results import ABSENT, Metric
 from hydrasurgeon.problems.classes import JudgedClasses
 from hydrasurgeon.report.charts import Drawn
-from hydrasurgeon.report.columns import Cell, Column, Table
+from hydrasurgeon.report.columns import ABSENT, Cell, Column, Metric, Table
 
 ROWS = 40
 """Classes of a table; of more, those that the reference answers worst."""
 
-SAMPLES, FRACTION = Metric("samples"), Metric("of all, %")
+SAMPLES, FRACTION = Metric("n", "samples"), Metric("fraction", "of all, %")
 """The balance of the classes."""
-ACCURACY = Metric("accuracy", "higher")
+ACCURACY = Metric("accuracy", "accuracy", "higher")
 """What each model makes of a class."""
 
 

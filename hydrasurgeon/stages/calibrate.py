@@ -4,7 +4,6 @@ carries it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from hydrasurgeon.checkpoints.class_names import (
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import check_engine, engine_of
-from hydrasurgeon.errors import DataError, SurgeryError, UsageError
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
 from hydrasurgeon.files.history import step
@@ -95,10 +94,6 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         named=source.family.named_classes,
     )
     check_engine(arguments, arguments.dtype)
-    if arguments.budget is not None:
-        _budget(arguments.budget)
-        if arguments.words != "first":
-            raise UsageError("--budget requires --words first", hint="Or leave it out.")
     target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     source.check_weights()
     opened = undecided(source)
@@ -108,11 +103,16 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     val, seen = known.certifying(fit_classes(val, model), opened.manifest.history)
     sets = {"--data": [val], "--fit-data": fit, "--ood": [read(spec) for spec in arguments.ood]}
     options = [(option, samples) for option, each in sets.items() for samples in each]
-    odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
+    rule = "What certifies must be neither what was fitted on nor OOD data."
+    odd = apart(options, rule)
+    if arguments.unlabelled is not None:
+        sets["--unlabelled"] = [read(arguments.unlabelled)]
+        options.append(("--unlabelled", sets["--unlabelled"][0]))
+        odd += apart([options[0], options[-1]], rule)
     opened = with_inputs(with_data_names(opened, val), val)
     few = check_count(len(val), arguments, problem_of(model))
     skipped: list[str] = []
-    state, fitted_notes, arguments = _fit(opened, sets, arguments, skipped)
+    state, fitted_notes = _fit(opened, sets, arguments, skipped)
     entry = step(
         "calibrate",
         args=arguments.recorded(),
@@ -255,8 +255,8 @@ def _fit(
     sets: dict[str, list[Samples]],
     arguments: CalibrateOptions,
     skipped: list[str],
-) -> tuple[State, tuple[str, ...], CalibrateOptions]:
-    """The state, what is to be said of it, and by which options it is made again."""
+) -> tuple[State, tuple[str, ...]]:
+    """The state, and what is to be said of it."""
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.decision.fitting import fit_state, too_few_ood
     from hydrasurgeon.decision.ood_score import Grounds
@@ -280,7 +280,9 @@ def _fit(
     (validation,) = sets["--data"]
     raw = said(validation, grouped=problem.ranks)
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
-    reading, words_note = _reading(engine, problem, train, validation, raw, arguments)
+    asked = () if arguments.words == "off" else sets.get("--unlabelled", ())
+    more = [(samples, said(samples)) for samples in asked]
+    reading, words_note = _reading(engine, problem, train, validation, raw, more, arguments)
 
     own = problem.outputs(raw)
     val = own if reading is None else problem.outputs(reading.beside(raw, validation))
@@ -317,17 +319,14 @@ def _fit(
             (reading.first(samples, each, problem), reading.whole(state, samples, each))
             for samples, each in zip(strange, strange_said, strict=True)
         ]
-        most = _most_on(opened, reading, validation, arguments)
-        if most is not None:  # what was timed is not timed anew when it is made again
-            arguments = arguments.but(budget=f"on={most:.6f}")
-        state, more = _with_words_first(state, first, val, ahead, arguments, most)
+        state, more = _with_words_first(state, first, val, ahead, arguments)
         notes = (*notes, *more)
     elif arguments.cascade:
         state, more = _with_cascade(state, val, model, validation, arguments)
         notes = (*notes, *more)
     if arguments.engine == "int8":
         state = replace(state, record=state.record.model_copy(update={"engine": "int8"}))
-    return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes), arguments
+    return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes)
 
 
 def _reading(
@@ -336,6 +335,7 @@ def _reading(
     train: Samples | None,
     val: Samples,
     outputs: Outputs,
+    unlabelled: Sequence[tuple[Samples, Outputs]],
     arguments: CalibrateOptions,
 ) -> tuple[Reading | None, str | None]:
     """The reader of words that answers beside the model, if there is to be one; and a note."""
@@ -350,6 +350,10 @@ def _reading(
         why = "words: left out, for some of --data cannot be read"
     about = seer(engine.transform), model.preprocess.get("files_sha256")
     learnt = None if train is None else lesson(train)
+    for samples, said in unlabelled:
+        if len(said.logits) != len(samples):
+            why = "words: left out, for some of --unlabelled cannot be read"
+        learnt = learnt and replace(learnt, more=(samples, said.logits))
     return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, why)
 
 
@@ -399,9 +403,11 @@ def _weighed(
             return None, why if problem.name in KINDS else None
         raise UsageError(str(why), hint="Leave out --words.")
     split = halves(len(outputs.logits), arguments.seed, outputs.groups)
-    reading, worth = fit_reading(problem, see, tokenizer, train, val, outputs, split)
+    about = (problem, see, tokenizer, train, val, outputs, split)
+    reading, worth = fit_reading(*about, first=wanted == "first")
     if worth.pays or wanted != "auto":
-        return reading, None
+        told = "learnt from --unlabelled too" if reading.taught else "better without --unlabelled"
+        return reading, None if train.more is None else f"words: {told}"
     before, after = worth.without, worth.together
     return (
         None,
@@ -430,55 +436,18 @@ def _with_cascade(
     return with_seen(fitted, val.logits, val.features, first), ()
 
 
-def _most_on(
-    opened: Checkpoint, reading: Reading, val: Samples, arguments: CalibrateOptions
-) -> float | None:
-    """The fraction of samples that a budget lets go on from words to the model."""
-    from hydrasurgeon.building.clock import EIGHT_BITS, Clock
-
-    if arguments.budget is None:
-        return None
-    unit, most = _budget(arguments.budget)
-    if unit == "on":
-        return most
-    clock = Clock(opened, val, arguments)
-    words, whole = clock.words(lambda: reading).time, clock.unpruned()
-    taken = min(each.time for name, each in whole.items() if name != EIGHT_BITS)
-    if arguments.engine in whole:
-        taken = whole[arguments.engine].time
-    if most <= words:
-        raise SurgeryError(
-            f"--budget {arguments.budget}: words alone take time={words:.2g} on this machine",
-            hint="Allow more than that.",
-        )
-    return min(1.0, (most - words) / taken)
-
-
-def _budget(text: str) -> tuple[str, float]:
-    """`time=0.2` or `on=0.3`."""
-    match = re.fullmatch(r"(time|on)=([0-9]*\.?[0-9]+)", text)
-    most = 0.0 if match is None else float(match[2])
-    if match is None or most <= 0 or (match[1] == "on" and most > 1):
-        raise UsageError(
-            f"--budget {text}: expected time=N above 0, or on=N from 0 to 1",
-            hint="Such as time=0.2.",
-        )
-    return match[1], most
-
-
 def _with_words_first(
     state: State,
     first: Outputs,
     val: Outputs,
     foreign: Sequence[tuple[Outputs, Outputs]],
     arguments: CalibrateOptions,
-    most_on: float | None,
 ) -> tuple[State, tuple[str, ...]]:
     """The state in which words answer first, where that saves something; else as it is, and a note."""
     from hydrasurgeon.decision.cascade_fit import fit_cascade
     from hydrasurgeon.decision.cascaded import cascade_of, with_seen
 
-    fitted = fit_cascade(state, first, val, arguments, foreign=foreign, words=True, most_on=most_on)
+    fitted = fit_cascade(state, first, val, arguments, foreign=foreign, words=True)
     cascade, words = cascade_of(fitted), fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:

@@ -51,16 +51,21 @@ def decision(path: Path) -> dict[str, Any]:
     return json.loads(path.with_suffix(".heads.json").read_text())["decision"]
 
 
-def outputs(path: Path, sentences: list[str]) -> np.ndarray:
-    """What the stored reader says, token by token."""
-    parts = {
+def parts_of(path: Path) -> dict[str, np.ndarray]:
+    """The stored reader."""
+    return {
         name.removeprefix(PREFIX): tensor.double().numpy()
         for name, tensor in load_file(path.with_suffix(".safetensors")).items()
         if name.startswith(PREFIX)
     }
+
+
+def read(path: Path, sentences: list[str]) -> np.ndarray:
+    """What it sees of each sentence, token by token."""
+    parts, rows = parts_of(path), []
     tokenizer = Tokenizer.from_file(str(path.parent / "random" / "tokenizer.json"))
     tokenizer.no_truncation()
-    ids, rows = parts["ids"].astype(int).tolist(), []
+    ids = parts["ids"].astype(int).tolist()
     for sentence in sentences:
         tokens = tokenizer.encode(sentence, add_special_tokens=False).ids
         counts = np.zeros(len(parts["idf"]))
@@ -71,8 +76,14 @@ def outputs(path: Path, sentences: list[str]) -> np.ndarray:
             for one, other in pairwise(tokens):
                 counts[len(ids) + (one * FACTOR + other) % BUCKETS] += 1
         values = counts * parts["idf"]
-        rows.append(values / max(np.linalg.norm(values), 1e-12) @ parts["weight"] + parts["bias"])
+        rows.append(values / max(np.linalg.norm(values), 1e-12))
     return np.array(rows)
+
+
+def outputs(path: Path, sentences: list[str]) -> np.ndarray:
+    """What the stored reader says."""
+    parts = parts_of(path)
+    return read(path, sentences) @ parts["weight"] + parts["bias"]
 
 
 def sentences(place: Path) -> list[str]:
@@ -102,6 +113,33 @@ def test_words_beside_are_a_sum(place: Path) -> None:
     assert np.asarray(answers.probabilities) == pytest.approx(expected, abs=1e-5)
     without, together = words["worth"]["nll"]
     assert together < without
+
+
+def test_words_learn_what_the_model_answers_to_unlabelled_texts(
+    place: Path, tmp_path: Path
+) -> None:
+    header, *lines = (place / "train.csv").read_text().splitlines()
+    few, more = tmp_path / "few.csv", tmp_path / "more.csv"
+    wrong = [f"{one.split(',')[0]},{other.split(',')[1]}" for one, other in pairwise(lines[:61])]
+    few.write_text("\n".join([header, *wrong]) + "\n")
+    more.write_text("\n".join(["text", *(line.split(",")[0] for line in lines[60:])]) + "\n")
+    about = {"fit_data": str(few), "words": "first", "unlabelled": str(more), "max_loss": 9.0}
+    made = calibrated(place, place / "off", tmp_path / "taught", **about)
+    assert "words: learnt from --unlabelled too" in made.notes
+    # Where the loss is least, W = −strength · Σ v (p − t), with the model's answers among the t.
+    names = sorted({line.split(",")[1] for line in lines})
+    rows = [line.split(",")[0] for line in lines]
+    target = np.eye(len(names))[[names.index(line.split(",")[1]) for line in lines]]
+    words = made.decision.words
+    assert words is not None
+    target[:60] = target[1:61]
+    target[60:] = softmax(words.alone * logits(place / "off", rows[60:]))
+    (tmp_path / "random").symlink_to(place / "random")
+    table, weight = read(tmp_path / "taught", rows), parts_of(tmp_path / "taught")["weight"]
+    slope = table.T @ (softmax(outputs(tmp_path / "taught", rows)) - target)
+    strength = -(weight * slope).sum() / (slope**2).sum()
+    assert strength > 0.1
+    assert np.linalg.norm(weight + strength * slope) < 0.05 * np.linalg.norm(weight)
 
 
 def told(place: Path, name: str, *, tokens: bool) -> dict[str, np.ndarray]:
