@@ -108,7 +108,6 @@ TASKS = {
             "far": "few-nyt.jsonl",
             "choose": "docstrings.jsonl",
         },
-        epochs=2,
         limit=4000,
         from_probe=True,
     ),

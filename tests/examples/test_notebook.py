@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "demo.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "first.ipynb"
 
 
 @pytest.mark.slow
@@ -25,10 +26,17 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in outputs if output["output_type"] == "error"]
-    (table,) = [output for output in outputs if "text/html" in output.get("data", {})]
+    *_, table = [output for output in outputs if "text/html" in output.get("data", {})]
     lines = table["data"]["text/plain"].splitlines()
-    accuracy = {line.split()[0]: float(line.split()[1]) for line in lines[1:4]}
-    assert {*accuracy} == {"single", "mean", "half"}
+    accuracy = {line.split()[0]: float(line.split()[1]) for line in lines[1:5]}
+    assert {*accuracy} == {"probe", "single", "mean", "half"}
     assert min(accuracy.values()) > 0.8
     printed = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
-    assert "unfamiliar" in printed.partition("demo:digits")[2]
+    answered, wrong = map(float, re.findall(r"answered ([\d.]+), wrong ([\d.]+)", printed)[0])
+    assert answered > 0.5
+    assert wrong <= 0.05, "the promise"
+    clothes, digits = map(
+        float, re.findall(r"unfamiliar: ([\d.]+) .* ([\d.]+) of digits", printed)[0]
+    )
+    assert digits > 0.9 > 0.2 > clothes
+    assert any("image/png" in output.get("data", {}) for output in outputs), "the plot"

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hydrasurgeon.measuring.results import COST
 from hydrasurgeon.render.tables import show_table
-from hydrasurgeon.report.columns import columns
+from hydrasurgeon.report.columns import COST, columns
 
 
 @pytest.fixture
