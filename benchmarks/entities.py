@@ -41,8 +41,9 @@ from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.decided import Cover
 from hydrasurgeon.measuring.predictions import read_outputs
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Constants, Outputs, Problem
+from hydrasurgeon.problems.base import Constants, Outputs
 from hydrasurgeon.problems.entities import not_outside
+from hydrasurgeon.problems.tokens import Tokens
 from hydrasurgeon.statistics.abstain import fit_abstention, fit_limits
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.entities import are_right, entities_of, joint_chances
@@ -119,17 +120,18 @@ def abroad(place: Place) -> dict[str, Any]:
     return {name: kept["calibrate"] for name, kept in _kept(problem, val, shift, 0)}
 
 
-def _answers(place: Place, *parts: str) -> tuple[Problem, list[Outputs]]:
+def _answers(place: Place, *parts: str) -> tuple[Tokens, list[Outputs]]:
     """What the mean says of these sets."""
     read = [
         read_outputs(place.once(f"mean on {part}", partial(_ask, place, part)), labelled=True)
         for part in parts
     ]
-    return read[0].problem, [each.problem.outputs(each.outputs) for each in read]
+    problem = Tokens()
+    return problem, [problem.outputs(each.outputs) for each in read]
 
 
 def _kept(
-    problem: Problem, val: Outputs, test: Outputs, seed: int
+    problem: Tokens, val: Outputs, test: Outputs, seed: int
 ) -> Iterator[tuple[str, dict[str, dict[str, float] | None]]]:
     """Of each promise the rates on `test` where `calibrate` makes it of `val`, and where the limit for
     independent entities does; None where either refuses.
@@ -159,7 +161,7 @@ def _kept(
 
 
 def _independent(
-    problem: Problem, certifying: Outputs, constants: Constants, options: CalibrateOptions
+    problem: Tokens, certifying: Outputs, constants: Constants, options: CalibrateOptions
 ) -> dict[str, Any]:
     """The threshold that binomial limits give, an entity a sample."""
     risk, labels = options.risk, certifying.shares
@@ -177,7 +179,7 @@ def _independent(
     return {"abstain": fit_abstention(chances, are_right(said, labels), risk=risk, delta=DELTA)}
 
 
-def _rates(problem: Problem, test: Outputs, constants: dict[str, Any]) -> dict[str, float]:
+def _rates(problem: Tokens, test: Outputs, constants: dict[str, Any]) -> dict[str, float]:
     """What is promised, and what it costs."""
     prediction: Any = problem.predicted(test.logits, constants)
     labels = test.shares

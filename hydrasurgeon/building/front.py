@@ -249,7 +249,7 @@ def _calibration(search: Search, entry: Entry, file: Path) -> Command:
         words["ood_score"] = entry.score
     else:
         words["ood"] = list(options.ood)
-    if not search.asked.problem.several:
+    if search.asked.problem.features:
         words["fit_data"] = options.data
     if entry.choice.engine == EIGHT_BITS:
         words["engine"] = EIGHT_BITS

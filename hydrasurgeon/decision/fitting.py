@@ -226,7 +226,7 @@ def fit_alone(
             hint="Its OOD score is fitted to them: give what its last layer reads, or its inputs.",
         )
     score, linear = promise.ood_score, None
-    if val.features is not None and not problem.by_word:
+    if val.features is not None and own.logits.ndim == 3:
         linear = classifiers_of(fit or own)
     lacks = "predictions without features" if val.features is None else ""
     if not lacks and linear is None and score in OF_CLASSIFIERS:

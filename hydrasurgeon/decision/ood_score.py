@@ -123,7 +123,7 @@ def choose(
                 raise
             notes.append(f"--ood-score {score} leaves out {error.message}")
     sets = [*grounds.foreign, *grounds.perturbed]
-    if linear and evidence is not None and not problem.by_word:
+    if linear and evidence is not None and whole.logits.ndim == 3:
         sets += dealt_out(whole, linear, seed)
     worth = {
         kind: [_auroc(kind, fitted, held, other) for other in sets]

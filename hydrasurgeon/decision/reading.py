@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,14 +22,6 @@ from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Floats, Words
 from hydrasurgeon.statistics.scores.fitted import OwnLogits
-
-KINDS: Mapping[str, Kind] = {
-    "single_label": "softmax",
-    "one_logit": "sigmoid",
-    "multi_label": "sigmoid",
-    "number": "square",
-}
-"""What the outputs of each kind of problem mean; entities lie in words, and have no reader."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +71,11 @@ class Reading:
 
 def lacks(problem: Problem, outputs: int, train: Sized | None, *, first: bool) -> str | None:
     """Why there is no reader; None where there can be one."""
-    if problem.name not in KINDS:
+    if problem.link is None:
         return f"words: {problem.name} have none, for every word has an answer of its own"
-    if problem.name == "number" and first:
+    if problem.link == "square" and first:
         return "words: a number is not sure of itself, so nothing can come before the model"
-    if problem.name == "number" and outputs != 1:
+    if problem.link == "square" and outputs != 1:
         return "words: a model that says how certain each number is has none"
     if train is None:
         return "words: are fitted on --fit-data (or --fit-predictions), and none is given"
@@ -129,7 +121,7 @@ def fit_reading(
     """The reader with the least loss on the half of VAL that fits, beside the model or alone where it
     comes `first`, and its weight; `tokenizer` is the hash of what makes ids of texts.
     """
-    kind, logits = KINDS[problem.name], outputs.logits.astype(np.float64)
+    kind, logits = problem.link or "softmax", outputs.logits.astype(np.float64)
     fitting, certifying = halves
     known, targets = targets_of(train.labels, kind, logits.shape[-1])
     if kind == "softmax" and train.chances is not None:

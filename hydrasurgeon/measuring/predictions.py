@@ -379,9 +379,8 @@ class _Contents:
             wanted = "floating-point [sample] or [sample, member]"
             values = self._finite(VALUES, lambda shape: len(shape) in (1, 2) and all(shape), wanted)
             return values.reshape(len(values), -1, 1)
-        wanted, most = "floating-point [sample, member, class]", 3
-        if self.problem.by_word:
-            wanted, most = "floating-point [text, member, word, class]", 4
+        axes = self.problem.axes
+        wanted, most = f"floating-point [{', '.join(axes)}]", len(axes)
         stored = self._stored(name)
         logits = self._finite(
             stored, lambda shape: len(shape) in (most - 1, most) and all(shape), wanted
@@ -483,48 +482,34 @@ class _Contents:
         return self.file.read("groups").view("<i8")
 
     def labels(self, name: str, *, of: ndarray) -> ndarray:
-        """Class numbers, or numbers."""
-        shape = self.problem.label_shape(of)
-        if shape is None:
-            return self._whole(name, of, of.shape[-1])
-        if self.problem.by_word:
-            return self._tags(name, of)
-        info, (low, high) = self.file.infos.get(name), self.problem.labels_between
-        if info is not None and info.dtype in INTEGERS:
-            values = self._integers(name, lambda actual: actual == shape, f"integer {[*shape]}")
+        """Class numbers, −1 for a word that has none; or numbers."""
+        problem, info = self.problem, self.file.infos.get(name)
+        sizes = dict(zip(problem.axes, of.shape, strict=True))
+        shape = tuple(sizes[axis] for axis in problem.label_axes)
+        words = "word" in problem.label_axes  # of which labels may know more than logits
+
+        def fits(found: tuple[int, ...]) -> bool:
+            longer = words and len(found) == 2 and found[1] > shape[1]
+            return found == shape or (longer and found[0] == shape[0])
+
+        rows = "x".join(map(str, shape))
+        low, high = problem.numbers or (UNLABELLED if words else 0, sizes["class"] - 1)
+        if problem.numbers is None or (info is not None and info.dtype in INTEGERS):
+            values = self._integers(
+                name, fits, f"integer, one for each of the {rows} rows of logits"
+            )
         else:
             values = self._finite(
-                name, lambda actual: actual == shape, f"floating-point {[*shape]}"
+                name, fits, f"floating-point, one for each of the {rows} rows of logits"
             )
-        if not bool(((values >= low) & (values <= high)).all()):
-            raise DataError(f"{self.path}: {name} must lie between {low:g} and {high:g}")
-        return values.astype(np.float64)
-
-    def _whole(self, name: str, of: ndarray, classes: int) -> Int[ndarray, " sample"]:
-        wanted = f"integer, one for each of the {len(of)} rows of logits"
-        values = self._integers(name, lambda shape: shape == (len(of),), wanted)
-        wrong = np.flatnonzero((values < 0) | (values >= classes))
+        wrong = np.argwhere((values < low) | (values > high))
         if len(wrong):
-            row = int(wrong[0])
+            row, value = wrong[0][0], values[tuple(wrong[0])]
             raise DataError(
-                f"{self.path}: {name}: row {row} has the label {int(values[row])}; labels must "
-                f"lie in 0-{classes - 1}"
+                f"{self.path}: {name}: row {row} has the label {value:g}; labels must lie in "
+                f"{low:g} to {high:g}"
             )
-        return values
-
-    def _tags(self, name: str, of: ndarray) -> Int[ndarray, "text word"]:
-        """A tag for each word, −1 where there is none."""
-        texts, words, classes = len(of), of.shape[-2], of.shape[-1]
-        tags = self._integers(
-            name,
-            lambda shape: len(shape) == 2 and shape[0] == texts and shape[1] >= words,
-            f"integer [{texts}, {words}]",
-        )
-        if not bool(((tags >= UNLABELLED) & (tags < classes)).all()):
-            raise DataError(
-                f"{self.path}: {name} must lie in 0-{classes - 1}, or be −1 where there is no word"
-            )
-        return tags
+        return values if problem.numbers is None else values.astype(np.float64)
 
     def _integers(self, name: str, fits: Fits, wanted: str) -> ndarray:
         dtype = self._checked(name, INTEGERS, fits, wanted)

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy import ndarray
@@ -43,6 +43,8 @@ DOUBTS = {
 
 Columns = Mapping[str, Iterable[Any]]
 """Name of a column → a value for each sample."""
+Link = Literal["softmax", "sigmoid", "square"]
+"""Probabilities of classes, or of yes; or a number that errs by a square."""
 Constants = Mapping[str, Any]
 """What calibrates, as fields of a `Decision`."""
 
@@ -113,13 +115,15 @@ class Prediction(ABC):
     """What the samples are called; else their numbers."""
     names: Sequence[str] | None = None
     """The classes."""
-    texts: Sequence[Any] | None = None
-    """What was asked, where answers speak of places in it."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> ndarray:
             """Each kind has tensors of its own."""
+
+    def about(self, texts: Callable[[], Sequence[Any]]) -> Self:
+        """The same, that may speak of places in what was asked."""
+        return self
 
     @abstractmethod
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
@@ -315,16 +319,14 @@ class Problem(ABC):
     """OOD scores of the logits that it has."""
     features: ClassVar[Collection[str]] = ()
     """OOD scores that it can have fitted to features."""
-    several: ClassVar[bool] = False
-    """Whether a sample has several answers."""
-    labels_between: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
-    """Between which numbers labels lie that are no class numbers."""
-    says_yes: ClassVar[bool] = False
-    """Whether each logit says yes or no by its sigmoid."""
-    ranks: ClassVar[bool] = False
-    """Whether the samples of a group have ranks."""
-    by_word: ClassVar[bool] = False
-    """Whether every word of a text has an answer: logits are [sample, member, word, class]."""
+    axes: ClassVar[tuple[str, ...]] = ("sample", "member", "class")
+    """Those of logits."""
+    label_axes: ClassVar[tuple[str, ...]] = ("sample",)
+    """Those of labels."""
+    numbers: ClassVar[tuple[float, float] | None] = None
+    """Between which labels lie, where they are no class numbers."""
+    link: ClassVar[Link | None] = "softmax"
+    """What outputs mean; None where each is a word's."""
     columns: ClassVar[Mapping[str, str]]
     """What a row of `predict` holds, and what kind of value each is."""
     in_torch: ClassVar[str] = "hydrasurgeon.runtime.kinds:OfClasses"
@@ -339,10 +341,6 @@ class Problem(ABC):
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Processes exchange it by its class, which holds nothing."""
         return type(self), ()
-
-    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
-        """The shape of labels that are numbers; None where they are class numbers."""
-        return None
 
     @abstractmethod
     def validated(

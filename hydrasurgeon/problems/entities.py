@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy import ndarray
@@ -70,6 +70,11 @@ class TokensPrediction(Prediction):
     """From which probability on an entity is answered."""
     kinds: int
     """Kinds of entities."""
+    texts: Sequence[Any] | None = None
+    """What was asked."""
+
+    def about(self, texts: Callable[[], Sequence[Any]]) -> Self:
+        return replace(self, texts=texts())
 
     @property
     def entities(self) -> tuple[Entities, Float[ndarray, " entity"]]:

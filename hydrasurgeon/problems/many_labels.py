@@ -113,18 +113,15 @@ class ManyLabels(YesNo):
     in_torch = "hydrasurgeon.runtime.kinds:OfLabels"
     trained_by = "hydrasurgeon.tuning.losses:OfLabels"
     scores: ClassVar[Collection[str]] = OF_LABELS
-    several = True
+    label_axes = ("sample", "class")
     features = ()
     columns: ClassVar = {**dict.fromkeys(("labels", "top", "set"), "json"), **DOUBTS}
-    ranks = False
     lacks: ClassVar = {
         **YesNo.lacks,
+        "--objective ood": "Give --objective nll or acc.",
         "--risk": "Its sets miss few labels by --coverage.",
         "--method cahp": "It compares samples of one class with those of others.",
     }
-
-    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
-        return len(logits), logits.shape[-1]
 
     def read(self, logits: ndarray) -> ndarray:
         return logits if logits.ndim == 4 else yes_or_no(logits[..., None])

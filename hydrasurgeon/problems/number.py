@@ -128,6 +128,8 @@ class Numbers(Problem):
     name: ClassVar[ProblemName] = "number"
     in_torch = "hydrasurgeon.runtime.kinds:OfNumbers"
     trained_by = "hydrasurgeon.tuning.losses:OfNumbers"
+    numbers = (-math.inf, math.inf)
+    link = "square"
     scores = ()
     features = ("mds", "maha++", "residual", "knn")
     columns: ClassVar = {
@@ -135,6 +137,8 @@ class Numbers(Problem):
         **{name: DOUBTS[name] for name in ("unfamiliar", "answer", "error")},
     }
     lacks: ClassVar = {
+        "--objective ood": "Numbers are chosen by their errors.",
+        "predict_proba": "Use predict or decide.",
         **Problem.lacks,
         **dict.fromkeys(("--risk", "--cascade"), "Its intervals hold the truth by --coverage."),
         "--method cahp": "It compares samples of one class with those of others.",
@@ -144,9 +148,6 @@ class Numbers(Problem):
         "--html": "Its charts are of classes; --json and --markdown have the numbers.",
         "--shift": "What is measured under shifts is accuracy; give the data as another --data.",
     }
-
-    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
-        return (len(logits),)
 
     def validated(
         self, logits: Float[ndarray, "sample *member klass"], labels: ndarray

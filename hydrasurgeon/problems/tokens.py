@@ -70,8 +70,9 @@ class Tokens(Problem):
     trained_by = "hydrasurgeon.tuning.losses:OfTokens"
     scores = LOGITS.keys()
     features = ("mds", "maha++", "residual", "knn")
-    several = True
-    by_word = True
+    axes = ("text", "member", "word", "class")
+    label_axes = ("text", "word")
+    link = None
     columns: ClassVar = {
         "entities": "json",
         "ood_score": "number",
@@ -79,6 +80,9 @@ class Tokens(Problem):
         "error": "text",
     }
     lacks: ClassVar = {
+        "--embeddings": "It reads words, and embeds no text.",
+        "--objective ood": "Give --objective nll or acc.",
+        "predict_proba": "Use predict or decide.",
         "--cascade": "Words are decided together.",
         "--method cahp": "It compares samples of one class with those of others.",
         "--method circuit": "It keeps what is right or wrong; give --method taylor.",
@@ -86,9 +90,6 @@ class Tokens(Problem):
         "a decision state in a graph": "Graphs answer for tokens, and words are decided: export it as it was before calibrate.",
         "--shift": "What is measured under shifts is accuracy; give the data as another --data.",
     }
-
-    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
-        return len(logits), logits.shape[-2]
 
     def validated(
         self, logits: Float[ndarray, "text *member word klass"], labels: ndarray

@@ -96,8 +96,8 @@ class YesNo(Classes):
         "found": "flag",
         **DOUBTS,
     }
-    says_yes = ranks = True
-    labels_between = (0.0, 1.0)
+    numbers = (0.0, 1.0)
+    link = "sigmoid"
     lacks: ClassVar = {
         **Classes.lacks,
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
@@ -107,9 +107,6 @@ class YesNo(Classes):
 
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return yes_or_no(logits)
-
-    def label_shape(self, logits: ndarray) -> tuple[int, ...] | None:
-        return (len(logits),)
 
     def said(self, answers: ndarray) -> Float[ndarray, "sample klass"]:
         logs = super().said(answers)

@@ -174,9 +174,7 @@ class Engine(ABC):
         """Answers as rows of `predict`, each continuing what is `begun`; `asked` gives the samples,
         where answers speak of places in them.
         """
-        if self.problem.by_word:
-            answers = replace(answers, texts=asked())
-        return rows_of(answers, begun, names=self.facts.labels, top=top)
+        return rows_of(answers.about(asked), begun, names=self.facts.labels, top=top)
 
 
 @dataclass(frozen=True)

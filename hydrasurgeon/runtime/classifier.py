@@ -27,7 +27,7 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.manifest import HydraManifest, Model
 from hydrasurgeon.options.shared import ClassNames, Run
 from hydrasurgeon.problems import SINGLE, problem_of
-from hydrasurgeon.problems.base import Prediction, Problem, joined
+from hydrasurgeon.problems.base import Prediction, Problem, joined, need_feature
 from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.runtime.answering import Answering, Engine, collected
 from hydrasurgeon.runtime.cascaded import FirstReader, rows_in
@@ -93,9 +93,7 @@ class Classifier(LiveModel, Engine):
             >>> hs.load("ready").predict_proba("bag.png").round(2)[0, :3].tolist()
             [0.0, 0.0, 0.0]
         """
-        if self.problem.by_word or not self.problem.scores:
-            what = f"{self.name}: {self.facts.problem} has no probabilities of classes"
-            raise CheckpointError(what, hint="Use predict or decide.")
+        need_feature(self.problem, "predict_proba", self.name)
         if not is_prepared(inputs):
             return self._named(inputs, cascade, columns).probabilities
         return self.answered(inputs, cascade=cascade).probabilities
@@ -113,8 +111,7 @@ class Classifier(LiveModel, Engine):
             >>> hs.load("backbone").embed(["bag.png", "boot.png"]).shape
             (2, 64)
         """
-        if self.problem.by_word:
-            raise CheckpointError(f"{self.name}: reads words, and has no embedding of a text")
+        need_feature(self.problem, "--embeddings", self.name)
         if is_prepared(inputs):
             (whole,) = self.ask(inputs, features=True)
             read = whole.features
@@ -195,8 +192,8 @@ class Classifier(LiveModel, Engine):
     def compute(self, inputs: Any, *, features: bool) -> Said:
         if not rows_in(inputs):
             width = (self.state and self.state.record.ood.width) or 0
-            words = (0,) if self.problem.by_word else ()
-            logits = torch.zeros(0, self.members, *words, self.facts.num_classes)
+            words = len(self.problem.axes) - 3
+            logits = torch.zeros(0, self.members, *(0,) * words, self.facts.num_classes)
             read = torch.zeros(0, self.members, width)
             return Said(torch.arange(0), logits, read)
         inputs = self.placed(inputs)
@@ -227,8 +224,8 @@ class Classifier(LiveModel, Engine):
         )
         answers = [self.prediction_of(piece.parts, cascade) for piece in pieces]
         whole = joined(answers or [self.answered(torch.zeros(0))])
-        texts = [samples.read(i) for i in range(len(ids))] if self.problem.by_word else None
-        return replace(whole, ids=ids, names=names, texts=texts)
+        whole = whole.about(lambda: [samples.read(i) for i in range(len(ids))])
+        return replace(whole, ids=ids, names=names)
 
 
 def _tensors(inputs: Any) -> Any:

@@ -31,6 +31,7 @@ from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.stages.fuse import fusable, with_common_names
 from hydrasurgeon.surgery.cut import check_stock
 from hydrasurgeon.tuning.recipes import load_recipe
@@ -228,19 +229,15 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
         need_classes(opened.manifest, opened.path)
         if options.stock:
             check_stock(opened, opened.manifest, hint=NO_CLASS)
-        if problem_of(opened.manifest.model).several and options.sees_ood:
-            raise UsageError(
-                f"--objective {options.goal} is not supported for multi-label models "
-                f"({opened.name})",
-                hint="Give --objective nll or acc.",
-            )
+        if options.sees_ood:
+            need_feature(problem_of(opened.manifest.model), "--objective ood", opened.name)
     fusable(models)
     return models
 
 
 def _for_numbers(opened: Single, options: BuildOptions) -> BuildOptions:
     """Models of numbers are chosen by their errors, others never are."""
-    numbers = problem_of(opened.manifest.model).name == "number"
+    numbers = problem_of(opened.manifest.model).link == "square"
     if numbers and options.objective is None:
         return options.but(objective="rmse")
     if numbers != (options.objective == "rmse"):
@@ -306,8 +303,7 @@ def _data(
     few = [too_few_ood(f"--ood {each.spec}", len(each)) for each in ood]
     ood = [samples for samples, note in zip(ood, few, strict=True) if note is None]
     notes += [note for note in few if note is not None]
-    problem = problem_of(model)
-    if problem.name == "number" or problem.several:  # no score of a whole sample is measured
+    if "--objective ood" in problem_of(model).lacks:
         ood = []
     if not ood and options.sees_ood and options.goal != "avg":
         hint = f"Give --ood data of {FEWEST_OOD} samples or more, or --objective nll."

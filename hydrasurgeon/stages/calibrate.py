@@ -278,7 +278,7 @@ def _fit(
         )
 
     (validation,) = sets["--data"]
-    raw = said(validation, grouped=problem.ranks)
+    raw = said(validation, grouped="rank" in problem.columns)
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
     asked = () if arguments.words == "off" else sets.get("--unlabelled", ())
     more = [(samples, said(samples)) for samples in asked]
@@ -394,13 +394,13 @@ def _weighed(
 ) -> tuple[Reading | None, str | None]:
     """The reader that is fitted to TRAIN, where it pays or is asked for; and why there is none."""
     from hydrasurgeon.decision.fitting import halves
-    from hydrasurgeon.decision.reading import KINDS, fit_reading, lacks
+    from hydrasurgeon.decision.reading import fit_reading, lacks
 
     wanted = arguments.words
     why = lacks(problem, outputs.logits.shape[-1], train, first=wanted == "first") or why
     if why is not None or train is None:
         if wanted == "auto":
-            return None, why if problem.name in KINDS else None
+            return None, why if problem.link is not None else None
         raise UsageError(str(why), hint="Leave out --words.")
     split = halves(len(outputs.logits), arguments.seed, outputs.groups)
     about = (problem, see, tokenizer, train, val, outputs, split)

@@ -28,7 +28,7 @@ from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
 from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import abstained
+from hydrasurgeon.problems.base import abstained, need_feature
 from hydrasurgeon.problems.columns import columns_of, spread, without_state
 from hydrasurgeon.problems.printed import Answers
 
@@ -198,8 +198,7 @@ class _Model:
         self.embedded: list[ndarray] | None = None
         if arguments.embeddings is not None:
             self.embedded = []
-            if self.model.problem.by_word:
-                raise UsageError(f"--embeddings: {opened.name} reads words, and embeds no text")
+            need_feature(self.model.problem, "--embeddings", opened.name)
             if arguments.engine not in ("auto", "torch") or self.model.in_stages(arguments.cascade):
                 what = "--embeddings: all members are read, by PyTorch"
                 raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
@@ -219,7 +218,7 @@ class _Model:
             return
         places = _shard(self.arguments.shard, len(self.samples), self.batch)
         groups = self.samples.groups
-        if groups is not None and self.model.problem.ranks:
+        if groups is not None and "rank" in self.model.problem.columns:
             yield self._ranked(self.samples, groups, places)
         else:
             yield from self._over(self.samples, places, self.arguments)
@@ -420,7 +419,7 @@ def _whole(model: Model, arguments: PredictOptions) -> bool:
     """
     of_all = (arguments.limit, arguments.shard)
     named = model.labels is None and arguments.classes is None
-    return any(of_all) or problem_of(model).ranks or (named and model.num_classes == 0)
+    return any(of_all) or "rank" in problem_of(model).columns or (named and model.num_classes == 0)
 
 
 def _samples(

@@ -327,9 +327,7 @@ def _ready(
     tensors = {
         name: kind
         for name, kind in columns.items()
-        if name != "id"
-        and (kind != "json" or model.problem.by_word)
-        and begun.get(name) is not None
+        if name != "id" and (kind != "json" or name == "entities") and begun.get(name) is not None
     }
     known = opened.manifest.model
     labels = known.labels or range(known.num_classes)

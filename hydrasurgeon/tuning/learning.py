@@ -144,7 +144,7 @@ def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
         return None
     each = weight if isinstance(weight, tuple) else (weight,) * model.num_classes
     if (
-        not problem_of(model).says_yes
+        problem_of(model).link != "sigmoid"
         or len(each) != model.num_classes
         or not all(0 < one < inf for one in each)
     ):

@@ -119,6 +119,8 @@ class OfTokens(OfClasses):
         smoothing: float = 0.0,
         weight: Tensor | None = None,
     ) -> Losses:
+        if logits.ndim == 2:  # each word is a row
+            return super().losses(logits, labels, smoothing, weight)
         words = logits.shape[-2]
         truth = widened(labels[:, :words], words, 1)
         each = cross_entropy(

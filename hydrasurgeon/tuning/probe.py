@@ -64,7 +64,7 @@ def probe(
         )
     features, labels = read(model, samples, run)
     (layers,), problem = last_layers(model), problem_of(model.manifest.model)
-    losses = losses_of(SINGLE if problem.by_word else problem).losses  # each word is a row
+    losses = losses_of(problem).losses
 
     def fitted(penalty: float, starts: Sequence[Fit | None]) -> list[Fit]:
         # A distilled model has two classifiers side by side, each with features of its own.

@@ -158,7 +158,7 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
     column = samples.written
     if plan.classifier != "keep" and column is not None:
         problem, count, classes = new_problem(samples.spec, column, plan.problem)
-        words = PROBLEMS[problem].by_word
+        words = "word" in PROBLEMS[problem].axes
         model = family_of(model).with_classes(model, count, classes, words=words)
         model = model.model_copy(update={"problem": problem, "inputs": None})
     model = reading(model, samples)

@@ -105,7 +105,7 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     (
         "a label of no class",
         {"labels": torch.tensor([0, 1, 3, 0, 0, 0])},
-        "row 2 has the label 3; labels must lie in 0-2",
+        "row 2 has the label 3; labels must lie in 0 to 2",
     ),
     (
         "a negative label",

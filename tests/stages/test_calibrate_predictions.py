@@ -172,7 +172,7 @@ BROKEN: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
         lambda a: {k: v for k, v in a.items() if k != "labels"},
         "tensor labels is missing",
     ),
-    "label": (lambda a: a | {"labels": a["labels"] + 1}, "labels must lie in 0-2"),
+    "label": (lambda a: a | {"labels": a["labels"] + 1}, "labels must lie in 0 to 2"),
     "nan": (
         lambda a: a | {"features": a["features"] * np.nan},
         "features holds values that are not finite",

@@ -81,7 +81,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
     """
     objective = subject.key.objective
     model = subject.checkpoint.manifest.model
-    many = model.num_classes if subject.problem.several else 0
+    many = model.num_classes if "class" in subject.problem.label_axes else 0
     module, _ = subject.load()
     anatomy = subject.checkpoint.family.anatomy(module)
     reached = {block.attention.tower for block in anatomy.blocks}
