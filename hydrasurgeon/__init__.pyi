@@ -188,6 +188,7 @@ def calibrate(
     promise: Literal['wrong', 'missed'] | None = ...,
     words: Literal['auto', 'off', 'beside', 'first'] = ...,
     max_loss: float | None = ...,
+    budget: str | None = ...,
     cascade: bool = ...,
     engine: Literal['auto', 'torch', 'onnx', 'int8'] = ...,
     classes: str | None = ...,

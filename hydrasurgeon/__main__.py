@@ -1,5 +1,6 @@
 """`hydrasurgeon` and `python -m hydrasurgeon`, also under torchrun and accelerate launch."""
 
+import gc
 import os
 import sys
 
@@ -17,8 +18,11 @@ def command() -> int:
 
 
 def main() -> None:
-    """The console script."""
-    sys.exit(ended(command))
+    """The console script; what is imported is no garbage, and is not looked through for any."""
+    gc.disable()  # until a command begins
+    code = ended(command)
+    gc.freeze()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -174,6 +174,9 @@ def test_a_kind_from_finetune_to_build(
     truth = np.load(test)["labels"]
     assert said.mae == pytest.approx(np.abs(medians - truth).mean(), abs=1e-9)
     assert said.accuracy == pytest.approx((medians == truth).mean(), abs=1e-9)
+    inside = [klass in row["set"] for klass, row in zip(truth.tolist(), rows, strict=True)]
+    assert said.coverage == pytest.approx(np.mean(inside), abs=1e-9)
+    assert said.set_size == pytest.approx(np.mean([len(row["set"]) for row in rows]), abs=1e-9)
     words = ["build", str(tuned), "--data", train, "--val", val, "--budget", "macs=0.5"]
     assert run([*words, "-o", str(built), "--cache", str(tmp_path / "work")]) == 0
     assert open_checkpoint(built).manifest.decision is not None

@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.problems.classes import Classes, JudgedClasses
+from hydrasurgeon.statistics.conformal import prediction_sets
 
 
 def medians(probs: ndarray) -> ndarray:
@@ -43,7 +44,6 @@ class Ordinal(Classes):
 
     name = "ordinal"
     trained_by = "ordinal_losses:Losses"
-    made_of = JudgedOrdinal
 
     def decide(self, logits: ndarray, record: Any = None, score: Any = None) -> Any:
         made = super().decide(logits, record, score)
@@ -51,8 +51,13 @@ class Ordinal(Classes):
         chances = np.take_along_axis(made.probabilities, labels[:, None], axis=-1)[:, 0]
         return replace(made, labels=labels, probability=chances, sets=hulls(made.sets))
 
-    def judged(self, logits: ndarray, labels: ndarray, reading: Any) -> dict[str, ndarray]:
-        fields = super().judged(logits, labels, reading)
-        answers = medians(reading.answers(logits))
+    def judged(self, logits: ndarray, labels: ndarray, reading: Any) -> JudgedOrdinal:
+        probs = reading.answers(logits)
+        answers = medians(probs)
         off = np.abs(answers - labels).astype(np.float64)
-        return {**fields, "predicted": answers, "correct": off == 0, "off": off}
+        own = {"predicted": answers, "correct": off == 0, "off": off}
+        if reading.conformal is not None:
+            sets = hulls(prediction_sets(reading.conformal, probs))
+            own["covered"] = np.take_along_axis(sets, labels[:, None], axis=-1)[:, 0]
+            own["set_size"] = sets.sum(axis=-1).astype(np.float64)
+        return JudgedOrdinal(**{**vars(super().judged(logits, labels, reading)), **own})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from hydrasurgeon.building.front import Front, Rung, engine_of
+from hydrasurgeon.building.front import Front, Rung, engine_of, words_of
 from hydrasurgeon.building.plan import TimeIsUp
 from hydrasurgeon.building.search import Search
 from hydrasurgeon.building.table import Entry
@@ -41,7 +41,7 @@ def built(search: Search, front: Front) -> str:
                 chosen = [member for rung in front.rungs for member in rung.entry.choice.members]
                 for _ in search.distil(chosen):
                     front.settle()
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, SystemExit) as stop:  # Ctrl-C; SIGTERM
             if not front.rungs:
                 raise
             what = "interrupted"
@@ -83,7 +83,7 @@ def _what(entry: Entry) -> str:
         what = entry.choice.name
     elif count == 1:
         what = "one smaller model"
-    return f"{what}{engine_of(entry)}"
+    return f"{what}{words_of(entry)}{engine_of(entry)}"
 
 
 def _change(difference: Difference) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy import ndarray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from hydrasurgeon.building.clock import EIGHT_BITS
@@ -61,6 +63,18 @@ def _beside(one: Outputs, other: Outputs) -> Outputs:
     return Outputs(np.concatenate([one.logits, other.logits], axis=1), features, one.labels)
 
 
+@contextlib.contextmanager
+def _believed(place: Path) -> Iterator[None]:
+    """A file that cannot be what was written there is refused."""
+    try:
+        yield
+    except (HydraError, SafetensorError, ValueError, KeyError, OSError) as error:
+        raise CheckpointError(
+            f"{place}: its answers were changed, or are damaged",
+            hint=f"Delete {place}: the next build makes it anew.",
+        ) from error
+
+
 @dataclass(frozen=True)
 class Asked:
     """Asks models about VAL and the OOD sets, each once."""
@@ -74,26 +88,35 @@ class Asked:
     progress: Progress
     known: dict[Path, Answers] = field(default_factory=dict)
 
-    def read(self, member: Member, engine: str) -> Answers:
-        """What a model answers; it runs where that is not kept."""
+    def words(self, read: Callable[[Samples], ndarray]) -> tuple[ndarray, ...]:
+        """What a reader of words says of all sets; it reads where that is not kept."""
+        place, count = self._folder() / f"words{SUFFIX}", 1 + len(self.ood)
+        if not place.exists():
+            sets = {str(n): read(each) for n, each in enumerate((self.val, *self.ood))}
+            write_bytes(place, save({name: np.ascontiguousarray(s) for name, s in sets.items()}))
+        with _believed(place):
+            held = load_file(place)
+            return tuple(held[str(n)] for n in range(count))
+
+    def _folder(self) -> Path:
         folder = self.options.work / "answers"
         for each in (self.options.work, folder):
             if each.is_symlink():
                 raise OutputError(f"{each}: is a link", hint="Give another --cache.")
         make_folder(folder)
+        return folder
+
+    def read(self, member: Member, engine: str) -> Answers:
+        """What a model answers; it runs where that is not kept."""
+        folder = self._folder()
         name = f"{member.name}-{EIGHT_BITS}" if engine == EIGHT_BITS else member.name
         place, more = folder / f"{name}{SUFFIX}", folder / f"{name}.features{SUFFIX}"
         if place in self.known:
             return self.known[place]
         if not place.exists() or (self.ood and not more.exists()):
             self._ask(member, engine, place, more)
-        try:
+        with _believed(place):
             return self.known.setdefault(place, self._kept(place, more))
-        except (HydraError, ValueError, KeyError, OSError) as error:
-            raise CheckpointError(
-                f"{place}: its answers were changed, or are damaged",
-                hint=f"Delete {place}: the next build makes it anew.",
-            ) from error
 
     def _ask(self, member: Member, engine: str, place: Path, more: Path) -> None:
         options = self.options.but(progress=self.progress)

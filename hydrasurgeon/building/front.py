@@ -4,6 +4,7 @@ is better than what is there; a folder of checkpoints with its record.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -66,7 +67,7 @@ class Front:
         """What is being made."""
         self.unfit: list[Entry] = []
         """What calibrate refused."""
-        self.refused: DataError | None = None
+        self.refused: DataError | SurgeryError | None = None
         """Why."""
         self.rungs: list[Rung] = []
         """What is written, of budgets that something is within."""
@@ -85,7 +86,13 @@ class Front:
             if objective.sees_ood:
                 first = Table(objective, search.asked.read, **settings).entry(search.plain[0])
                 objective = replace(objective, floor=right_of(first.figures()).item() - SPARE)
-            self.table = Table(objective, search.asked.read, search.timed, **settings)
+            self.table = Table(
+                objective,
+                search.asked.read,
+                search.timed,
+                words=lambda: search.words,
+                **settings,
+            )
         return self.table
 
     @property
@@ -110,7 +117,7 @@ class Front:
             try:
                 self._write(rungs)
                 break
-            except DataError as error:  # VAL does not fit what it says: another may be better
+            except (DataError, SurgeryError) as error:  # another may fit VAL better
                 self.refused = error
                 assert self.making is not None
                 self.unfit.append(self.making)
@@ -181,8 +188,11 @@ class Front:
             plain = [each.members for each in search.plain]
             found = proposals(whole, first, rest)
             choices += [each for each in found if each.members not in plain]
-        ways = [way for each in choices for way in search.computed(each)]
-        entries = [self._table().entry(way) for way in ways if search.pays(way, budget)]
+        entries = []
+        for way in (way for each in choices for way in search.ways(each, budget)):
+            if search.pays(way, budget):
+                with contextlib.suppress(SurgeryError):  # too many go on where words come first
+                    entries.append(self._table().entry(way))
         return [entry for entry in entries if not any(entry is each for each in self.unfit)]
 
     def _refuse(self, budget: Budget) -> None:
@@ -253,6 +263,9 @@ def _calibration(search: Search, entry: Entry, file: Path) -> Command:
         words["fit_data"] = options.data
     if entry.choice.engine == EIGHT_BITS:
         words["engine"] = EIGHT_BITS
+    words["words"] = entry.choice.words
+    if entry.choice.words == "first":
+        words["budget"] = f"on={entry.choice.most_on:.6f}"
     return Command("calibrate", (file,), words)
 
 
@@ -261,6 +274,7 @@ def rung_file(search: Search, entry: Entry) -> Path:
     about = {str(place): member.file.name for place, member in enumerate(entry.choice.members)}
     about |= {"calibrate": str(search.options.calibrate)}
     about |= {"8 bits": str(entry.choice.engine == EIGHT_BITS), "score": entry.score}
+    about |= {"words": f"{entry.choice.words} {entry.choice.most_on:.6f}"}
     return search.options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
 
 
@@ -269,7 +283,13 @@ def name_of(rung: Rung) -> str:
     name = str(rung.budget)
     if rung.entry.is_plain:
         name = f"{rung.budget}: {rung.entry.choice.name}"
-    return f"{name}{engine_of(rung.entry)}"
+    return f"{name}{words_of(rung.entry)}{engine_of(rung.entry)}"
+
+
+def words_of(entry: Entry) -> str:
+    """`, words beside`: where a reader of words answers."""
+    words = entry.choice.words
+    return "" if words in ("off", "alone") else f", words {words}"
 
 
 def engine_of(entry: Entry) -> str:

@@ -152,7 +152,7 @@ def steps_of(
         seen += sum(map(len, sets["ood"])) + scored
     written = budgets * (data + seen) * float(options.calibrate)
     quick = 2.0 * data + val + 2 * seen + written
-    steps = [Step("quick", "what takes seconds: the model as it is, a probe", quick, timed)]
+    steps = [Step("quick", "what takes seconds: the model as it is, a probe, words", quick, timed)]
     if body:
         count = options.seeds or SEEDS
         recipe = usual_recipe(options.paths[0], options.arch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,19 @@ from hydrasurgeon.building.members import (
     tuned,
 )
 from hydrasurgeon.building.plan import Plan
-from hydrasurgeon.building.table import Choice
+from hydrasurgeon.building.table import Choice, Read
 from hydrasurgeon.building.work import State, Workshop
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
-from hydrasurgeon.data import first_batch
+from hydrasurgeon.data import Samples, first_batch
+from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.decision.reading import (
+    Reading,
+    fit_reading,
+    lacks,
+    lesson,
+    seer,
+    targets_of,
+)
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.resumable import content_hash
@@ -45,6 +54,11 @@ APART = 1.25
 """Sizes are tried for budgets of time that are so far from each other."""
 SINGLE = "single model, calibrated"
 PROBE = "probe"
+WORDS = "words"
+LEAST_ON, MOST_ON = 0.01, 0.95
+"""Where words come first, what is between goes on to the model: less, and they do not know what is
+novel; more, and nothing is saved.
+"""
 
 
 @dataclass
@@ -58,6 +72,8 @@ class Search:
     models: list[Member]
     """Whole models; of a body these are tuned as they come."""
     asked: Asked
+    data: Samples
+    """TRAIN."""
     workshop: Workshop
     plan: Plan
     state: State
@@ -75,11 +91,15 @@ class Search:
     def stages(self) -> Iterator[None]:
         """Makes candidates, the quickest first; after each there is more to choose from."""
         self.plan.begin("quick")
-        for quick in QUICK:
+        for quick in (single, probed):
             choice = quick(self)
             if choice is not None:
                 self.plain.append(choice)
                 yield
+        self.plan.tick("words", 0, 1)
+        if self.words is not None:
+            self.plain.append(replace(self.plain[0], name=WORDS, words="alone"))
+            yield
         if not self.models:
             self.plan.begin("tuned")
             yield from self._tuned()
@@ -271,6 +291,47 @@ class Search:
             for engine in self.clock.engines
         }
 
+    @cached_property
+    def words(self) -> Read | None:
+        """What a reader of words says; None where there is none."""
+        model, problem = self.opened.manifest.model, self.asked.problem
+        kind, val = problem.link, self.asked.val
+        text = getattr(self._transform, "kind", "image") == "text"
+        if not text or kind is None or lacks(problem, model.num_classes, self.data, first=False):
+            return None
+        sets = self.asked.words(lambda samples: self._reading.read(samples))
+        return Read(kind, sets, *targets_of(val.labels, kind, model.num_classes))
+
+    @cached_property
+    def _reading(self) -> Reading:
+        model, val = self.opened.manifest.model, self.asked.val
+        outputs = self.asked.read(self.plain[0].members[0], "torch").val
+        parts = halves(len(val), self.options.seed)
+        lessons = lesson(self.data), lesson(val), outputs, parts
+        tokenizer = model.preprocess.get("files_sha256")
+        return fit_reading(self.asked.problem, seer(self._transform), tokenizer, *lessons)[0]
+
+    def ways(self, choice: Choice, budget: Budget) -> list[Choice]:
+        """A choice in each engine, with words and without."""
+        ways = self.computed(choice)
+        if choice.words != "off" or WORDS not in (each.name for each in self.plain):
+            return ways
+        beside = [replace(way, words="beside") for way in ways]
+        if self.clock is None or choice.count > 1 or self.asked.problem.link == "square":
+            return ways + beside
+        first = []
+        for way in ways:
+            left = budget.most - self._words_time.time
+            most = left / self.times(way.members)[way.engine].time
+            if LEAST_ON < most < MOST_ON:
+                first.append(replace(way, words="first", most_on=most))
+        return ways + beside + first
+
+    @property
+    def _words_time(self) -> Taken:
+        assert self.clock is not None
+        return self.clock.words(lambda: self._reading)
+
     def computed(self, choice: Choice) -> list[Choice]:
         """The same in the fastest engine of float32, and in 8 bits where that runs here."""
         if self.clock is None:
@@ -287,12 +348,18 @@ class Search:
 
     def pays(self, choice: Choice, budget: Budget) -> bool:
         """Whether a budget is enough for a choice, before it answers anything."""
+        if choice.words == "alone":
+            return False  # nobody would say what is OOD
+        if choice.words == "first":
+            return True
         if budget.unit == "time":
-            return budget.allows(self.times(choice.members)[choice.engine].time)
+            return budget.allows(self.timed(replace(choice, assumed=True), 1.0)["time"])
         return budget.allows(sum(member.cost[budget.unit] for member in choice.members))
 
-    def timed(self, choice: Choice) -> dict[str, float]:
-        """Time and milliseconds of a choice: its own, or what its members take."""
+    def timed(self, choice: Choice, on: float) -> dict[str, float]:
+        """Time and milliseconds of a choice: its own, or what its members take; of which a fraction
+        goes `on` to them.
+        """
         if self.clock is None:
             return {}
         if choice.assumed or len(choice.members) == 1:
@@ -303,6 +370,9 @@ class Search:
             taken = self.clock.times(fusion.file.name, partial(open_checkpoint, fusion.file))[
                 choice.engine
             ]
+        taken *= on
+        if choice.words != "off":
+            taken += self._words_time
         return {"time": taken.time, "ms": taken.ms}
 
 
@@ -325,10 +395,6 @@ def probed(search: Search) -> Choice | None:
         return None
     search.probe = member
     return Choice.of(member, name=PROBE)
-
-
-QUICK: tuple[Callable[[Search], Choice | None], ...] = (single, probed)
-"""What takes seconds, in this order; in 8 bits each is a candidate of its own."""
 
 
 def averaged(opened: Sequence[Single]) -> bool:

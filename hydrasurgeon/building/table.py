@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -21,16 +21,21 @@ from numpy import ndarray
 from hydrasurgeon.building.answers import Answers
 from hydrasurgeon.building.cost import UNITS
 from hydrasurgeon.building.members import Member
+from hydrasurgeon.decision.beside import fit_beside
+from hydrasurgeon.decision.cascade_fit import gated
+from hydrasurgeon.decision.cascaded import Said, answers_in_stages, in_stages, stage_state
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.ood_score import Choice as Score
 from hydrasurgeon.decision.ood_score import Grounds, choose
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.files.decided import LOGITS, Decision, Ood
+from hydrasurgeon.decision.words import Kind
+from hydrasurgeon.files.decided import LOGITS, Conformal, Decision, Ood
 from hydrasurgeon.measuring.answers import Answered, Reading, answered
 from hydrasurgeon.measuring.predictions import OodSet, Predictions
 from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Problem
+from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics.bootstrap import Ranked, Rows, Values, bootstrap
+from hydrasurgeon.statistics.scores.fitted import OwnLogits
 
 AUTO = "auto"
 """The OOD score that a decision state chooses."""
@@ -42,7 +47,11 @@ PENALTY = 10.0
 """What a point of accuracy below the floor costs, in points of the objective."""
 ONE_SIDE = 0.6827
 """Level of an interval of one standard error to each side."""
+FLAGGED = 0.05
+"""Of familiar samples, the fraction that a decision state flags if nobody says otherwise."""
 Figures = Mapping[str, ndarray]
+Reads = Literal["off", "beside", "first", "alone"]
+"""Where words answer: nowhere, with the model, before it, or in its place."""
 
 
 def right_of(figures: Figures) -> ndarray:
@@ -103,6 +112,9 @@ class Choice:
     """What computes it."""
     assumed: bool = False
     """Whether it is taken to answer as in float32, and its members to run one after another."""
+    words: Reads = "off"
+    most_on: float = 1.0
+    """Where words come first, the fraction of samples that may go on to the members."""
 
     @classmethod
     def of(cls, *members: Member, name: str = "") -> Choice:
@@ -113,6 +125,42 @@ class Choice:
     def count(self) -> int:
         """How many answer."""
         return sum(member.count for member in self.members)
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a reader of words says of VAL and of each OOD set, [sample, output], and in the last
+    column how novel each sample is to it.
+    """
+
+    kind: Kind
+    sets: tuple[ndarray, ...]
+    labelled: ndarray
+    """Samples of VAL that have a label."""
+    targets: ndarray
+    """What the outputs should be."""
+
+    def beside(self, outputs: Sequence[Outputs], fits: ndarray, judges: ndarray) -> list[Outputs]:
+        """What a model said of each set, with what words add by weights of one half of VAL."""
+        model = outputs[0].logits.astype(np.float64)
+        parts = (np.intersect1d(rows, self.labelled) for rows in (fits, judges))
+        a, b = fit_beside(self.kind, model, self.sets[0][:, :-1], self.targets, *parts).weights
+        mixed = (
+            a * said.logits.astype(np.float64) + b * read[:, None, :-1]
+            for said, read in zip(outputs, self.sets, strict=True)
+        )
+        return [
+            replace(said, logits=both.astype(said.logits.dtype))
+            for said, both in zip(outputs, mixed, strict=True)
+        ]
+
+    def first(self, outputs: Sequence[Outputs]) -> list[Outputs]:
+        """What words say alone."""
+        each = [read.astype(np.float32)[:, None] for read in self.sets]
+        return [
+            replace(said, logits=read[..., :-1], features=read[..., -1:])
+            for said, read in zip(outputs, each, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -210,8 +258,9 @@ class Table:
         self,
         objective: Objective,
         read: Callable[[Member, str], Answers],
-        timed: Callable[[Choice], Mapping[str, float]] = lambda choice: {},
+        timed: Callable[[Choice, float], Mapping[str, float]] = lambda choice, on: {},
         *,
+        words: Callable[[], Read | None] = lambda: None,
         problem: Problem = SINGLE,
         leaves_out: Sequence[str] = (),
         seed: int = 0,
@@ -219,6 +268,7 @@ class Table:
         self.objective = objective
         self.read = read
         self.timed = timed
+        self.words = words
         self.problem = problem
         self.leaves_out = leaves_out
         """Fitted OOD scores that the model is not made for."""
@@ -228,7 +278,7 @@ class Table:
     def entry(self, choice: Choice) -> Entry:
         """What a choice is worth."""
         files = [[member.file for member in members] for members in choice.halves]
-        how = (choice.name, choice.engine, choice.assumed)
+        how = (choice.name, choice.engine, choice.assumed, choice.words, choice.most_on)
         key = (*(member.file for member in choice.members), str(files), *how)
         if key not in self._entries:
             self._entries[key] = self._measured(choice)
@@ -236,10 +286,12 @@ class Table:
 
     def _measured(self, choice: Choice) -> Entry:
         parts = [self._judged(choice, chosen_on) for chosen_on in (1, 0)]
+        on = sum(part.on for part in parts) / 2
         cost: dict[str, float] = {
             unit: sum(member.cost[unit] for member in choice.members) for unit in UNITS
         }
-        cost |= self.timed(choice)
+        cost["macs"] *= on
+        cost |= self.timed(choice, on)
         joined = _joined(parts, self.problem)
         return Entry(choice, cost, joined, self.objective, parts[1].score)
 
@@ -257,31 +309,49 @@ class Table:
         rows = [
             each[:: 1 - 2 * chosen_on] for each in (halves(len(s.logits), self.seed) for s in sets)
         ]
-        problem, pairs = self.problem, [*zip(sets, rows, strict=True)]
-        fitting, *foreign = (problem.outputs(each.at(fits)) for each, (fits, _) in pairs)
-        judging = [problem.outputs(each.at(judges)) for each, (_, judges) in pairs]
+        problem, read = self.problem, self.words() if choice.words != "off" else None
+
+        def halved(outputs: Sequence[Outputs], half: int) -> list[Outputs]:
+            pairs = zip(outputs, rows, strict=True)
+            return [problem.outputs(each.at(places[half])) for each, places in pairs]
+
+        fitting, *foreign = halved(sets, 0)
+        judging = halved(sets, 1)
+        mixed = sets if read is None else read.beside(sets, *rows[0])
         truth = answers.val.truth[rows[0][1]]
         if self.objective.name == "rmse":
-            return _Half(truth, [problem.said(problem.answers(judging[0].logits, {}))], [])
+            (said, *_) = halved(mixed, 1)
+            return _Half(truth, [problem.said(problem.answers(said.logits, {}))], [])
         score = Score("msp")
         if foreign:
             grounds = Grounds(
                 answers.linear, answers.evidence or None, foreign, (), self.leaves_out
             )
             score = choose(self.objective.score, fitting, grounds, problem=problem, seed=self.seed)
-        constants: dict[str, Any] = {"temperature": 1.0, **problem.fitted(fitting)}
-        ood: dict[str, Any] = {"score": score.kind, "threshold": math.inf}
-        fields = {"ood": Ood.model_construct(**ood), "conformal": None, **constants}
-        record = Decision.model_construct(**fields)
-        state = State(record, score.fitted, problem)
-        logits = [problem.said(state.answers(each.logits)) for each in judging]
-        ranks: list[ndarray] = []
-        if foreign:
-            scores = [
-                state.ood_score(each.logits, each.features).astype(np.float64) for each in judging
-            ]
-            ranks = _ranks(scores)
-        return _Half(truth, logits, ranks, score.kind if foreign else self.objective.score)
+        constants: dict[str, Any] = {"temperature": 1.0, **problem.fitted(halved(mixed, 0)[0])}
+        scores = fitting.scores(score.kind, score.fitted).astype(np.float64)
+        ood: dict[str, Any] = {"score": score.kind, "threshold": np.quantile(scores, 1 - FLAGGED)}
+        fields = {
+            "ood": Ood.model_construct(**ood),
+            "conformal": Conformal.model_construct(),
+            **constants,
+        }
+        state = State(Decision.model_construct(**fields), score.fitted, problem)
+        if read is None or choice.words == "beside":
+            scored = [state.ood_score(each.logits, each.features) for each in judging]
+            chances, on = [state.answers(each.logits) for each in halved(mixed, 1)], 1.0
+        else:
+            whole = mixed
+            if score.fitted is None:
+                state = replace(state, fitted=OwnLogits(score.kind, (), (), read=problem.read))
+                pairs = zip(mixed, sets, strict=True)
+                whole = [replace(each, features=own.logits) for each, own in pairs]
+            first = read.first(sets)
+            early, late = ([halved(each, half) for half in (0, 1)] for each in (first, whole))
+            scored, chances, on = _in_stages(state, choice, early, late)
+        logits = [problem.said(each) for each in chances]
+        ranks = _ranks([each.astype(np.float64) for each in scored]) if foreign else []
+        return _Half(truth, logits, ranks, score.kind if foreign else self.objective.score, on)
 
 
 @dataclass(frozen=True)
@@ -295,6 +365,8 @@ class _Half:
     """Where each sample stands by the OOD score among all samples of this half."""
     score: str = AUTO
     """The OOD score."""
+    on: float = 1.0
+    """The fraction of samples that the members answer."""
 
 
 def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
@@ -314,6 +386,36 @@ def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
     labels = np.concatenate([part.labels for part in parts])
     predictions = Predictions("calibrated", "hydra", logits, labels, ood, scores=inside)
     return answered(predictions, Reading(ood_scores=(STATE,), problem=problem))
+
+
+def _in_stages(
+    state: State,
+    choice: Choice,
+    first: Sequence[Sequence[Outputs]],
+    whole: Sequence[Sequence[Outputs]],
+) -> tuple[list[ndarray], list[ndarray], float]:
+    """OOD scores and answers on one half of each set, of words that answer first or alone and were
+    calibrated on the other; and the fraction of VAL that goes on. Both halves are given of what
+    words say, and of the whole model.
+    """
+    (val, *foreign), judging = zip(first[0], whole[0], strict=True), first[1]
+    if choice.words == "alone":
+        state = stage_state(gated(state, *val, words=True, most=math.inf), first=True)
+        scores = [state.ood_score(each.logits, each.features) for each in judging]
+        return scores, [state.answers(each.logits) for each in judging], 0.0
+    state = gated(state, *val, foreign=foreign, words=True, most_on=choice.most_on)
+    staged = [in_stages(state, *pair) for pair in zip(judging, whole[1], strict=True)]
+    on = len(staged[0][1].rows) / len(judging[0].logits)
+    scores = [_scores_in_stages(state, parts) for parts in staged]
+    return scores, [answers_in_stages(state, parts) for parts in staged], on
+
+
+def _scores_in_stages(state: State, parts: Sequence[Said]) -> ndarray:
+    """Each sample's by the stage that answers it."""
+    each = [
+        stage_state(state, first=part.first).ood_score(part.logits, part.features) for part in parts
+    ]
+    return np.concatenate(each)[np.concatenate([part.rows for part in parts]).argsort()]
 
 
 def _ranks(sets: Sequence[ndarray]) -> list[ndarray]:

@@ -4,6 +4,7 @@ work, and its view shows what that returns.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import types
@@ -70,7 +71,11 @@ def _function(command: Command) -> Callable[..., None]:
         with render.progress(quiet) as tick:
             shown = {"progress": tick} if quiet else {"progress": tick, "say": render.say}
             shown = {name: value for name, value in shown.items() if name in record.model_fields}
-            result = imported(command.place)(options.but(**shown))
+            stage = imported(command.place)
+            if not gc.isenabled():  # what is there now stays
+                gc.freeze()
+                gc.enable()
+            result = stage(options.but(**shown))
         getattr(render, command.view)(result, json=as_json, quiet=quiet)
         if hasattr(result, "require"):
             result.require()

@@ -63,16 +63,16 @@ class Beside:
         import torch
         from torch.utils.data import default_collate
 
-        plain, read = self._parts(samples)
+        plain, read = self.parts(samples)
         made = getattr(self.inner, "collate", default_collate)(plain)
         return {**_named(made), READ: torch.from_numpy(read)}
 
     def arrays(self, samples: Sequence[Any]) -> dict[str, Any]:
         """The same as arrays."""
-        plain, read = self._parts(samples)
+        plain, read = self.parts(samples)
         return {**_named(self.inner.arrays(plain)), READ: read}
 
-    def _parts(self, samples: Sequence[Any]) -> tuple[list[Any], Floats]:
+    def parts(self, samples: Sequence[Any]) -> tuple[list[Any], Floats]:
         """What the model reads of each sample, and what the reader has read of all."""
         plain = list(samples)
         if isinstance(self.reader, Words):

@@ -10,9 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from hydrasurgeon.decision.cascaded import answers_in_stages, going_on, in_stages, stage_state
+from hydrasurgeon.decision.cascaded import (
+    answers_in_stages,
+    cascade_of,
+    going_on,
+    in_stages,
+    stage_state,
+)
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.state import State
+from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
@@ -37,24 +44,50 @@ def fit_cascade(
     *,
     foreign: Sequence[Both] = (),
     words: bool = False,
+    most_on: float | None = None,
 ) -> State:
-    """The state with the cascade that lets the fewest rows go on, of all that keep the NLL, and
-    the OOD samples that the whole model flags; `first` and `whole` are what each says of the
-    validation data. `words` say themselves what is novel to them.
+    """The state with the cascade that `gated` makes on one half, whose promises the other half
+    certifies; `first` and `whole` are what each says of the validation data.
     """
     record, problem = state.record, state.problem
     fitting, certifying = halves(len(whole.logits), promise.seed, whole.groups)
-    constants = problem.fitted(first.at(fitting))
+    most = MAX_LOSS if promise.max_loss is None else promise.max_loss
+    fits = (first.at(fitting), whole.at(fitting))
+    state = gated(state, *fits, foreign=foreign, words=words, most=most, most_on=most_on)
+    cascade = cascade_of(state)
+    parts = in_stages(state, first.at(certifying), whole.at(certifying))
+    answers = answers_in_stages(state, parts)
+    familiar = np.ones(len(certifying), dtype=bool)  # to the first all that it answers
+    _, late = parts
+    familiar[late.rows] = state.ood_score(late.logits, late.features) <= record.ood.threshold
+    kept, _ = problem.promised(answers, whole.at(certifying), promise, familiar)
+    going = going_on(stage_state(state, first=True), cascade.threshold, first)
+    share = float(going.astype(np.float64).mean())
+    return _with(state, cascade.model_copy(update={**kept, "share_on": share}))
+
+
+def gated(
+    state: State,
+    first: Outputs,
+    whole: Outputs,
+    *,
+    foreign: Sequence[Both] = (),
+    words: bool = False,
+    most: float = MAX_LOSS,
+    most_on: float | None = None,
+) -> State:
+    """The state with the cascade that lets the fewest rows go on, of all that keep the NLL; or, of
+    at most the fraction `most_on`, as many as may. OOD samples that the whole model flags go on.
+    `words` say themselves what is novel to them.
+    """
+    record = state.record
+    constants = state.problem.fitted(first)
     if record.labels is not None:  # what is answered is a question of costs, alike in both stages
         thresholds = {"thresholds": record.labels.thresholds}
         constants["labels"] = constants["labels"].model_copy(update=thresholds)
-
-    def with_cascade(state: State, cascade: Cascade) -> State:
-        return replace(state, record=state.record.model_copy(update={"cascade": cascade}))
-
     novelty = None
     if words and first.features is not None:
-        novelty = float(np.quantile(first.features[fitting, 0, 0].astype(np.float64), FAMILIAR))
+        novelty = float(np.quantile(first.features[:, 0, 0].astype(np.float64), FAMILIAR))
     draft = Cascade(
         threshold=1.0,
         share_on=1.0,
@@ -65,24 +98,39 @@ def fit_cascade(
         limits=record.limits,
         group=record.group,
     )
-    state = with_cascade(state, draft)
-    most = MAX_LOSS if promise.max_loss is None else promise.max_loss
-    threshold = max(
-        _threshold(state, first.at(fitting), whole.at(fitting), most),
-        *(_flagging(state, *both) for both in foreign),
-        0.0,
-    )
-    draft = draft.model_copy(update={"threshold": threshold})
-    state = with_cascade(state, draft)
-    parts = in_stages(state, first.at(certifying), whole.at(certifying))
-    answers = answers_in_stages(state, parts)
-    familiar = np.ones(len(certifying), dtype=bool)  # to the first all that it answers
-    _, late = parts
-    familiar[late.rows] = state.ood_score(late.logits, late.features) <= record.ood.threshold
-    kept, _ = problem.promised(answers, whole.at(certifying), promise, familiar)
-    going = going_on(stage_state(state, first=True), threshold, first)
-    share = float(going.astype(np.float64).mean())
-    return with_cascade(state, draft.model_copy(update={**kept, "share_on": share}))
+    state = _with(state, draft)
+    least = max((_flagging(state, *both) for both in foreign), default=0.0)
+    if most_on is None:
+        threshold = max(_threshold(state, first, whole, most), least)
+    else:
+        threshold = _threshold_of(state, first, most_on, least)
+    return _with(state, draft.model_copy(update={"threshold": threshold}))
+
+
+def _with(state: State, cascade: Cascade) -> State:
+    return replace(state, record=state.record.model_copy(update={"cascade": cascade}))
+
+
+def _threshold_of(state: State, first: Outputs, most: float, least: float) -> float:
+    """The highest that lets at most such a fraction of the samples go on, and a standard error less:
+    another sample's fraction is seldom above it.
+    """
+    rule = stage_state(state, first=True)
+    stays = ~going_on(rule, 0.0, first)
+    certainty = np.sort(rule.certainty(first.logits)[stays])
+    count = len(stays)
+    may_go = int(count * (most - math.sqrt(most * (1 - most) / count))) - (count - len(certainty))
+    needed = int(np.searchsorted(certainty, least))
+    if may_go < needed:
+        on = (count - len(certainty) + needed) / count
+        raise SurgeryError(
+            f"words first: {100 * on:.0f} % of samples go on, for words do not know them or must "
+            f"not answer what is OOD, and the budget pays for {100 * most:.0f} %",
+            hint="Allow more, or leave out --budget.",
+        )
+    if may_go >= len(certainty):
+        return 1.0
+    return float(certainty[max(0, may_go - 1)] + certainty[may_go]) / 2
 
 
 def _flagging(state: State, first: Outputs, whole: Outputs) -> float:

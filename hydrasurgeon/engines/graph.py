@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from hydrasurgeon.engines.session import (
     Arrays,
     Run,
     ended_by_signals,
+    mapped,
     running,
     session_of,
     wanted,
@@ -42,7 +42,6 @@ from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, Usage
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.decided import BESIDE, FITTED
-from hydrasurgeon.files.foreign import open_regular
 from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.manifest import Input, Model, first_mistake, parse_manifest
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
@@ -120,27 +119,23 @@ def open_folder(folder: Path, engine: str) -> Graph:
     """The graph of a folder that `export` wrote: the one for this engine; `auto` takes that for which
     its decision state was fitted.
     """
-    whole, small = folder / GRAPHS / GRAPH, folder / GRAPHS / GRAPHS_INT8[0]
-    opened = open_graph(whole, folder=folder)
-    decision = opened.manifest.decision
-    if engine == "auto" and decision is not None and decision.engine == "int8":
-        engine = "int8" if small.is_file() else "onnx"
-    if engine != "int8":
-        return opened
-    if not small.is_file():
+    small = folder / GRAPHS / GRAPHS_INT8[0]
+    if engine in ("auto", "int8") and small.is_file():
+        opened = open_graph(small, folder=folder)
+        decision = opened.manifest.decision
+        if engine == "int8" or (decision is not None and decision.engine == "int8"):
+            return opened
+    elif engine == "int8":
         raise UsageError(
             f"--engine int8: {folder} holds no graph in 8 bits",
             hint="Export it with --int8 --check DATA.",
         )
-    return open_graph(small, folder=folder)
+    return open_graph(folder / GRAPHS / GRAPH, folder=folder)
 
 
 def read_contents(path: Path) -> Contents:
     """What a graph's file says of itself, without its weights."""
-    with open_regular(path) as file:
-        if not file.read(1):
-            raise CheckpointError(f"{path}: is empty", hint=HINT)
-        return read_plain(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path))
+    return read_plain(mapped(path), str(path))
 
 
 def _decision(folder: Path, told: Told) -> Tensors:
@@ -311,7 +306,7 @@ def in_onnxruntime(
 def _exported(graph: Graph) -> InOnnxruntime:
     """A graph that `export` wrote, as it runs."""
     with running(f"{graph.file}: onnxruntime cannot read it"):
-        session = session_of(str(graph.file))
+        session = session_of(graph.file)
     names = graph.contents.outputs
     state = _state_of_outputs(graph)
     if MEMBERS in names:
@@ -355,7 +350,8 @@ def _session(
 ) -> tuple[Any, Contents, tuple[str, ...]]:
     """A graph from the cache, or made now and kept there; what it holds; and what to say of that."""
     if place.is_file() and is_sound(place, of=place.stem):
-        return session_of(str(place)), read_contents(place), ()
+        contents = read_contents(place)
+        return session_of(place), contents, ()
     content = make()
     session, contents = session_of(content), read_plain(content, place.name)
     if not keep:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from hydrasurgeon.engines.crafted import SAID, pair, written
 from hydrasurgeon.files.foreign import open_regular
 
 METADATA = "hydrasurgeon."
@@ -67,24 +68,13 @@ def sealed(content: bytes, told: Told | None = None, *, of: str | None = None) -
 
 def _entry(key: bytes, text: str) -> bytes:
     """An entry of a graph's metadata."""
-    value = text.encode()
-    entry = b"\x0a" + _length(key) + key + b"\x12" + _length(value) + value
-    return b"\x72" + _length(entry) + entry
-
-
-def _length(content: bytes) -> bytes:
-    """How many bytes there are, as protobuf writes it: seven bits a byte, the last below 128."""
-    count, written = len(content), []
-    while count >= 0x80:
-        written.append(count & 0x7F | 0x80)
-        count >>= 7
-    return bytes([*written, count])
+    return written(SAID[1], pair(key, text.encode()))
 
 
 SEAL = len(sealed(b""))
 """Bytes of the hash at the end."""
-BLOCK = 1 << 20
-"""Bytes that are hashed at once."""
+BLOCK = 1 << 18
+"""Bytes that are hashed at once: they stay in the processor's cache."""
 TAIL = 256
 """Bytes in front of the hash that are looked at: more than the longest entry."""
 
@@ -95,10 +85,11 @@ def is_sound(path: Path, *, of: str | None = None) -> bool:
         size = file.seek(0, 2) - SEAL
         total, tail = hashlib.sha256(), b""
         file.seek(0)
-        while size > 0 and (block := file.read(min(size, BLOCK))):
-            total.update(block)
-            tail = (tail + block)[-TAIL:]
-            size -= len(block)
+        room = memoryview(bytearray(BLOCK))
+        while size > 0 and (count := file.readinto(room[: min(size, BLOCK)])):
+            total.update(room[:count])
+            tail = (tail + bytes(room[max(0, count - TAIL) : count]))[-TAIL:]
+            size -= count
         said = file.read()
     sealing = _entry(KEY, total.hexdigest())
     return said == sealing and (of is None or tail.endswith(_entry(OF, of)))

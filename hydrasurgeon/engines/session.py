@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from hydrasurgeon.engines.crafted import without_weights
 from hydrasurgeon.errors import CheckpointError, HydraError
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.foreign import open_regular, visible
 
 SILENCE = "ORT_DISABLE_TELEMETRY"
 """Since 1.29 onnxruntime's Linux builds report sessions, with names and hashes of the models, to
@@ -21,6 +24,10 @@ their maker unless this is set when it is first imported.
 """
 THREADS = "OMP_NUM_THREADS"
 """How many threads a product may use; PyTorch obeys it too."""
+FOLDER = "session.model_external_initializers_file_folder_path"
+"""onnxruntime's name for where tensors lie that are not in the graph."""
+MAPS = [1, 21]
+"""The version since which it knows that."""
 HINT = "Export the checkpoint again; answers of other models go to --predictions-in of eval."
 """What to do about a graph that does not say what it is."""
 
@@ -34,15 +41,21 @@ def quiet() -> None:
     os.environ.setdefault(SILENCE, "1")
 
 
-def session_of(file: bytes | str) -> Any:
-    """The session of a file, or of its content."""
+def session_of(graph: bytes | Path) -> Any:
+    """The session of a graph, or of a plain file of one, whose weights are mapped from there."""
     quiet()
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = _threads()
+    source: Any = graph if isinstance(graph, bytes) else str(graph)
+    version = [int(part) for part in onnxruntime.__version__.split(".")[:2]]
+    if isinstance(graph, Path) and version >= MAPS:
+        place = Path(os.path.realpath(graph))  # onnxruntime follows no link out of a folder
+        options.add_session_config_entry(FOLDER, str(place.parent))
+        source = without_weights(mapped(place), place.name)
     return onnxruntime.InferenceSession(
-        file,
+        source,
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=["SkipLayerNormFusion"],  # a norm alone is faster
@@ -97,6 +110,14 @@ def ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
                 raise
 
     return run
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """The content of a file, of which nothing is in memory that is not read."""
+    with open_regular(path) as file:
+        if not file.read(1):
+            raise CheckpointError(f"{path}: is empty", hint=HINT)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 @contextmanager

@@ -97,6 +97,10 @@ def family_named(name: str) -> Family:
 
 def family_of(model: Model) -> Family:
     """The family of a recorded model."""
+    if model.family in FAMILIES:  # the usual one is found without importing the others
+        usual = _made(FAMILIES[model.family][0])
+        if usual.covers(model):
+            return usual
     first, *others = _sharing(model.family)
     return next((family for family in reversed(others) if family.covers(model)), first)
 

@@ -7,7 +7,7 @@ numbers for each sample.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy import ndarray
@@ -161,17 +161,17 @@ def answers(
     joined: dict[str, ndarray] = {}
     done = 0
     for rows, truth in in_pieces(logits, labels):
-        fields = reading.problem.judged(rows, truth, reading)
-        # Made at once: small arrays kept from each piece would tear the memory that the next one
-        # could use.
-        joined = joined or {
-            name: np.empty((labels.size, *values.shape[1:]), values.dtype)
-            for name, values in fields.items()
-        }
+        part = reading.problem.judged(rows, truth, reading)
+        fields = {name: each for name, each in vars(part).items() if isinstance(each, ndarray)}
         for name, values in fields.items():
-            joined[name][done : done + len(values)] = values
-        done += truth.size
-    return reading.problem.together(joined, labels, groups)
+            each = len(values) // len(truth)  # of many labels a sample has several
+            if name not in joined:
+                # Made at once: small arrays kept from each piece would tear the memory that the
+                # next one could use.
+                joined[name] = np.empty((each * len(labels), *values.shape[1:]), values.dtype)
+            joined[name][each * done : each * done + len(values)] = values
+        done += len(truth)
+    return replace(part, **joined, groups=groups)
 
 
 def in_pieces(logits: Logits, *others: ndarray) -> Iterator[tuple[ndarray, ...]]:

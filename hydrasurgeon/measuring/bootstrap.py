@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from hydrasurgeon.measuring.answers import Answered
+from hydrasurgeon.measuring.results import COMPARED
 from hydrasurgeon.problems.base import Judged
 from hydrasurgeon.statistics.bootstrap import Interval, Ranked, Rows, Values, bootstrap
 
@@ -21,11 +22,7 @@ Judgement = Literal["better", "equal", "worse"]
 
 NEGLIGIBLE = 5e-5
 """What a difference must reach to be one: less reads +0.0000 wherever it is printed, and may be
-rounding ..."""
-IN_POINTS = ("accuracy", "f1", "token_accuracy", "auroc", "fpr95")
-"""... and of these metrics, told in points of a hundred, ten times as much: +0.0."""
-HIGHER = ("accuracy", "f1", "token_accuracy", "auroc")
-"""Metrics of which more is better."""
+rounding; of metrics told in points of a hundred, ten times as much: +0.0."""
 GROUPS = ("near", "far", "all")
 """Groups of OOD sets that have averages; every set belongs to the last."""
 
@@ -79,10 +76,11 @@ class Difference:
     @property
     def judgement(self) -> Judgement:
         """Equal where the interval holds 0, or where the difference is none to speak of."""
-        least = 10 * NEGLIGIBLE if self.metric in IN_POINTS else NEGLIGIBLE
+        metric = COMPARED[self.metric]
+        least = 10 * NEGLIGIBLE if metric.points else NEGLIGIBLE
         if self.low <= 0 <= self.high or abs(self.value) < least:
             return "equal"
-        return "better" if (self.value > 0) == (self.metric in HIGHER) else "worse"
+        return "better" if (self.value > 0) == (metric.better == "higher") else "worse"
 
 
 def is_paired(row: Answered, reference: Answered) -> bool:

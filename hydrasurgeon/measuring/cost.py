@@ -225,17 +225,18 @@ def interleaved(
     runs: int,
     warm_up: bool = True,
     of_runs: Callable[[Sequence[float]], float] = statistics.median,
+    now: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of each, run in turn so that a slow moment of the machine hits all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for run in range(0 if warm_up else 1, runs + 1):
         for name, model in models.items():
-            start = time.perf_counter()
+            start = now()
             model(inputs)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if run:  # 0 is the warm-up
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(now() - start)
     return {name: of_runs(times) for name, times in seconds.items()}
 
 

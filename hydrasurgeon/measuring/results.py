@@ -5,15 +5,77 @@ holds alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from hydrasurgeon.files.foreign import visible
 
+Number = float | None
+"""None where it was not measured."""
 Interval = tuple[float, float]
 """The ends of a bootstrap interval."""
+Better = Literal["higher", "lower", ""]
+COLUMN = "column"
+"""Under which a field has its `Metric`."""
+ABSENT = "–"
+"""What stands where nothing was measured."""
+ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
+"""What stands behind the name of a metric: the direction in which it is better."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a number of a record is shown: the one place where a column is declared."""
+
+    name: str
+    better: Better = ""
+    brief: str = ""
+    """Its name on a terminal; without one it is not shown there."""
+    meaning: str = ""
+    """What it measures, for the glossary."""
+    unit: float | None = None
+    """What it is divided by; a metric with a unit is a cost, with so many decimals that the least
+    has three digits.
+    """
+    points: bool = False
+    """Whether differences are told in points of a hundred."""
+    key: str = ""
+    """The field, where it is one."""
+
+    @property
+    def head(self) -> str:
+        return self.name + ARROWS[self.better]
+
+    def of(self, record: Any) -> float | None:
+        value = getattr(record, self.key, None)
+        return None if value is None else float(value) / (self.unit or 1)
+
+    def text(self, record: Any, decimals: int) -> str:
+        value = self.of(record)
+        return ABSENT if value is None else f"{value:.{decimals}f}"
+
+
+def column(
+    name: str,
+    better: Better = "",
+    brief: str = "",
+    meaning: str = "",
+    *,
+    unit: float | None = None,
+    points: bool = False,
+    default: Any = None,
+) -> Any:
+    """A number of a record that is a column of tables."""
+    metric = Metric(name, better, brief, meaning, unit, points)
+    return Field(default, json_schema_extra={COLUMN: metric})  # type: ignore[dict-item]
+
+
+def metrics_of(record: type[BaseModel]) -> tuple[Metric, ...]:
+    """The columns of a record, in their order."""
+    extras = {key: field.json_schema_extra or {} for key, field in record.model_fields.items()}
+    return tuple(replace(extra[COLUMN], key=key) for key, extra in extras.items() if extra)
 
 
 class _Record(BaseModel):
@@ -37,60 +99,130 @@ class _Record(BaseModel):
 class SetAverage(_Record):
     """Of the measures, those that a kind of problem has."""
 
-    accuracy: float | None = None
-    brier: float | None = None
-    nll: float | None = None
-    ece: float | None = None
-    aece: float | None = None
+    accuracy: Number = column(
+        "accuracy",
+        "higher",
+        "Acc",
+        "The fraction of samples whose most probable class is right.",
+        points=True,
+    )
+    brier: Number = column(
+        "Brier", "lower", "Brier", "The mean squared distance of the probabilities from the truth."
+    )
+    nll: Number = column(
+        "NLL",
+        "lower",
+        "NLL",
+        "Negative log-likelihood: the mean −log of the true class's probability.",
+    )
+    ece: Number = column(
+        "ECE",
+        "lower",
+        "ECE",
+        "Expected calibration error: how far confidence is from accuracy, on average over 15 bins.",
+    )
+    aece: Number = column(
+        "aECE", "lower", "aECE", "Adaptive ECE: the same over bins of equally many samples."
+    )
 
 
 class IdResult(SetAverage):
     """What is there when it was computed stands behind `n`."""
 
     n: int
-    aurc: float | None = None
-    augrc: float | None = None
-    cov5: float | None = None
-    """The share that can be answered with at most 5 % of the answers wrong."""
-    smece: float | None = None
-    mis_auroc: float | None = None
+    smece: Number = column(
+        "SmoothECE", "lower", "", "Calibration error with a smooth kernel instead of bins."
+    )
+    aurc: Number = column(
+        "AURC",
+        "lower",
+        "",
+        "Area under the risk-coverage curve: the mean fraction wrong over all coverages.",
+    )
+    augrc: Number = None
+    cov5: Number = column(
+        "coverage at 5 % risk",
+        "higher",
+        "",
+        "The fraction of samples that can be answered with at most 5 % of the answers wrong.",
+    )
+    mis_auroc: Number = None
     """How well confidence tells right answers from wrong ones; absent where all are right, or all
     wrong.
     """
-    coverage: float | None = None
-    """How often a prediction set of the decision state holds the true label."""
-    set_size: float | None = None
-    auroc: float | None = None
-    """How well one logit tells yes from no; absent where all samples are either."""
-    ap: float | None = None
-    mrr10: float | None = None
-    ndcg10: float | None = None
-    found: float | None = None
-    """The fraction of groups for which the decision state says that something was found …"""
-    found_risk: float | None = None
-    """… and how many of these have a first row that is no yes. Of one logit, over groups."""
-    micro_f1: float | None = None
-    macro_f1: float | None = None
-    map: float | None = None
-    exact_match: float | None = None
-    """Of many labels."""
-    rmse: float | None = None
-    mae: float | None = None
-    r2: float | None = None
-    width: float | None = None
-    """Of numbers; the mean width of the intervals between `low` and `high`."""
-    f1: float | None = None
-    """Of entities, by strict IOB2, as the two below."""
-    precision: float | None = None
-    recall: float | None = None
-    token_accuracy: float | None = None
-    """The fraction of words with the right tag."""
-    entity_ece: float | None = None
-    """How far the probabilities of entities are from how often they are right."""
-    wrong: float | None = None
-    """The fraction of answered entities that are wrong, and …"""
-    missed: float | None = None
-    """… of true ones with a word in none that is answered, where either was promised."""
+    rmse: Number = column("RMSE", "lower", "RMSE", "Root of the mean squared error of numbers.")
+    mae: Number = column("MAE", "lower", "MAE", "Mean absolute error of numbers.")
+    r2: Number = column("R²", "higher", "R²", "The fraction of the variance that is explained.")
+    width: Number = column(
+        "interval width", "", "width", "From the lower to the upper bound, on average."
+    )
+    coverage: Number = column(
+        "set coverage", "", "covered", "How often the prediction set holds the true class."
+    )
+    set_size: Number = column(
+        "set size", "", "set size", "Classes in a prediction set, on average."
+    )
+    auroc: Number = column(
+        "AUROC of yes", "higher", "AUROC", "How often a yes has a higher probability than a no."
+    )
+    ap: Number = column(
+        "average precision", "higher", "AP", "Area under the precision-recall curve of yes."
+    )
+    mrr10: Number = column(
+        "MRR@10", "higher", "MRR@10", "1 / the rank of a query's first yes, on average."
+    )
+    ndcg10: Number = column(
+        "nDCG@10", "higher", "nDCG@10", "Discounted gain of the first ten, as part of the best."
+    )
+    found: Number = column(
+        "queries answered", "", "found", "The fraction of queries of which the first row is shown."
+    )
+    found_risk: Number = column(
+        "wrong first rows",
+        "lower",
+        "found wrong",
+        "The fraction of the first rows that are shown and are no yes.",
+    )
+    micro_f1: Number = column(
+        "micro F1", "higher", "micro F1", "F1 of all label decisions together."
+    )
+    macro_f1: Number = column("macro F1", "higher", "macro F1", "The mean over labels of their F1.")
+    map: Number = column("mAP", "higher", "mAP", "The mean over labels of their average precision.")
+    exact_match: Number = column(
+        "exact match", "higher", "exact", "Samples of which every label is right."
+    )
+    f1: Number = column(
+        "F1",
+        "higher",
+        "F1",
+        "Harmonic mean of the precision and recall of entities, by strict IOB2.",
+        points=True,
+    )
+    precision: Number = column(
+        "precision",
+        "higher",
+        "Prec",
+        "The fraction of entities found that are right, from first to last word.",
+    )
+    recall: Number = column(
+        "recall", "higher", "Rec", "The fraction of true entities that are found."
+    )
+    token_accuracy: Number = column(
+        "token accuracy",
+        "higher",
+        "tokens",
+        "The fraction of words with the right tag.",
+        points=True,
+    )
+    entity_ece: Number = column(
+        "entity ECE", "lower", "ent.ECE", "ECE of the probabilities of entities."
+    )
+    wrong: Number = column(
+        "wrong answers", "lower", "wrong", "The fraction of answered entities that are wrong."
+    )
+    missed: Number = column(
+        "missed", "lower", "missed", "The fraction of true entities with a word in no answered one."
+    )
     ci: dict[str, Interval] | None = None
 
 
@@ -99,9 +231,29 @@ class SetResult(IdResult):
 
 
 class OodAverage(_Record):
-    auroc: float
-    fpr95: float
-    aupr: float
+    auroc: float = column(
+        "AUROC",
+        "higher",
+        "AUROC",
+        "How often an OOD sample has a higher OOD score than an in-distribution one; 0.5 is chance.",
+        points=True,
+        default=...,
+    )
+    fpr95: float = column(
+        "FPR95",
+        "lower",
+        "FPR95",
+        "The fraction of in-distribution samples flagged by the threshold that flags 95 % of the OOD samples.",
+        points=True,
+        default=...,
+    )
+    aupr: float = column(
+        "AUPR",
+        "higher",
+        "AUPR",
+        "Area under the precision-recall curve, OOD samples as positives.",
+        default=...,
+    )
     aupr_id: float
     ci: dict[str, Interval] | None = None
 
@@ -112,7 +264,7 @@ class OodResult(OodAverage):
     n: int
     scores: dict[str, float] | None = None
     """AUROC by the other scores that were asked for."""
-    entity_auroc: float | None = None
+    entity_auroc: Number = None
     """How much less probable entities found here are than those found in the labelled set."""
 
 
@@ -145,15 +297,25 @@ class ShiftAverage(_Record):
     accuracy: float
     brier: float
     severities: dict[int, ShiftLevel]
-    mce: float | None
+    mce: Number = column(
+        "mCE",
+        "lower",
+        "mCE",
+        "Mean corruption error: errors under shifts, as a share of the first row's.",
+        default=...,
+    )
     """The mean over shifts of the errors at all severities, as a share of the first result's; None
     where that made none.
     """
 
 
 class Diversity(_Record):
-    mi: float | None = None
-    disagreement: float | None = None
+    mi: Number = column(
+        "MI", "", "MI", "Mutual information between answer and member: how far members are apart."
+    )
+    disagreement: Number = column(
+        "disagreement", "", "DI", "How often two members name different classes."
+    )
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -161,15 +323,28 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Cost(_Record):
-    params: Count
-    macs: Count
-    latency_ms: float | None
+    params: Count = column("parameters, M", "lower", "params M", unit=1000000.0, default=...)
+    macs: Count = column(
+        "multiply-adds, M",
+        "lower",
+        "MACs M",
+        "Multiplications with an addition for one sample: matrix products, convolutions, attention.",
+        unit=1000000.0,
+        default=...,
+    )
+    expected_macs: int | None = column(
+        "expected multiply-adds, M",
+        "lower",
+        "expected M",
+        "The average of a cascade, which runs all members on some samples only.",
+        unit=1000000.0,
+    )
+    """Average over the data set for a cascade; absent where all members always run."""
+    latency_ms: Number = column("time, ms", "lower", "ms", unit=1, default=...)
     tokens: Count | None = None
     """Length of the text that `macs` are counted on, the first of the data set; absent without
     texts.
     """
-    expected_macs: int | None = None
-    """Average over the data set for a cascade; absent where all members always run."""
 
 
 class Result(_Record):
@@ -229,3 +404,21 @@ def unlike(model: Conditions, reference: Conditions) -> dict[str, str]:
         mine, its = ("calibrated", "not") if model.calibrated else ("not calibrated", "is")
         phrases["calibration"] = f"{mine}, the reference {its}"
     return phrases
+
+
+QUALITY = metrics_of(SetAverage)
+"""What every labelled set is measured by."""
+ANSWERS = metrics_of(IdResult)[len(QUALITY) :]
+"""What the first labelled set is measured by besides."""
+OOD = metrics_of(OodAverage)
+"""What an OOD set is detected by."""
+SHIFT = (*QUALITY[:2], *metrics_of(ShiftAverage))
+"""What is left under shifts."""
+DIVERSITY = metrics_of(Diversity)
+"""How members differ: more of it is neither good nor bad by itself."""
+COST = metrics_of(Cost)
+"""What a model costs; `expected_macs` is a cascade's, which does not run all its members on each
+sample.
+"""
+COMPARED = {metric.key: metric for metric in (*QUALITY, *ANSWERS, *OOD)}
+"""What models are compared by; AUROC is that of OOD detection."""

@@ -177,7 +177,6 @@ def _ood(
     if reading.ci is not None:
         of_sets, of_groups = ood_intervals(row, level=reading.ci, seed=reading.seed)
     ood = []
-    sure, _ = row.inside.sure()
     for each, given, ci in zip(row.foreign, sets, of_sets, strict=True):
         others = {
             kind: metrics.auroc(row.scores[kind], each.scores[kind])
@@ -185,9 +184,8 @@ def _ood(
         }
         about = {"name": each.name, "group": each.group, "n": len(each.scores[row.used])}
         values = metrics.ood_metrics(row.scores[row.used], each.scores[row.used])
-        parts = reading.problem.parts(given.logits, reading.constants)
-        if parts is not None:
-            values["entity_auroc"] = metrics.auroc(1 - sure, 1 - parts)
+        if given.logits is not None:
+            values |= row.inside.against(given.logits, reading)
         ood.append(
             OodResult.model_validate(about | values | {"scores": others or None, "ci": ci or None})
         )

@@ -78,7 +78,11 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
     }
     conflicts: ClassVar = (
         ("engine", "cascade"),
-        *(("predictions", name) for name in ("fit_data", "ood", "unlabelled", "cascade", "engine")),
+        ("budget", "max_loss"),
+        *(
+            ("predictions", name)
+            for name in ("fit_data", "ood", "unlabelled", "cascade", "engine", "budget")
+        ),
     )
 
     data: str | None = option(
@@ -179,6 +183,12 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="NATS",
         recorded=True,
         help="By how much the NLL may rise where a first reader answers alone; 0.01 if not given.",
+    )
+    budget: str | None = option(
+        None,
+        metavar="time=N|on=N",
+        recorded=True,
+        help="With --words first, instead of --max-loss: the time of one answer, times the model's own in float32; or the fraction that goes on.",
     )
     cascade: bool = option(
         False,

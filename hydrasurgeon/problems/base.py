@@ -290,6 +290,10 @@ class Judged(ABC):
         """A function that measures resamples of whole groups, and how many groups there are."""
         return None
 
+    def against(self, logits: ndarray, reading: Reads) -> dict[str, float | None]:
+        """What tells these samples from OOD ones, besides a score."""
+        return {}
+
     def diversity(self) -> dict[str, float]:
         """How far members are apart."""
         return {}
@@ -395,14 +399,8 @@ class Problem(ABC):
         return answers
 
     @abstractmethod
-    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
-        """Of some samples, the fields of a `Judged`."""
-
-    @abstractmethod
-    def together(
-        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
-    ) -> Judged:
-        """The fields of all samples as one."""
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> Judged:
+        """Answers to some samples against the truth."""
 
     @abstractmethod
     def decide(
@@ -419,10 +417,6 @@ class Problem(ABC):
     @abstractmethod
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
         """By which of the names a row of `predict` is counted."""
-
-    def parts(self, logits: ndarray | None, constants: Constants) -> Scores | None:
-        """The probability of each of a sample's answers, where it has several."""
-        return None
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
         """The promises that an answer comes under, and whether it breaks them."""

@@ -264,8 +264,6 @@ class Classes(Problem):
     }
     made: type[ClassPrediction] = ClassPrediction
     """What it answers with."""
-    made_of: type[JudgedClasses] = JudgedClasses
-    """What its answers are judged as."""
 
     def validated(
         self, logits: Float[ndarray, "sample *member klass"], labels: ndarray
@@ -308,30 +306,25 @@ class Classes(Problem):
     ) -> tuple[ndarray, Labels]:
         return self.read(logits), true_classes(np.zeros(0) if labels is None else labels).flatten()
 
-    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedClasses:
         probs, (rows, truth) = self.chances(reading.answers(logits)), self.choices(logits, labels)
         confidence, predicted = surest(probs)
         information, disagreement = reading.apart(rows)
-        fields = {
-            "labels": truth,
-            "confidence": confidence,
-            "predicted": predicted,
-            "correct": predicted == truth,
-            "brier": _brier(probs, truth),
-            "nll": -np.log(np.maximum(of_labels(probs, truth), TINY)),
-            "mutual_information": information,
-            "disagreement": disagreement,
-        }
-        if reading.conformal is not None:
-            sets = prediction_sets(reading.conformal, probs)
-            fields["covered"] = of_labels(sets, truth)
-            fields["set_size"] = sets.sum(axis=-1).astype(np.float64)
-        return fields
-
-    def together(
-        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
-    ) -> JudgedClasses:
-        return self.made_of(**fields, groups=groups)
+        judged = JudgedClasses(
+            labels=truth,
+            confidence=confidence,
+            predicted=predicted,
+            correct=predicted == truth,
+            brier=_brier(probs, truth),
+            nll=-np.log(np.maximum(of_labels(probs, truth), TINY)),
+            mutual_information=information,
+            disagreement=disagreement,
+        )
+        if reading.conformal is None:
+            return judged
+        sets = prediction_sets(reading.conformal, probs)
+        sizes = sets.sum(axis=-1).astype(np.float64)
+        return replace(judged, covered=of_labels(sets, truth), set_size=sizes)
 
     def decide(
         self, logits: ndarray, record: Decision | None = None, score: Scores | None = None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.data.words import words_of
-from hydrasurgeon.problems.base import Columns, Judged, Prediction, digits
+from hydrasurgeon.problems.base import Columns, Constants, Judged, Prediction, Reads, digits
 from hydrasurgeon.problems.classes import BIASED
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, counted, summed
@@ -23,10 +23,12 @@ from hydrasurgeon.statistics.entities import (
     entities_of,
     joint_chances,
 )
-from hydrasurgeon.statistics.metrics import BINS, bins_of, ece_of
+from hydrasurgeon.statistics.metrics import BINS, auroc, bins_of, ece_of
 from hydrasurgeon.statistics.probabilities import sums_at, surest
 
 Chances = Float[ndarray, "text word klass"]
+WAYS: tuple[Literal["product", "least"], ...] = ("product", "least")
+"""How the probabilities of its words make that of an entity."""
 FIELDS = ("start", "end", "text", "label", "probability", "answer")
 """What a row says of an entity."""
 
@@ -49,6 +51,12 @@ def tags_of(
         chances = np.where(belongs, others, probs[..., 0])
     tags = begun(tags)
     return np.where(there, tags, UNLABELLED), chances
+
+
+def how_of(constants: Constants) -> str:
+    """Which of the `WAYS` was chosen."""
+    entities = constants.get("entities")
+    return WAYS[0] if entities is None else entities.probability
 
 
 def not_outside(probs: Chances) -> Float[ndarray, "text word"]:
@@ -237,6 +245,12 @@ class JudgedTokens(Judged):
         entities = entities_of(self.tags)
         chances = self.chances[entities.text, entities.first]
         return chances, are_right(entities, self.labels)
+
+    def against(self, logits: ndarray, reading: Reads) -> dict[str, float | None]:
+        """Entities found in OOD texts are less probable than those found in these."""
+        tags, chances = tags_of(reading.answers(logits))
+        theirs = joint_chances(entities_of(tags), chances, how_of(reading.constants))
+        return {"entity_auroc": auroc(1 - self.sure()[0], 1 - theirs)}
 
     def diversity(self) -> dict[str, float]:
         there = self.there

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -167,24 +167,22 @@ class ManyLabels(YesNo):
         choices, truth = super().choices(logits, labels)
         return _apart(choices), truth
 
-    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
-        fields = super().judged(logits, labels, reading)
-        own = reading.constants.get("labels")
-        if own is not None:
-            thresholds = np.tile(_row(own.thresholds), len(labels))
-            fields["predicted"] = (fields["yes"] >= thresholds).astype(np.int64)
-            fields["correct"] = fields["predicted"] == fields["labels"]
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedLabels:
         # Its sets promise what they miss, and not to hold one truth.
-        return {name: fields[name] for name in fields if name not in ("covered", "set_size")}
+        without_sets = replace(reading, conformal=None)  # type: ignore[type-var]
+        judged = JudgedLabels(
+            **vars(super().judged(logits, labels, without_sets)), each=labels.shape[1]
+        )
+        own = reading.constants.get("labels")
+        if own is None:
+            return judged
+        thresholds = np.tile(_row(own.thresholds), len(labels))
+        predicted = (judged.yes >= thresholds).astype(np.int64)
+        return replace(judged, predicted=predicted, correct=predicted == judged.labels)
 
     def chances(self, answers: Chances) -> Float[ndarray, "choice 2"]:
         yes = answers.reshape(-1)
         return np.stack([1 - yes, yes], axis=-1)
-
-    def together(
-        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
-    ) -> JudgedLabels:
-        return JudgedLabels(**fields, each=labels.shape[1], groups=groups)
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         constants = self.fitted(fitting)

@@ -261,25 +261,20 @@ class Numbers(Problem):
         rounded = tuple(sorted({float(f"{level:g}") for level in levels}))
         return {"conformal": sets, "levels": rounded}, []
 
-    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedNumbers:
         answers, truth = reading.answers(logits), labels.astype(np.float64)
         value, deviation = answers.T
         half = np.full_like(value, np.nan)
         if reading.conformal is not None:
             half = reading.conformal.threshold * deviation
         covered = np.where(np.isnan(half), half, (np.abs(truth - value) <= half).astype(np.float64))
-        return {
-            "labels": truth,
-            "error": value - truth,
-            "nll": _nll(answers, truth),
-            "covered": covered,
-            "width": 2 * half,
-        }
-
-    def together(
-        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
-    ) -> JudgedNumbers:
-        return JudgedNumbers(**fields, groups=groups)
+        return JudgedNumbers(
+            labels=truth,
+            error=value - truth,
+            nll=_nll(answers, truth),
+            covered=covered,
+            width=2 * half,
+        )
 
 
 def _ranges(decision: Decision) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy import ndarray
@@ -30,10 +30,12 @@ from hydrasurgeon.problems.base import (
 )
 from hydrasurgeon.problems.classes import Classes
 from hydrasurgeon.problems.entities import (
+    WAYS,
     Chances,
     JudgedTokens,
     TokensPrediction,
     called_kind,
+    how_of,
     not_outside,
     tags_of,
 )
@@ -50,8 +52,6 @@ from hydrasurgeon.statistics.metrics import ece_of
 from hydrasurgeon.statistics.probabilities import TINY, Scores, of_labels, softmax, tempered
 from hydrasurgeon.statistics.words import NOTHING, are_there, widened
 
-WAYS: tuple[Literal["product", "least"], ...] = ("product", "least")
-"""How the probabilities of its words make that of an entity."""
 BEYOND = 0.01
 """The fraction of entities that may stand in texts with more than count."""
 FOUND = 0.5
@@ -140,13 +140,13 @@ class Tokens(Problem):
     def decide(
         self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
     ) -> TokensPrediction:
-        plain = self._tagged(logits, {} if record is None else self.constants(record))
+        plain = self.tagged(logits, {} if record is None else self.constants(record))
         if record is None or score is None:
             return plain
         unfamiliar = score > record.ood.threshold
         return replace(plain, ood_score=score, unfamiliar=unfamiliar, decided=True)
 
-    def _tagged(self, logits: ndarray, constants: Constants) -> TokensPrediction:
+    def tagged(self, logits: ndarray, constants: Constants) -> TokensPrediction:
         """What is answered without an OOD score."""
         probs = self.answers(logits, constants)
         cover, abstain = constants.get("cover"), constants.get("abstain")
@@ -156,7 +156,7 @@ class Tokens(Problem):
             members_run=np.full((len(logits),), logits.shape[1]),
             tags=tags,
             chances=chances,
-            how=_how(constants),
+            how=how_of(constants),
             least=0.0 if abstain is None else abstain.threshold,
             kinds=logits.shape[-1] // 2,
             ood_score=np.full((len(logits),), np.nan, dtype=np.float64),
@@ -166,12 +166,6 @@ class Tokens(Problem):
         entities, certain = prediction.entities
         unsure = entities.text[certain < prediction.least]
         return replace(prediction, abstain=np.bincount(unsure, minlength=len(logits)) > 0)
-
-    def parts(self, logits: ndarray | None, constants: Constants) -> Scores | None:
-        if logits is None:
-            return None
-        _, chances = self._tagged(logits, {**constants, "cover": None}).entities
-        return chances
 
     def watched(self, model: Model, decision: Decision) -> Watched:
         """Kinds of entities, by the first of a text."""
@@ -247,39 +241,32 @@ class Tokens(Problem):
         plan = self._planned(fit.fitting, fit.constants, promise)
         return {"conformal": sets, **plan.kept(answers, outputs)}, []
 
-    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedTokens:
         logits, constants = widened(logits, labels.shape[1], 2), reading.constants
         probs = self.answers(logits, constants)
         of_truth = of_labels(probs, np.maximum(labels, 0))
         tags, confidence = tags_of(probs)
         said = entities_of(tags)
         chances = np.zeros_like(confidence)
-        chances[said.text, said.first] = joint_chances(said, confidence, _how(constants))
+        chances[said.text, said.first] = joint_chances(said, confidence, how_of(constants))
         information, disagreement = reading.apart(
             np.moveaxis(logits, 2, 1).reshape(-1, logits.shape[1], logits.shape[-1])
         )
-        fields = {
-            "labels": labels,
-            "tags": tags,
-            "right": probs.argmax(axis=-1) == labels,
-            # A word that the tokenizer drops is O for certain.
-            "confidence": np.where(_are_said(probs), confidence, 1.0),
-            "nll": -np.log(
-                np.maximum(np.where((labels != UNLABELLED) & _are_said(probs), of_truth, 1.0), TINY)
-            ),
-            "mutual_information": information,
-            "disagreement": disagreement,
-            "chances": chances,
-        }
+        there, answered = _are_said(probs), None
         if constants.get("cover") or constants.get("abstain"):
-            fields["answered"] = self._tagged(logits, constants).answered
-        return {name: values.reshape(-1) for name, values in fields.items()}
-
-    def together(
-        self, fields: Mapping[str, ndarray], labels: ndarray, groups: ndarray | None
-    ) -> JudgedTokens:
-        by_text = {name: values.reshape(labels.shape) for name, values in fields.items()}
-        return JudgedTokens(**by_text, groups=groups)
+            answered = self.tagged(logits, constants).answered
+        return JudgedTokens(
+            labels=labels,
+            tags=tags,
+            right=probs.argmax(axis=-1) == labels,
+            # A word that the tokenizer drops is O for certain.
+            confidence=np.where(there, confidence, 1.0),
+            nll=-np.log(np.maximum(np.where((labels != UNLABELLED) & there, of_truth, 1.0), TINY)),
+            mutual_information=information.reshape(labels.shape),
+            disagreement=disagreement.reshape(labels.shape),
+            chances=chances,
+            answered=answered,
+        )
 
 
 def _are_said(answers: Chances) -> Bool[ndarray, "text word"]:
@@ -354,11 +341,6 @@ def _most(counts: Int[ndarray, " text"]) -> int:
     while int(np.maximum(counts - most, 0).sum()) > BEYOND * int(counts.sum()):
         most += 1
     return most
-
-
-def _how(constants: Constants) -> str:
-    entities = constants.get("entities")
-    return WAYS[0] if entities is None else entities.probability
 
 
 def _tags(outputs: Outputs) -> Int[ndarray, "text word"]:

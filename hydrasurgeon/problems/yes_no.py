@@ -103,7 +103,6 @@ class YesNo(Classes):
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
     }
     made = YesNoPrediction
-    made_of = JudgedYesNo
 
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return yes_or_no(logits)
@@ -117,16 +116,17 @@ class YesNo(Classes):
         logits, shares = self.read(outputs.logits), outputs.labels
         return Outputs(logits, outputs.features, labels, shares, outputs.groups)
 
-    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> dict[str, ndarray]:
-        fields = super().judged(logits, labels, reading)
+    def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedYesNo:
+        plain = super().judged(logits, labels, reading)
         probs, shares = self.chances(reading.answers(logits)), labels.reshape(-1).astype(np.float64)
         logs = np.log(np.maximum(probs, TINY))
-        return fields | {
+        own = {
             "yes": probs[:, 1],
             "truth": shares,
             "brier": np.square(probs[:, 1] - shares),
             "nll": -(1 - shares) * logs[:, 0] - shares * logs[:, 1],
         }
+        return JudgedYesNo(**{**vars(plain), **own})
 
     def watched(self, model: Model, decision: Decision) -> Watched:
         risk = None if decision.limits is None else decision.limits.risk

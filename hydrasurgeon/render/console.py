@@ -12,82 +12,73 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
-
-from rich.console import Console, RenderableType
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.processes import is_main_process
-from hydrasurgeon.options.shared import Progress as Tick
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from hydrasurgeon.errors import HydraError
+    from hydrasurgeon.options.shared import Progress as Tick
 
 
 Part = str | tuple[str, str]
 """A piece of a line, or a piece and its style."""
 
 
-class Terminal(Console):
-    """rich's console without markup, emoji or highlighting, which leaves failures of its stream to
-    us.
-    """
-
-    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
-        super().__init__(
-            stderr=stderr,
-            width=width,
-            markup=False,
-            emoji=False,
-            highlight=False,
-            soft_wrap=width is None,
-        )
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError
+COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
+"""What in the environment asks rich for a terminal's colours wherever a stream leads."""
 
 
-def _print(*texts: Text, stderr: bool = False) -> None:
-    console = Terminal(stderr=stderr)
-    with writing(sys.stderr if stderr else sys.stdout):
-        for text in texts:
-            console.print(text)
+def _print(*lines: Sequence[Part], stderr: bool = False) -> None:
+    """Lines of parts: nothing in a part starts another, or means anything to the terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    with writing(stream):
+        if stream.isatty() or any(map(os.environ.get, COLOURED)):
+            from hydrasurgeon.render.terminal import Terminal, styled
+
+            console = Terminal(stderr=stderr)
+            for line in lines:
+                console.print(styled(*line))
+            return
+        for line in lines:
+            stream.write("".join(visible(text) for text, _ in map(parted, line)) + "\n")
+        stream.flush()
 
 
-def styled(*parts: Part) -> Text:
-    """One line: nothing in a part starts another, or means anything to rich or the terminal."""
-    line = Text()
-    for part in parts:
-        text, style = (part, "") if isinstance(part, str) else part
-        line.append(visible(text), style=style)
-    return line
+def parted(part: Part) -> tuple[str, str]:
+    """A piece and its style."""
+    return (part, "") if isinstance(part, str) else part
 
 
 def show(*parts: Part) -> None:
     """A line of the result, on stdout."""
-    _print(styled(*parts))
+    _print(parts)
 
 
 def put(renderable: RenderableType, cells: int) -> None:
     """A table of so many columns on stdout, however wide that is."""
+    from hydrasurgeon.render.terminal import Terminal
+
     with writing(sys.stdout):
         Terminal(width=cells).print(renderable)
 
 
 def say(text: str, *, style: str = "") -> None:
     """A line about the work, on stderr."""
-    _print(styled((text, style)), stderr=True)
+    _print([(text, style)], stderr=True)
 
 
 def failed(error: HydraError) -> None:
     """A user's mistake: what and where, one line for each detail, then what to do next."""
     more = [*error.details, *([error.hint] if error.hint else [])]
-    head = styled(("error:", "bold red"), f" {error.message}")
-    _print(head, *(styled(" " * len("error: ") + line) for line in more), stderr=True)
+    head = (("error:", "bold red"), f" {error.message}")
+    _print(head, *((" " * len("error: ") + line,) for line in more), stderr=True)
 
 
 def as_json(value: Any) -> None:
@@ -184,7 +175,7 @@ def writing(stream: TextIO) -> Iterator[None]:
             raise OutputError(f"{stream.name.strip('<>')}: {error.strerror}") from error
 
 
-PLAIN_EVERY_SECONDS = 10.0
+PLAIN_EVERY_SECONDS = 5.0
 """Between two lines, where there is no terminal."""
 PACE_SECONDS = 600.0
 """The time that is left is estimated from so long before: a step of a large model can take minutes.
@@ -214,6 +205,8 @@ def _bar() -> Iterator[Tick]:
         TextColumn,
         TimeRemainingColumn,
     )
+
+    from hydrasurgeon.render.terminal import Terminal, styled
 
     console = Terminal(stderr=True)
     columns = (

@@ -14,6 +14,7 @@ from hydrasurgeon.files.decision_file import DecisionFile
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import OF_WORDS
 from hydrasurgeon.heads import count
+from hydrasurgeon.measuring.results import ABSENT, COST
 from hydrasurgeon.render.console import (
     Part,
     as_json,
@@ -25,7 +26,7 @@ from hydrasurgeon.render.console import (
     view,
 )
 from hydrasurgeon.render.tables import millions, picture, show_table, size
-from hydrasurgeon.report.columns import ABSENT, COST, brief, decimals_of, tokens
+from hydrasurgeon.report.columns import brief, decimals_of, tokens
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checks import Check

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
-
 from hydrasurgeon.heads import Kept
-from hydrasurgeon.render.console import Part, Terminal, put, show, styled
+from hydrasurgeon.render.console import Part, put, show
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Tower
@@ -26,6 +22,12 @@ Head = str | tuple[str, str]
 
 def show_table(title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]]) -> None:
     """Each row begins with what it is about, empty where it goes on with the row above."""
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    from hydrasurgeon.render.terminal import Terminal, styled
+
     if title:
         show((title, "bold"))
     pairs = [("", head) if isinstance(head, str) else head for head in heads]

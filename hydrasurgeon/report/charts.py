@@ -15,10 +15,10 @@ from numpy import ndarray
 
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.measuring.answers import Answered
-from hydrasurgeon.measuring.bootstrap import HIGHER, Difference
-from hydrasurgeon.measuring.results import Result
-from hydrasurgeon.report.columns import ARROWS, F1, OOD, QUALITY, short, shown_name
-from hydrasurgeon.report.verdicts import NAMES, Verdict, listed, macs_of
+from hydrasurgeon.measuring.bootstrap import Difference
+from hydrasurgeon.measuring.results import ARROWS, COMPARED, OOD, QUALITY, Result
+from hydrasurgeon.report.columns import short, shown_name
+from hydrasurgeon.report.verdicts import Verdict, listed, macs_of, named
 from hydrasurgeon.statistics.metrics import BINS, bins_of, risks
 from hydrasurgeon.statistics.probabilities import spaced, sums_at
 
@@ -238,7 +238,7 @@ def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
     charts = []
     for title, metric, records, percent in (
         ("Accuracy", QUALITY[0], inside, "y"),
-        ("F1", F1, inside, "y"),
+        ("F1", COMPARED["f1"], inside, "y"),
         ("NLL", QUALITY[2], inside, ""),
         ("ECE", QUALITY[3], inside, ""),
         ("OOD AUROC", OOD[0], ood, "y"),
@@ -270,7 +270,7 @@ def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list
         told = [
             f"{v.name} {d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}" for _, v, d in rows
         ]
-        title = f"Δ {NAMES[metric]}{ARROWS['higher' if metric in HIGHER else 'lower']}"
+        title = f"Δ {named(metric)}{ARROWS[COMPARED[metric].better]}"
         says, draw = f"Less {reference}'s: {'; '.join(told)}.", partial(_intervals, rows)
         height = 1.1 + 0.25 * len(rows)
         charts.append(picture(title, says, draw, "← worse     better →", height=height))
@@ -285,7 +285,7 @@ def _intervals(rows: Sequence[tuple[int, Verdict, Difference]], axes: Axes) -> N
     axes.axvline(0, ls="--", color=GREY)
     axes.set_yticks(range(len(rows)), [str(at + 1) for at, _, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    if rows[0][2].metric not in HIGHER:
+    if COMPARED[rows[0][2].metric].better != "higher":
         axes.invert_xaxis()
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hydrasurgeon.measuring.results import ABSENT, Metric
 from hydrasurgeon.problems.classes import JudgedClasses
 from hydrasurgeon.report.charts import Drawn
-from hydrasurgeon.report.columns import ABSENT, Cell, Column, Metric, Table
+from hydrasurgeon.report.columns import Cell, Column, Table
 
 ROWS = 40
 """Classes of a table; of more, those that the reference answers worst."""
 
-SAMPLES, FRACTION = Metric("n", "samples"), Metric("fraction", "of all, %")
+SAMPLES, FRACTION = Metric("samples"), Metric("of all, %")
 """The balance of the classes."""
-ACCURACY = Metric("accuracy", "accuracy", "higher")
+ACCURACY = Metric("accuracy", "higher")
 """What each model makes of a class."""
 
 

@@ -1,5 +1,4 @@
-"""The columns of every table of results: name, direction, digits, and the field that each is read
-from.
+"""The tables of results, of columns that `measuring.results` declares.
 
 The terminal, the page, Markdown, model cards and the README's tables are written from these.
 """
@@ -13,324 +12,29 @@ from itertools import groupby
 from typing import Any, Literal
 
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.measuring.results import Interval, Result, ShiftLevel, level
+from hydrasurgeon.measuring.results import (
+    ABSENT,
+    ANSWERS,
+    COST,
+    DIVERSITY,
+    OOD,
+    QUALITY,
+    SHIFT,
+    Interval,
+    Metric,
+    Result,
+    ShiftLevel,
+    level,
+)
 
 Rank = Literal["best", "second", ""]
 
-ABSENT = "–"
-"""What stands where nothing was measured."""
 DECIMALS = 3
 """Decimals of fractions and losses."""
-ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
-"""What stands behind the name of a metric: the direction in which it is better."""
 NARROW = 24
 """Characters of a name above a column."""
 WIDEST = 52
 """Characters of a name in a heading, a table or a legend; the verdicts have it whole."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One number of a record."""
-
-    key: str
-    name: str
-    better: Literal["higher", "lower", ""] = ""
-    brief: str = ""
-    """Its name on a terminal; without one it is not shown there."""
-    unit: float | None = None
-    """What it is divided by; a metric with a unit is a cost, with so many decimals that the least
-    has three digits.
-    """
-    meaning: str = ""
-    """What it measures, for the glossary."""
-
-    @property
-    def head(self) -> str:
-        return self.name + ARROWS[self.better]
-
-    def of(self, record: Any) -> float | None:
-        value = getattr(record, self.key, None)
-        return None if value is None else float(value) / (self.unit or 1)
-
-    def text(self, record: Any, decimals: int) -> str:
-        value = self.of(record)
-        return ABSENT if value is None else f"{value:.{decimals}f}"
-
-
-QUALITY = (
-    Metric(
-        "accuracy",
-        "accuracy",
-        "higher",
-        "Acc",
-        meaning="The fraction of samples whose most probable class is right.",
-    ),
-    Metric(
-        "brier",
-        "Brier",
-        "lower",
-        "Brier",
-        meaning="The mean squared distance of the probabilities from the truth.",
-    ),
-    Metric(
-        "nll",
-        "NLL",
-        "lower",
-        "NLL",
-        meaning="Negative log-likelihood: the mean −log of the true class's probability.",
-    ),
-    Metric(
-        "ece",
-        "ECE",
-        "lower",
-        "ECE",
-        meaning=(
-            "Expected calibration error: how far confidence is from accuracy, on average over "
-            "15 bins."
-        ),
-    ),
-    Metric(
-        "aece",
-        "aECE",
-        "lower",
-        "aECE",
-        meaning="Adaptive ECE: the same over bins of equally many samples.",
-    ),
-)
-"""What every labelled set is measured by."""
-F1 = Metric(
-    "f1",
-    "F1",
-    "higher",
-    "F1",
-    meaning="Harmonic mean of the precision and recall of entities, by strict IOB2.",
-)
-"""What entities are measured by first."""
-ANSWERS = (
-    Metric(
-        "smece",
-        "SmoothECE",
-        "lower",
-        meaning="Calibration error with a smooth kernel instead of bins.",
-    ),
-    Metric(
-        "aurc",
-        "AURC",
-        "lower",
-        meaning="Area under the risk-coverage curve: the mean fraction wrong over all coverages.",
-    ),
-    Metric(
-        "cov5",
-        "coverage at 5 % risk",
-        "higher",
-        meaning=(
-            "The fraction of samples that can be answered with at most 5 % of the answers wrong."
-        ),
-    ),
-    F1,
-    Metric(
-        "precision",
-        "precision",
-        "higher",
-        "Prec",
-        meaning="The fraction of entities found that are right, from first to last word.",
-    ),
-    Metric(
-        "recall", "recall", "higher", "Rec", meaning="The fraction of true entities that are found."
-    ),
-    Metric(
-        "token_accuracy",
-        "token accuracy",
-        "higher",
-        "tokens",
-        meaning="The fraction of words with the right tag.",
-    ),
-    Metric(
-        "entity_ece",
-        "entity ECE",
-        "lower",
-        "ent.ECE",
-        meaning="ECE of the probabilities of entities.",
-    ),
-    Metric(
-        "wrong",
-        "wrong answers",
-        "lower",
-        "wrong",
-        meaning="The fraction of answered entities that are wrong.",
-    ),
-    Metric(
-        "missed",
-        "missed",
-        "lower",
-        "missed",
-        meaning="The fraction of true entities with a word in no answered one.",
-    ),
-    Metric("rmse", "RMSE", "lower", "RMSE", meaning="Root of the mean squared error of numbers."),
-    Metric("mae", "MAE", "lower", "MAE", meaning="Mean absolute error of numbers."),
-    Metric("r2", "R²", "higher", "R²", meaning="The fraction of the variance that is explained."),
-    Metric(
-        "width",
-        "interval width",
-        "",
-        "width",
-        meaning="From the lower to the upper bound, on average.",
-    ),
-    Metric(
-        "coverage",
-        "set coverage",
-        "",
-        "covered",
-        meaning="How often the prediction set holds the true class.",
-    ),
-    Metric(
-        "set_size", "set size", "", "set size", meaning="Classes in a prediction set, on average."
-    ),
-    Metric(
-        "auroc",
-        "AUROC of yes",
-        "higher",
-        "AUROC",
-        meaning="How often a yes has a higher probability than a no.",
-    ),
-    Metric(
-        "ap",
-        "average precision",
-        "higher",
-        "AP",
-        meaning="Area under the precision-recall curve of yes.",
-    ),
-    Metric(
-        "mrr10",
-        "MRR@10",
-        "higher",
-        "MRR@10",
-        meaning="1 / the rank of a query's first yes, on average.",
-    ),
-    Metric(
-        "ndcg10",
-        "nDCG@10",
-        "higher",
-        "nDCG@10",
-        meaning="Discounted gain of the first ten, as part of the best.",
-    ),
-    Metric(
-        "found",
-        "queries answered",
-        "",
-        "found",
-        meaning="The fraction of queries of which the first row is shown.",
-    ),
-    Metric(
-        "found_risk",
-        "wrong first rows",
-        "lower",
-        "found wrong",
-        meaning="The fraction of the first rows that are shown and are no yes.",
-    ),
-    Metric(
-        "micro_f1", "micro F1", "higher", "micro F1", meaning="F1 of all label decisions together."
-    ),
-    Metric(
-        "macro_f1", "macro F1", "higher", "macro F1", meaning="The mean over labels of their F1."
-    ),
-    Metric(
-        "map", "mAP", "higher", "mAP", meaning="The mean over labels of their average precision."
-    ),
-    Metric(
-        "exact_match",
-        "exact match",
-        "higher",
-        "exact",
-        meaning="Samples of which every label is right.",
-    ),
-)
-"""What the first labelled set is measured by besides."""
-DIVERSITY = (
-    Metric(
-        "mi",
-        "MI",
-        "",
-        "MI",
-        meaning="Mutual information between answer and member: how far members are apart.",
-    ),
-    Metric(
-        "disagreement",
-        "disagreement",
-        "",
-        "DI",
-        meaning="How often two members name different classes.",
-    ),
-)
-"""How members differ: more of it is neither good nor bad by itself."""
-COST = (
-    Metric("params", "parameters, M", "lower", "params M", 1e6),
-    Metric(
-        "macs",
-        "multiply-adds, M",
-        "lower",
-        "MACs M",
-        1e6,
-        meaning=(
-            "Multiplications with an addition for one sample: matrix products, convolutions, "
-            "attention."
-        ),
-    ),
-    Metric(
-        "expected_macs",
-        "expected multiply-adds, M",
-        "lower",
-        "expected M",
-        1e6,
-        meaning="The average of a cascade, which runs all members on some samples only.",
-    ),
-    Metric("latency_ms", "time, ms", "lower", "ms", 1),
-)
-"""What a model costs; `expected_macs` is a cascade's, which does not run all its members on each
-sample.
-"""
-OOD = (
-    Metric(
-        "auroc",
-        "AUROC",
-        "higher",
-        "AUROC",
-        meaning=(
-            "How often an OOD sample has a higher OOD score than an in-distribution one; 0.5 "
-            "is chance."
-        ),
-    ),
-    Metric(
-        "fpr95",
-        "FPR95",
-        "lower",
-        "FPR95",
-        meaning=(
-            "The fraction of in-distribution samples flagged by the threshold that flags 95 % "
-            "of the OOD samples."
-        ),
-    ),
-    Metric(
-        "aupr",
-        "AUPR",
-        "higher",
-        "AUPR",
-        meaning="Area under the precision-recall curve, OOD samples as positives.",
-    ),
-)
-"""What an OOD set is detected by."""
-SHIFT = (
-    *QUALITY[:2],
-    Metric(
-        "mce",
-        "mCE",
-        "lower",
-        "mCE",
-        meaning="Mean corruption error: errors under shifts, as a share of the first row's.",
-    ),
-)
-"""What is left under shifts."""
 
 
 WORDS = {

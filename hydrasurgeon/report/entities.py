@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hydrasurgeon.measuring.results import ABSENT, Metric
 from hydrasurgeon.problems.entities import JudgedTokens, called_kind
 from hydrasurgeon.report.charts import Drawn
-from hydrasurgeon.report.columns import ABSENT, Cell, Column, Metric, Table
+from hydrasurgeon.report.columns import Cell, Column, Table
 from hydrasurgeon.statistics.entities import Tags, entities_of
 
-ENTITIES = Metric("n", "entities")
-MEASURES = tuple(Metric(name.lower(), name, "higher") for name in ("precision", "recall", "F1"))
+ENTITIES = Metric("entities")
+MEASURES = tuple(Metric(name, "higher") for name in ("precision", "recall", "F1"))
 """What each type is measured by; names that the glossary has."""
 
 

@@ -7,25 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hydrasurgeon.measuring.answers import Answered
-from hydrasurgeon.measuring.bootstrap import IN_POINTS, Difference
-from hydrasurgeon.measuring.results import Cost, Result
+from hydrasurgeon.measuring.bootstrap import Difference
+from hydrasurgeon.measuring.results import COMPARED, Cost, Result
 from hydrasurgeon.report.columns import short, shown_name
 
 Word = Literal["better", "mixed", "equal", "worse", "unknown"]
 
-NAMES = {
-    "accuracy": "accuracy",
-    "f1": "F1",
-    "token_accuracy": "token accuracy",
-    "brier": "Brier score",
-    "nll": "NLL",
-    "ece": "ECE",
-    "auroc": "OOD AUROC",
-    "fpr95": "OOD FPR95",
-}
-"""What a metric is called in a sentence."""
 OF_OOD = ("auroc", "fpr95")
 """Metrics of OOD detection."""
+FIGURES = ("accuracy", "f1", "token_accuracy", "brier", "nll", "ece")
+"""What a sentence says of a model alone."""
 SPOILED_BY = {"OOD score": OF_OOD, "calibration": ("brier", "nll", "ece", *OF_OOD)}
 """What two models do not have in common -> the metrics that are then not compared."""
 LEVEL = 0.01
@@ -77,6 +68,12 @@ class Verdict:
         return cheaper and self.word in ("better", "equal")
 
 
+def named(metric: str) -> str:
+    """What a metric is called in a sentence."""
+    name = "Brier score" if metric == "brier" else COMPARED[metric].name
+    return f"OOD {name}" if metric in OF_OOD else name
+
+
 def verdict(
     result: Result,
     reference: Result,
@@ -110,11 +107,11 @@ def verdict(
         start = "worse" if better else f"Worse than {other}"
         parts.append(f"{start} in {listed(map(_figures, worse))}")
     if parts and level:
-        parts.append(f"not distinguishable in {listed(NAMES[d.metric] for d in level)}")
+        parts.append(f"not distinguishable in {listed(named(d.metric) for d in level)}")
     if not parts:
         # Accuracy comes first, and says most of how far the two may be apart.
         parts.append(f"Not distinguishable on {samples} ({_figures(level[0], ' ')})")
-    left_out = [NAMES[d.metric] for d in differences if d.metric in spoiled]
+    left_out = [named(d.metric) for d in differences if d.metric in spoiled]
     if left_out:
         parts.append(f"not compared in {listed(left_out)}")
     if unlike:
@@ -135,11 +132,11 @@ def _figures(difference: Difference, opening: str = " (") -> str:
     metric, values = difference.metric, (difference.value, difference.low, difference.high)
     unit = ""
     value, low, high = map(signed, values)
-    if metric in IN_POINTS:
+    if COMPARED[metric].points:
         unit = " points"
         value, low, high = (f"{100 * each:+.1f}".replace("-", "−") for each in values)
     closing = ")" if "(" in opening else ""
-    return f"{NAMES[metric]}{opening}{value}{unit}, between {low} and {high}{closing}"
+    return f"{named(metric)}{opening}{value}{unit}, between {low} and {high}{closing}"
 
 
 def signed(value: float) -> str:
@@ -205,8 +202,7 @@ def _clause(verdict: Verdict) -> str:
 
 def figures(result: Result) -> str:
     """The reference's own figures in a sentence."""
-    names = {key: name for key, name in NAMES.items() if key not in OF_OOD}
-    values = {name: getattr(result.id, key) for key, name in names.items()}
+    values = {named(key): getattr(result.id, key) for key in FIGURES}
     quality = [f"{name} {value:.3f}" for name, value in values.items() if value is not None]
     if "all" in result.ood_average:
         quality.append(f"OOD AUROC {result.ood_average['all'].auroc:.3f}")

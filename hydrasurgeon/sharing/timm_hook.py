@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -20,7 +19,7 @@ def install() -> None:
     if REGISTRY in sys.modules:
         _register()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
 
 
 def _register() -> None:
@@ -29,13 +28,13 @@ def _register() -> None:
     register()
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != REGISTRY:
             return None
-        sys.meta_path.remove(self)
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module

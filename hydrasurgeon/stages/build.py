@@ -188,7 +188,13 @@ def _search(
     asked = Asked(val, ood, train, problem, options, plan.tick)
     clock = None
     if budgets[0].unit == "time":
-        clock = Clock(first, val, options, state)
+        clock = Clock(
+            first,
+            val,
+            options,
+            lambda: state.known.get("times", {}),
+            lambda times: state.keep(times=times),
+        )
     whole = [
         Member(f"model {number + 1}", path, WHOLE, number)
         for number, path in enumerate(options.paths)
@@ -199,6 +205,7 @@ def _search(
         opened=first,
         models=whole if begun is None else [],
         asked=asked,
+        data=sets["data"][0],
         workshop=workshop,
         plan=plan,
         state=state,

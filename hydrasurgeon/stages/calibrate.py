@@ -4,6 +4,7 @@ carries it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from hydrasurgeon.checkpoints.class_names import (
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import check_engine, engine_of
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
 from hydrasurgeon.files.history import step
@@ -94,6 +95,10 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         named=source.family.named_classes,
     )
     check_engine(arguments, arguments.dtype)
+    if arguments.budget is not None:
+        _budget(arguments.budget)
+        if arguments.words != "first":
+            raise UsageError("--budget requires --words first", hint="Or leave it out.")
     target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     source.check_weights()
     opened = undecided(source)
@@ -112,7 +117,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     opened = with_inputs(with_data_names(opened, val), val)
     few = check_count(len(val), arguments, problem_of(model))
     skipped: list[str] = []
-    state, fitted_notes = _fit(opened, sets, arguments, skipped)
+    state, fitted_notes, arguments = _fit(opened, sets, arguments, skipped)
     entry = step(
         "calibrate",
         args=arguments.recorded(),
@@ -255,8 +260,8 @@ def _fit(
     sets: dict[str, list[Samples]],
     arguments: CalibrateOptions,
     skipped: list[str],
-) -> tuple[State, tuple[str, ...]]:
-    """The state, and what is to be said of it."""
+) -> tuple[State, tuple[str, ...], CalibrateOptions]:
+    """The state, what is to be said of it, and by which options it is made again."""
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.decision.fitting import fit_state, too_few_ood
     from hydrasurgeon.decision.ood_score import Grounds
@@ -319,14 +324,17 @@ def _fit(
             (reading.first(samples, each, problem), reading.whole(state, samples, each))
             for samples, each in zip(strange, strange_said, strict=True)
         ]
-        state, more = _with_words_first(state, first, val, ahead, arguments)
+        most = _most_on(opened, reading, validation, arguments)
+        if most is not None:  # what was timed is not timed anew when it is made again
+            arguments = arguments.but(budget=f"on={most:.6f}")
+        state, more = _with_words_first(state, first, val, ahead, arguments, most)
         notes = (*notes, *more)
     elif arguments.cascade:
         state, more = _with_cascade(state, val, model, validation, arguments)
         notes = (*notes, *more)
     if arguments.engine == "int8":
         state = replace(state, record=state.record.model_copy(update={"engine": "int8"}))
-    return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes)
+    return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes), arguments
 
 
 def _reading(
@@ -436,18 +444,55 @@ def _with_cascade(
     return with_seen(fitted, val.logits, val.features, first), ()
 
 
+def _most_on(
+    opened: Checkpoint, reading: Reading, val: Samples, arguments: CalibrateOptions
+) -> float | None:
+    """The fraction of samples that a budget lets go on from words to the model."""
+    from hydrasurgeon.building.clock import EIGHT_BITS, Clock
+
+    if arguments.budget is None:
+        return None
+    unit, most = _budget(arguments.budget)
+    if unit == "on":
+        return most
+    clock = Clock(opened, val, arguments)
+    words, whole = clock.words(lambda: reading).time, clock.unpruned()
+    taken = min(each.time for name, each in whole.items() if name != EIGHT_BITS)
+    if arguments.engine in whole:
+        taken = whole[arguments.engine].time
+    if most <= words:
+        raise SurgeryError(
+            f"--budget {arguments.budget}: words alone take time={words:.2g} on this machine",
+            hint="Allow more than that.",
+        )
+    return min(1.0, (most - words) / taken)
+
+
+def _budget(text: str) -> tuple[str, float]:
+    """`time=0.2` or `on=0.3`."""
+    match = re.fullmatch(r"(time|on)=([0-9]*\.?[0-9]+)", text)
+    most = 0.0 if match is None else float(match[2])
+    if match is None or most <= 0 or (match[1] == "on" and most > 1):
+        raise UsageError(
+            f"--budget {text}: expected time=N above 0, or on=N from 0 to 1",
+            hint="Such as time=0.2.",
+        )
+    return match[1], most
+
+
 def _with_words_first(
     state: State,
     first: Outputs,
     val: Outputs,
     foreign: Sequence[tuple[Outputs, Outputs]],
     arguments: CalibrateOptions,
+    most_on: float | None,
 ) -> tuple[State, tuple[str, ...]]:
     """The state in which words answer first, where that saves something; else as it is, and a note."""
     from hydrasurgeon.decision.cascade_fit import fit_cascade
     from hydrasurgeon.decision.cascaded import cascade_of, with_seen
 
-    fitted = fit_cascade(state, first, val, arguments, foreign=foreign, words=True)
+    fitted = fit_cascade(state, first, val, arguments, foreign=foreign, words=True, most_on=most_on)
     cascade, words = cascade_of(fitted), fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:

@@ -122,7 +122,8 @@ def predict(arguments: PredictOptions) -> Predicted:
     if read is not None and isinstance(source, _Model):
         source.write_embeddings(read, ids)
     notes = source.notes
-    repeated = len(hashes) - len(np.unique(hashes))
+    ordered = np.sort(hashes)  # np.unique imports numpy.ma
+    repeated = int((ordered[1:] == ordered[:-1]).sum())
     if repeated:
         notes += (f"{repeated:,} of {len(hashes):,} rows have the id of another row",)
     return Predicted(place, len(hashes), dict(sorted(counts.items())), notes, returned)

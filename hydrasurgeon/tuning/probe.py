@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.words import are_there
-from hydrasurgeon.data import Batches, moved
+from hydrasurgeon.data import Batches, by_length, moved
 from hydrasurgeon.data.samples import UNLABELLED, Samples
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.shared import Run
@@ -101,6 +101,9 @@ def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "r
     device = device_of(own_device(run.device))
     model.to(device).eval()
     order = np.unique(np.linspace(0, len(samples) - 1, MOST).round().astype(int))
+    longest = by_length(samples)
+    if longest is not None:  # so that batches hold little padding
+        order = longest[np.isin(longest, order)]
     batches = Batches(
         samples, model.transform, batch_size=run.batch_size, order=order, skip_bad=run.skip_bad
     )

@@ -18,6 +18,7 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.engines import crafted as crafted_graphs
 from hydrasurgeon.engines import session
 from hydrasurgeon.engines.sealed import SEAL, sealed
 from hydrasurgeon.stages.export import export
@@ -163,6 +164,24 @@ def test_what_is_cut_off_is_no_graph(folder: Path) -> None:
     for size in (1, len(content) // 2, len(content) - SEAL - 3):
         (folder / "ready.onnx").write_bytes(content[:size])
         assert run(["verify", "ready.onnx", "--quiet"]) == 3
+
+
+def test_weights_are_mapped_from_the_file(folder: Path) -> None:
+    """The same answers as of a graph that holds them, also through a link and odd names."""
+    place = folder / "größe dir" / "a b#.onnx"
+    place.parent.mkdir()
+    shutil.move(folder / "ready.onnx", place)
+    (folder / "link.onnx").symlink_to(place)
+    content = place.read_bytes()
+    rest = crafted_graphs.without_weights(content, place.name)
+    assert len(rest) < len(content) / 2
+    runs = [session.session_of(each) for each in (content, place, folder / "link.onnx")]
+    (read,) = runs[0].get_inputs()
+    shape = (3, *read.shape[1:])
+    inputs = {read.name: np.random.default_rng(0).random(shape, np.float32)}
+    right, *others = [run.run(["logits"], inputs)[0] for run in runs]
+    for found in others:
+        np.testing.assert_allclose(found, right, atol=1e-6)
 
 
 def test_a_signal_ends_a_run() -> None:

@@ -110,7 +110,7 @@ def test_the_report_is_the_contracts(members: list[Path], images: SPEC, tmp_path
         "diversity",
         "cost",
     }
-    assert " ".join(first["id"]) == "accuracy brier nll ece aece n aurc augrc cov5 smece mis_auroc"
+    assert " ".join(first["id"]) == "accuracy brier nll ece aece n smece aurc augrc cov5 mis_auroc"
     assert set(first["ood"][0]) == {"name", "group", "n", "auroc", "fpr95", "aupr", "aupr_id"}
     assert set(first["cost"]) == {"params", "macs", "latency_ms"}
     assert str(tmp_path) not in out.read_text()

@@ -164,7 +164,7 @@ def test_what_is_promised_is_measured() -> None:
     kept = {"risk": 0.1, "delta": 0.1}
     abstain = Abstention(threshold=0.4, bound=0.1, coverage=0.5, **kept)
     sure = judged(logits, labels, abstain=abstain, **how)
-    prediction = TOKENS._tagged(logits, {"temperature": 1.3, "abstain": abstain, **how})
+    prediction = TOKENS.tagged(logits, {"temperature": 1.3, "abstain": abstain, **how})
     rows = prediction.columns(NAMES, 0)["entities"]
     answered = wrong = 0
     for text, entities in enumerate(rows):
@@ -181,7 +181,7 @@ def test_what_is_promised_is_measured() -> None:
 
     cover = Cover(threshold=0.8, words=0.5, **kept)
     covered = judged(logits, labels, cover=cover, **how)
-    prediction = TOKENS._tagged(logits, {"temperature": 1.3, "cover": cover, **how})
+    prediction = TOKENS.tagged(logits, {"temperature": 1.3, "cover": cover, **how})
     missed = total = 0
     for text, entities in enumerate(prediction.columns(NAMES, 0)["entities"]):
         words = {word for e in entities for word in range(e["start"], e["end"])}
@@ -200,7 +200,7 @@ def test_scores_of_a_text_are_means_of_its_words() -> None:
     logits, _, counts = drawn(30, 7)
     assert len({*counts}) > 3
     for kind in TOKENS.scores:
-        found = TOKENS.ood_score(logits, kind)
+        found = score_of(kind, logits)
         for text, count in enumerate(counts):
             if count:
                 words = score_of(kind, logits[text, :, :count].swapaxes(0, 1))

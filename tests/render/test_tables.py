@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hydrasurgeon.measuring.results import COST
 from hydrasurgeon.render.tables import show_table
-from hydrasurgeon.report.columns import COST, columns
+from hydrasurgeon.report.columns import columns
 
 
 @pytest.fixture

@@ -119,7 +119,9 @@ def test_intervals_hold_what_they_promise(learnt: Path, tmp_path: Path) -> None:
         assert row["answer"] == ("unfamiliar" if row["unfamiliar"] else row["value"])
     held = np.mean([row["low"] <= y <= row["high"] for row, y in zip(rows, truth, strict=True)])
     assert 0.7 < held < 0.9
-    found = hs.evaluate(out, data=test, device="cpu").report.results[0].id
+    done = hs.evaluate([out, hydra], data=test, device="cpu", markdown="-")
+    assert "(RMSE +0.0000, between" in done.printed["markdown"]
+    found = done.report.results[0].id
     assert found.coverage == pytest.approx(held, abs=0.01)
     assert found.width == pytest.approx(2 * half * sigma.mean(), rel=1e-4)
     errors = truth - said.mean(axis=1)

@@ -1,0 +1,130 @@
+"""Words alone, beside and first as candidates of `build`, and the budget of `calibrate --words first`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from own_models import texts
+from tiny_families import FAMILIES
+
+import hydrasurgeon as hs
+from hydrasurgeon.building import clock
+from hydrasurgeon.building.clock import WORDS, Clock
+from hydrasurgeon.building.work import Workshop
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.options.commands import Command
+
+SECONDS = {"torch": 2.0, "onnx": 1.0, WORDS: 0.05}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A probe on a random BERT, and its tables."""
+    place = tmp_path_factory.mktemp("words")
+    texts(place)
+    FAMILIES["BERT"].write(place / "random")
+    data = str(place / "train.csv")
+    hs.finetune(place / "random", recipe="probe", data=data, out=place / "probe")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What takes how long: no test depends on how fast a machine is."""
+    seconds = dict(SECONDS)
+
+    def passes(self: Clock, opened: Any) -> dict[str, Any]:
+        return {name: [name] for name in self.engines}
+
+    def seconds_of(turns: Mapping[str, Any]) -> dict[str, float]:
+        return {name: seconds[name.removeprefix("unpruned ")] for name in turns}
+
+    monkeypatch.setattr(clock, "_engines", lambda: ("torch", "onnx"))
+    monkeypatch.setattr(Clock, "_passes", passes)
+    monkeypatch.setattr(clock, "seconds_of", seconds_of)
+    return seconds
+
+
+def decided(path: Path) -> Decision:
+    record = open_checkpoint(path).manifest.decision
+    assert record is not None
+    return record
+
+
+def calibrated(place: Path, out: Path, **more: Any) -> Any:
+    about = {"data": str(place / "val.csv"), "fit_data": str(place / "train.csv"), "device": "cpu"}
+    return hs.calibrate(place / "probe", words="first", out=out, **about, **more)
+
+
+def test_a_budget_chooses_the_threshold(place: Path, tmp_path: Path) -> None:
+    """Of samples that fit, (0.5 - 0.05) / 1.0 may go on, less a standard error."""
+    done = calibrated(place, tmp_path / "first", budget="time=0.5", ood_score="msp")
+    assert done.decision.words.mode == "first"
+    most = 0.45 - np.sqrt(0.45 * 0.55 / 300)
+    assert done.decision.cascade.share_on == pytest.approx(most, abs=0.06)
+    # Made again, it is the same whatever the clock says then.
+    step = open_checkpoint(done.path).manifest.history[-1]
+    assert step.args["budget"] == "on=0.450000"
+    again = calibrated(place, tmp_path / "again", budget="on=0.45", ood_score="msp")
+    assert again.path.read_bytes() == done.path.read_bytes()
+
+
+def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(SurgeryError, match=r"words alone take time=0\.05"):
+        calibrated(place, tmp_path / "first", budget="time=0.04")
+    with pytest.raises(SurgeryError, match=r"of samples go on"):
+        calibrated(place, tmp_path / "first", budget="time=0.06")
+    with pytest.raises(UsageError, match="--budget requires --words first"):
+        hs.calibrate(
+            place / "probe", data=str(place / "val.csv"), budget="on=0.3", out=tmp_path / "x"
+        )
+    for wrong in ("time=0", "macs=0.5", "on=1.5", "time=nan"):
+        with pytest.raises(UsageError, match="expected time=N above 0"):
+            calibrated(place, tmp_path / "first", budget=wrong)
+    done = calibrated(place, tmp_path / "beside", budget="time=3", ood_score="msp")
+    assert (done.decision.words.mode, done.decision.cascade) == ("beside", None)
+    assert any("words come beside the model and not first" in note for note in done.notes)
+
+
+def test_build_tries_words_at_their_time(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
+) -> None:
+    """Nothing else is so fast; what was timed is believed by the next build, whatever runs then."""
+
+    def quick(workshop: Workshop, command: Command) -> None:
+        if command.stage == "score":
+            raise KeyboardInterrupt
+        perform(workshop, command)
+
+    perform = Workshop.perform
+    monkeypatch.setattr(Workshop, "perform", quick)
+    tables = {"data": str(place / "train.csv"), "val": str(place / "val.csv"), "device": "cpu"}
+
+    def built(out: str, **more: Any) -> Any:
+        options = {"budget": "time=0.5,1.2", "cache": tmp_path / "work", **tables, **more}
+        return hs.build(place / "probe", out=f"{tmp_path}/{out}/", **options)
+
+    done = built("front")
+    record = json.loads((done.path / "front.json").read_text())
+    first, whole = record["rungs"]
+    assert decided(done.path / first["path"]).words.mode == "first"
+    assert first["time"] <= 0.5 * 1.1
+    assert first["time"] == pytest.approx(0.05 + first["macs"], abs=1e-9)
+    rivals = {row["name"]: row for row in record["references"]}
+    assert {"words", "probe"} < rivals.keys()
+    assert rivals["words"]["time"] == pytest.approx(0.05)
+    assert rivals["words"]["path"] is None
+    assert rivals["probe"]["time"] == 1
+    for rung in (first, whole):
+        payable = [row for row in rivals.values() if row["time"] <= rung["budget"]]
+        assert rung["estimate"] >= max(row["estimate"] for row in payable) - 1e-3
+    seconds |= {"onnx": 10.0, "torch": 3.0, WORDS: 7.0}
+    again = built("again")
+    assert (again.front, again.rows) == (done.front, done.rows)
