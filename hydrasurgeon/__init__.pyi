@@ -92,6 +92,8 @@ def prune(
     mask: str | Path | None = ...,
     neurons: float | None = ...,
     even: bool = ...,
+    vocabulary: str | Sequence[str] = ...,
+    keep_tokens: int | Literal['all-seen'] = ...,
     compensate: Literal['none', 'lstsq'] | None = ...,
     out: str | Path | None = ...,
     objective: str | None = ...,

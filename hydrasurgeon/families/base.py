@@ -262,6 +262,17 @@ class Family(ABC):
             )
         return model.model_copy(update={"num_classes": count, "labels": labels})
 
+    def trimmed(
+        self, model: Model, files: Mapping[str, str], tokenizer: Any, wanted: Iterable[int]
+    ) -> tuple[Model, dict[str, str], str, list[int]]:
+        """The model and its companions without the tokens that are not wanted and that the tokenizer
+        can do without; the name of the table of tokens, and which of its rows stay.
+        """
+        raise SurgeryError(
+            f"{model.arch} has no vocabulary that can be trimmed",
+            hint="Only models of texts in transformers' layout have one.",
+        )
+
     def fresh_model(self, arch: str) -> Model | None:
         """The model that `init:NAME:ARCH` describes, for training from scratch."""
         return None

@@ -6,7 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import LOGITS
@@ -35,7 +35,9 @@ from hydrasurgeon.options.shared import (
     Paths,
     Run,
     Scoring,
+    Specs,
     Texts,
+    number_or_word,
 )
 
 if TYPE_CHECKING:
@@ -112,7 +114,10 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
     """
 
-    requires: ClassVar = dict.fromkeys(("keep", "remove", "sample"), ("method",))
+    requires: ClassVar = {
+        **dict.fromkeys(("keep", "remove", "sample"), ("method",)),
+        "keep_tokens": ("vocabulary",),
+    }
     conflicts: ClassVar = (
         *combinations(AMOUNTS, 2),
         *(("even", name) for name in ("remove", "sample", "mask")),
@@ -151,6 +156,21 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         recorded=True,
         help="The same number in every layer, of a size that the model's own library builds.",
     )
+    vocabulary: Specs = option(
+        (),
+        metavar="D,D",
+        group=UNLABELLED,
+        recorded=True,
+        help="Remove the tokens that these texts do not use, from the embedding and the tokenizer.",
+    )
+    keep_tokens: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["all-seen"], BeforeValidator(number_or_word)
+    ] = option(
+        "all-seen",
+        metavar="N|all-seen",
+        recorded=True,
+        help="Tokens of --vocabulary to keep: all, or the N most frequent.",
+    )
     compensate: Literal["none", "lstsq"] | None = option(
         None,
         metavar="HOW",
@@ -163,6 +183,11 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     )
 
     @property
+    def cuts(self) -> bool:
+        """Whether heads or neurons go."""
+        return any(getattr(self, name) is not None for name in (*AMOUNTS, "neurons"))
+
+    @property
     def repairs(self) -> bool:
         """Whether the member is refitted on data."""
         if self.compensate == "lstsq" and self.data is None:
@@ -173,10 +198,13 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         """What history keeps: whoever repeats the command must know what is not the default."""
         dtype = None if self.dtype == "float32" else self.dtype
         mask = None if self.mask is None else Path(self.mask)
-        return super().recorded() | {
+        kept = super().recorded() | {
             "dtype": dtype,
             "mask": mask,
         }
+        if not self.vocabulary:
+            del kept["keep_tokens"]
+        return kept
 
 
 class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):

@@ -41,7 +41,13 @@ OUT = "NAME.safetensors, or DIR/ for the family's own layout."
 """Help of --out."""
 
 
-def _number_or_auto(value: Any) -> Any:
+def _split(value: Any) -> Any:
+    """Data sets, of which one text may name several; names of columns have commas too."""
+    texts = map(str, _texts(value))
+    return tuple(part for each in texts for part in ([each] if "#" in each else each.split(",")))
+
+
+def number_or_word(value: Any) -> Any:
     return (
         int(value)
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19
@@ -77,7 +83,7 @@ def _texts(value: Any) -> Any:
     return () if value is None else (value,) if isinstance(value, str | Path) else tuple(value)
 
 
-Auto = Annotated[int | Literal["auto"] | None, BeforeValidator(_number_or_auto)]
+Auto = Annotated[int | Literal["auto"] | None, BeforeValidator(number_or_word)]
 """A number, or `auto`."""
 Batch = Annotated[int | None, BeforeValidator(_batch)]
 """How many samples run in one pass; None is `auto`."""
@@ -91,6 +97,8 @@ Commas = Annotated[str | None, BeforeValidator(_joined)]
 """Names with commas between them; on the command line perhaps one by one."""
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 """Texts; on the command line an option that may be repeated."""
+Specs = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""Data sets, with commas between them or one by one."""
 Paths = Annotated[tuple[PathLike, ...], BeforeValidator(_texts)]
 """Paths; on the command line an option that may be repeated."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.prune import Pruned
     from hydrasurgeon.stages.score import Scored
     from hydrasurgeon.stages.serve import Served
+    from hydrasurgeon.surgery.vocabulary import Trimmed
 
 WORTH = {
     "f1": ("f1", 1, 3),
@@ -97,9 +98,25 @@ def _cahp(settings: Mapping[str, Any]) -> str:
     )
 
 
-@view(lambda result: fields("removed", "notes")(result) | {"kept": result.manifest.kept})
+@view(
+    lambda r: (
+        fields("removed", "parameters", "notes")(r)
+        | {"kept": r.manifest.kept, "vocabulary": r.vocabulary and _tokens(r.vocabulary)}
+    )
+)
 def pruned(result: Pruned) -> None:
-    manifest = result.manifest
+    manifest, trimmed = result.manifest, result.vocabulary
+    if trimmed is not None:
+        before, after = result.parameters
+        show(
+            (str(result.path), "bold"),
+            f": tokens {trimmed.tokens[0]:,} → {trimmed.tokens[1]:,}, parameters "
+            f"{before:,} → {after:,} (−{100 * (1 - after / before):.0f} %); "
+            f"{trimmed.changed:,} of {trimmed.texts:,} texts lost a token, and so will "
+            f"{100 * trimmed.rare:.0f} % or more of new ones",
+        )
+        if not result.removed and manifest.kept_neurons is None:
+            return
     neurons = sum(len(row) for rows in (manifest.kept_neurons or {}).values() for row in rows)
     also = f", {neurons:,} neurons kept" if neurons else ""
     show(
@@ -107,6 +124,15 @@ def pruned(result: Pruned) -> None:
         f": {result.removed} heads removed, {count(manifest.kept)} kept{also}",
     )
     picture(manifest.kept, manifest.towers)
+
+
+def _tokens(trimmed: Trimmed) -> dict[str, Any]:
+    return {
+        "tokens": trimmed.tokens,
+        "texts": trimmed.texts,
+        "changed": trimmed.changed,
+        "rare": trimmed.rare,
+    }
 
 
 ACROSS = 4

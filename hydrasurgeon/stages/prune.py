@@ -1,9 +1,10 @@
-"""prune: remove heads and neurons from a checkpoint; a file operation that loads the model only to
-repair it.
+"""prune: remove heads, neurons and tokens from a checkpoint; a file operation that loads the model
+only to repair it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import AMOUNTS, PruneOptions
 from hydrasurgeon.surgery.cut import check_stock, plan_pruning
 from hydrasurgeon.surgery.repair import repaired_tensors
+from hydrasurgeon.surgery.vocabulary import Trimmed, trim
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -50,7 +52,10 @@ class Pruned:
     manifest: SingleManifest
     removed: int
     """Heads."""
+    parameters: tuple[int, int]
+    """Before and after."""
     notes: tuple[str, ...] = ()
+    vocabulary: Trimmed | None = None
 
 
 @stage(PruneOptions)
@@ -89,6 +94,9 @@ def prune(arguments: PruneOptions) -> Pruned:
         kept = kept_from_file(Path(arguments.mask), opened.manifest)
     if (share := arguments.neurons) is not None:
         neurons |= choose_neurons(opened, scored(neurons_key(arguments.method)), share, arguments)
+    trimmed = trim(opened, arguments) if arguments.vocabulary else None
+    if trimmed is not None:
+        data = tuple(dict.fromkeys((*data, *trimmed.data)))
     if arguments.even:
         changes = {"kind": "member", "kept": kept, "kept_neurons": neurons or None}
         check_stock(opened, rewritten(opened.manifest, **changes), hint=EVEN)
@@ -105,6 +113,7 @@ def prune(arguments: PruneOptions) -> Pruned:
     elif arguments.compensate is None and key is not None and criterion(key).needs_data:
         notes.insert(0, "nothing was refitted: give --data D to repair what stays by least squares")
     uses = ("torch", opened.manifest.model.family) if repaired else ()
+    uses += ("tokenizers",) if trimmed is not None else ()
     args = {**arguments.recorded(), "method": arguments.method if key is None else str(key)}
     entry = step("prune", args=args, inputs=(), data=data, seed=arguments.seed, uses=uses)
     hashes: dict[str, str] = {}
@@ -116,7 +125,8 @@ def prune(arguments: PruneOptions) -> Pruned:
         done = entry.model_copy(update={"inputs": (Input(name=opened.name, sha256=source),)})
         history = (*opened.manifest.history, done.wrote(sha256))
         changes = {
-            "kind": "member",
+            "kind": "member" if arguments.cuts else opened.manifest.kind,
+            "model": opened.manifest.model if trimmed is None else trimmed.model,
             "kept": kept,
             "scores": scores,
             "weights_sha256": sha256,
@@ -124,12 +134,14 @@ def prune(arguments: PruneOptions) -> Pruned:
         }
         return rewritten(opened.manifest, kept_neurons=neurons or None, **changes)
 
-    written = save(
-        target, plan_pruning(opened, cut, hashes, repaired), manifest, files=opened.files
-    )
+    chosen = {} if trimmed is None else {trimmed.table: trimmed.rows}
+    planned = plan_pruning(opened, cut, hashes, repaired, chosen=chosen)
+    files = opened.files if trimmed is None else trimmed.files
+    written = save(target, planned, manifest, files=files)
     clear_search(target, str(key or "mask"))
     removed = count(opened.manifest.kept) - count(kept)
-    return Pruned(target, written, removed, tuple(notes))
+    sizes = [sum(math.prod(t.shape) for t in part) for part in (opened.tensors.values(), planned)]
+    return Pruned(target, written, removed, (sizes[0], sizes[1]), tuple(notes), trimmed)
 
 
 def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples | None]:
@@ -137,8 +149,8 @@ def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples |
     scores; None for a mask.
     """
     named = any(getattr(arguments, name) is not None for name in AMOUNTS)
-    if not (named or arguments.neurons):
-        hint = "Give --neurons SHARE, --keep K, --remove N, --sample N/P or --mask FILE."
+    if not (arguments.cuts or arguments.vocabulary):
+        hint = "Give --neurons SHARE, --keep K, --remove N, --sample N/P, --mask FILE or --vocabulary D."
         raise UsageError("prune: no number of heads or neurons", hint=hint)
     method, data, repairs = arguments.method, arguments.data, arguments.repairs
     check_keep(method, arguments.keep)
@@ -232,4 +244,6 @@ def _default_name(name: str, key: ScoreKey | None, arguments: PruneOptions) -> s
     amount += "" if arguments.neurons is None else f"-n{arguments.neurons:g}"
     method = "mask" if arguments.mask is not None else arguments.method or "taylor"
     where = f"-{arguments.tower}" if arguments.tower not in (None, "both") else ""
-    return f"{name.removesuffix('.safetensors')}-{key or method}{where}{amount}{repair}.safetensors"
+    done = f"-{key or method}{where}{amount}{repair}" if arguments.cuts else ""
+    done += "-vocabulary" if arguments.vocabulary else ""
+    return f"{name.removesuffix('.safetensors')}{done}.safetensors"

@@ -17,16 +17,24 @@ from hydrasurgeon.files.tensors import Planned, as_bytes, sound
 from hydrasurgeon.heads import HeadAxis, Kept, even, head_mask, masked, positions, sliced_shape
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from hydrasurgeon.files.tensors import Raw
 
 
 def plan_pruning(
-    opened: Single, kept: Kept, inputs: dict[str, str], repaired: Mapping[str, Raw] | None = None
+    opened: Single,
+    kept: Kept,
+    inputs: dict[str, str],
+    repaired: Mapping[str, Raw] | None = None,
+    *,
+    chosen: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> list[Planned]:
-    """Each tensor as it will be written, `repaired` ones anew; `inputs` fills with the digests of
-    what was read.
+    """Each tensor as it will be written, `repaired` ones anew, of others only the `chosen` rows;
+    `inputs` fills with the digests of what was read.
     """
-    repaired = repaired or {}
+    repaired, chosen = repaired or {}, chosen or {}
     tensors, cuts = opened.tensors, _cuts(opened, {**opened.kept, **kept})
 
     def read(name: str, blocks: Iterator[Raw]) -> Iterator[Raw]:
@@ -44,9 +52,18 @@ def plan_pruning(
             yield masked(rows, keep, start, spec=spec)
             start += len(rows)
 
+    def pick(name: str) -> Iterator[Raw]:
+        start = 0
+        for rows in read(name, tensors.rows(name)):
+            yield rows[chosen[name][start : start + len(rows)]]
+            start += len(rows)
+
     def produce(name: str) -> Iterator[Raw]:
         # What is cut away may be unsound.
-        arrays = cut(name) if name in cuts else read(name, tensors.blocks(name))
+        if name in chosen:
+            arrays = pick(name)
+        else:
+            arrays = cut(name) if name in cuts else read(name, tensors.blocks(name))
         checked = sound(arrays, tensors[name].dtype, name=name, path=opened.path)
         if name not in repaired:
             yield from checked
@@ -60,6 +77,8 @@ def plan_pruning(
         shape = info.shape
         if name in repaired:
             shape = repaired[name].shape
+        elif name in chosen:
+            shape = (int(chosen[name].sum()), *shape[1:])
         elif name in cuts:
             spec, at, head_dim = cuts[name]
             shape = sliced_shape(info.shape, len(at), spec=spec, head_dim=head_dim)

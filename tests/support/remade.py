@@ -21,7 +21,8 @@ def remade(path: Path, beside: Iterable[Path], folder: Path) -> Path:
     assert isinstance(text, str)
     folder.mkdir()
     for each in beside:
-        shutil.copy(each, folder)
+        copy = shutil.copytree if each.is_dir() else shutil.copy
+        copy(each, folder / each.name)
     subprocess.run(["sh", "-c", NOTED + text], cwd=folder, check=True)
     words = (folder / "words").read_text().split("\0")
     with contextlib.chdir(folder):

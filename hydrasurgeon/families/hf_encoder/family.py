@@ -39,6 +39,7 @@ from hydrasurgeon.families.hf_encoder.companions import (
     check_recorded,
     check_size,
     companions,
+    files_sha256,
     image_processor,
     load_tokenizer,
     preprocess,
@@ -51,6 +52,7 @@ from hydrasurgeon.families.hf_encoder.embedders import (
     longest,
     pooling_of,
 )
+from hydrasurgeon.families.hf_encoder.vocabulary import closed, trimmed_files
 from hydrasurgeon.families.settings import Images, Texts, known, parse
 from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import OF_WORDS, Manifest, Model, ProblemName, Tower
@@ -80,6 +82,8 @@ OTHERS: tuple[tuple[str, Any, str], ...] = (
 """Settings of config.json, what they must be, and what other values ask for."""
 LAYER = re.compile(r"\.layers?\.(\d+)\.(.*)")
 """How the names of modules tell that they are within a layer, and what they are called there."""
+TOKENS = re.compile(r"\.(word_embeddings|tok_embeddings|embed_tokens)\.weight$")
+"""The name of the table of tokens."""
 
 MODELLING = "modeling_hydrasurgeon"
 """What is written for transformers to run a cut model."""
@@ -512,6 +516,31 @@ class HFEncoder(OfImages):
                 return TokenizeWords(load, max_length=length, inputs="text")
             return Tokenize(load, max_length=length, inputs=model.inputs, typed=kinds > 1)
         return super().transform(model, augment, files=files)
+
+    def trimmed(
+        self, model: Model, files: Mapping[str, str], tokenizer: Any, wanted: Iterable[int]
+    ) -> tuple[Model, dict[str, str], str, list[int]]:
+        config = self.config(model)
+        if not isinstance(config, TextEncoder):
+            return super().trimmed(model, files, tokenizer, wanted)
+        raw = json.loads(tokenizer.backend_tokenizer.to_str())
+        padding = () if config.pad_token_id is None else (config.pad_token_id,)
+        around = tokenizer.backend_tokenizer.encode("", "").ids
+        kept = closed(raw, (*wanted, *around, *tokenizer.all_special_ids, *padding))
+        sizes = {"vocab_size": len(kept)}
+        if padding:
+            sizes["pad_token_id"] = kept.index(*padding)
+        smaller = config.model_copy(update=sizes)
+        if smaller.longest != config.longest:
+            raise SurgeryError(
+                f"{model.arch}: its positions count from its pad token's id, which would change",
+                hint="Its vocabulary cannot be trimmed.",
+            )
+        made = trimmed_files(raw, kept, files)
+        (name,) = (w.name for w in self.weights(model) if TOKENS.search(w.name))
+        prepared = {**model.preprocess, "files_sha256": files_sha256(made)}
+        changes = {"config": smaller.written(), "preprocess": prepared}
+        return model.model_copy(update=changes), made, name, kept
 
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
         from torch import nn

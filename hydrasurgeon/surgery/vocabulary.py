@@ -1,0 +1,137 @@
+"""Trim the vocabulary of a model of texts: tokens that some texts do not use lose their rows of the
+embedding, and the tokenizer numbers the others anew. Texts whose tokens all stay are answered as
+before, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.errors import DataError, SurgeryError
+from hydrasurgeon.files.manifest import DataRecord, Model
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from hydrasurgeon.data import Samples
+    from hydrasurgeon.options.making import PruneOptions
+
+AT_ONCE = 1000
+"""Texts that are tokenized in one go."""
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """A smaller vocabulary, and what it costs the texts that it was made for."""
+
+    model: Model
+    files: dict[str, str]
+    table: str
+    """The name of the embedding."""
+    rows: NDArray[np.bool_]
+    """Which of its rows stay."""
+    data: tuple[DataRecord, ...]
+    texts: int
+    changed: int
+    """Texts that are read otherwise than before."""
+    rare: float
+    """The fraction of the first set with a token that no other text has, or that is gone: of new
+    texts like these at least as many are read otherwise.
+    """
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Before and after."""
+        return len(self.rows), int(self.rows.sum())
+
+
+def trim(opened: Single, arguments: PruneOptions) -> Trimmed:
+    """The vocabulary that the texts of `--vocabulary` need."""
+    from hydrasurgeon.data import open_data
+    from hydrasurgeon.data.texts import Tokenize
+
+    model, family = opened.manifest.model, opened.family
+    transform = family.transform(model, files=opened.files)
+    if not isinstance(transform, Tokenize):
+        raise SurgeryError(
+            f"{opened.path}: {model.arch} reads no texts, so it has no vocabulary to trim",
+            hint="Leave --vocabulary out.",
+        )
+    sets = [
+        open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.vocabulary
+    ]
+    held = [[*_texts(samples, skip=arguments.skip_bad)] for samples in sets]
+    texts = [text for some in held for text in some]
+    read = [*_read(transform, texts)]
+    counts = np.bincount(np.concatenate(read))
+    used = np.flatnonzero(counts)
+    # The most frequent first; of equally frequent ones the lower id.
+    ranked = used[np.argsort(-counts[used], kind="stable")]
+    most = None if arguments.keep_tokens == "all-seen" else arguments.keep_tokens
+    wanted = ranked[:most].tolist()
+    smaller, files, table, kept = family.trimmed(model, opened.files, transform.tokenizer, wanted)
+    rows = np.zeros(opened.tensors[table].shape[0], dtype=bool)
+    rows[kept] = True
+    after = family.transform(smaller, files=files)
+    assert isinstance(after, Tokenize)
+    new = np.cumsum(rows) - 1
+    changed = 0
+    for ids, now in zip(read, _read(after, texts), strict=True):
+        if not rows[ids].all():
+            changed += 1
+        elif not np.array_equal(new[ids], now):
+            raise SurgeryError(
+                f"{opened.path}: its tokenizer makes other tokens of a text whose tokens all stay",
+                hint="Its vocabulary cannot be trimmed.",
+            )
+    return Trimmed(
+        smaller,
+        files,
+        table,
+        rows,
+        tuple(DataRecord(**samples.fingerprint()) for samples in sets),
+        len(texts),
+        changed,
+        _rare(read, rows, len(held[0])),
+    )
+
+
+def _texts(samples: Samples, *, skip: bool) -> Iterator[Any]:
+    """What a set holds, pairs as pairs."""
+    if samples.kind != "text":
+        raise DataError(
+            f"{samples.spec}: holds no texts", hint="Give --vocabulary the texts of TRAIN."
+        )
+    for i in range(len(samples)):
+        try:
+            text = samples.read(i)
+        except DataError:
+            if not skip:
+                raise
+        else:
+            yield text if isinstance(text, tuple) else str(text)
+
+
+def _read(transform: Any, texts: Sequence[Any]) -> Iterator[Ids]:
+    """The ids of each text, however long it is."""
+    backend: Tokenizer = transform.backend
+    backend.no_truncation()
+    backend.no_padding()
+    for at in range(0, len(texts), AT_ONCE):
+        for made in backend.encode_batch_fast(list(texts[at : at + AT_ONCE])):
+            yield np.array(made.ids, dtype=np.int64)
+
+
+def _rare(read: Sequence[Ids], rows: NDArray[np.bool_], first: int) -> float:
+    """The fraction of the first texts with a token that no other has, or that is gone."""
+    texts = [np.unique(ids) for ids in read]
+    count = np.bincount(np.concatenate(texts), minlength=len(rows))
+    common = rows & (count > 1)
+    return float(np.mean([not common[ids].all() for ids in texts[:first]]))
