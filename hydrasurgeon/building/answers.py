@@ -122,12 +122,14 @@ class Asked:
         options = self.options.but(progress=self.progress)
         opened = undecided(open_checkpoint(member.file, arch=options.arch, arch_of_bare=True))
         opened = classifying(opened, options, self.val)
-        live = as_classifier(opened, device=options.device, dtype=options.dtype)
-        runs: Engine = live
+        read = bool(self.ood)
         if engine == EIGHT_BITS:
             runs = engine_of(opened, engine=engine)
+        if engine != EIGHT_BITS or read:
+            live = as_classifier(opened, device=options.device, dtype=options.dtype)
+        if engine != EIGHT_BITS:
+            runs = live
         sets = [self.val, *self.ood]
-        read = bool(self.ood)
         val, *ood = (collected([runs], each, options, features=read) for each in sets)
         if read:
             fit = collected([runs], self.train, options, features=True)

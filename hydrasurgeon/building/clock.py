@@ -89,8 +89,7 @@ class Clock:
     def times(self, shape: str, file: Callable[[], Checkpoint]) -> Mapping[str, Taken]:
         """By engine, of models that are alike but for their weights."""
         if shape not in self.known:
-            passes = self._unpruned if shape == UNPRUNED else self._passes(file())
-            self._time(shape, passes)
+            self._time(shape, self._unpruned if shape == UNPRUNED else self._passes(file()))
         return self.known[shape]
 
     def unpruned(self) -> Mapping[str, Taken]:
@@ -144,11 +143,12 @@ class Clock:
 
     @cached_property
     def _unpruned(self) -> Mapping[str, Passes]:
-        return self._passes(self.opened)
+        return self._passes(self.opened, keep=True)  # it answers soon, and is what may be written
 
-    def _passes(self, opened: Checkpoint) -> Mapping[str, Passes]:
+    def _passes(self, opened: Checkpoint, *, keep: bool = False) -> Mapping[str, Passes]:
         """By engine."""
-        engines = engines_of(undecided(opened), self.engines, device=self.options.device)
+        device = self.options.device
+        engines = engines_of(undecided(opened), self.engines, device=device, keep=keep)
         return {
             name: [partial(live.ask, sample) for sample in self._inputs]
             for name, live in engines.items()

@@ -142,8 +142,10 @@ def engine_of(
     return in_onnxruntime(checkpoint, engine, keep=keep)
 
 
-def engines_of(checkpoint: Checkpoint, names: Sequence[str], *, device: str) -> dict[str, Engine]:
-    """Several engines of a checkpoint, whose graph is captured once and not kept."""
+def engines_of(
+    checkpoint: Checkpoint, names: Sequence[str], *, device: str, keep: bool = False
+) -> dict[str, Engine]:
+    """Several engines of a checkpoint, whose graph is captured once."""
     live = {name: engine_of(checkpoint, device=device) for name in names if name == "torch"}
     if len(live) == len(names):
         return live
@@ -152,5 +154,5 @@ def engines_of(checkpoint: Checkpoint, names: Sequence[str], *, device: str) -> 
     content = cache(partial(captured, checkpoint))
     for name in names:
         if name not in live:
-            live[name] = in_onnxruntime(checkpoint, name, keep=False, capture=lambda _: content())
+            live[name] = in_onnxruntime(checkpoint, name, keep=keep, capture=lambda _: content())
     return live

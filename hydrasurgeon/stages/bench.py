@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from pydantic import BaseModel
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Batches, Samples, open_data
+from hydrasurgeon.data.readers import READ, Beside, parted
 from hydrasurgeon.engines import check_engine, engine_of, open_models
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families import family_of
@@ -38,8 +40,8 @@ from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What models are measured in."""
-BATCHES = 8
-"""Batches of real data, at most."""
+SAMPLES, IN_STAGES = 16, 512
+"""Of real data, evenly spaced, in at least one batch; and where it depends on them what is run."""
 
 
 class Point(BaseModel, frozen=True, extra="forbid"):
@@ -169,7 +171,9 @@ def _measure(
             entry.loaded(dtype, example(1), options.device, options.engine) for entry in entries
         ]
         for j, count in enumerate(batches):
-            inputs = [example(count)] if samples is None else _real(samples, models[0], count)
+            inputs = [_Batch(example(count))]
+            if samples is not None:
+                inputs = _real(samples, models, count)
             _add_points(entries, models, dtype, count, inputs, options)
             if options.progress is not None:
                 options.progress(
@@ -180,20 +184,52 @@ def _measure(
     return notes
 
 
-def _real(samples: Samples, model: Any, count: int) -> list[Any]:
-    """The first batches of a data set as a model reads them; the last one may be dropped, for it
-    could be smaller.
-    """
-    whole = min(BATCHES, len(samples) // count)
+@dataclass(frozen=True)
+class _Batch:
+    """What models read of some samples, and the samples."""
+
+    inputs: Any
+    samples: Sequence[Any] | None = None
+
+
+def _real(samples: Samples, models: Sequence[Any], count: int) -> list[_Batch]:
+    """Batches of a data set, alike in size."""
+    most = SAMPLES
+    if any(_engine(model).in_stages(None) for model in models):
+        most = IN_STAGES
+    whole = min(max(1, most // count), len(samples) // count)
     if whole == 0:
         raise DataError(
             f"{samples.spec}: has {len(samples)} samples, a batch of {count} is to be timed",
             hint="Give a smaller --batch.",
         )
-    engine: Any = model.models[0] if isinstance(model, InTurn) else model
-    places = range(whole * count)
-    batches = Batches(samples, engine.transform, batch_size=count, order=places, workers=0)
-    return [batch.inputs for batch in fed(batches, Run(), module=model)]
+    transform = _engine(models[0]).transform
+    places = np.linspace(0, len(samples) - 1, whole * count).round().astype(int)
+    batches = Batches(samples, transform, batch_size=count, order=places, workers=0)
+    return [
+        _Batch(parted(batch.inputs)[0], [transform(samples.read(int(i))) for i in batch.index])
+        for batch in fed(batches, Run(), module=models[0])
+    ]
+
+
+def _engine(model: Any) -> Any:
+    return model.models[0] if isinstance(model, InTurn) else model
+
+
+def _pass(model: Any, batches: Sequence[_Batch]) -> None:
+    """All batches; where a reader of words answers too, it reads, and rows that it answers alone go
+    no further.
+    """
+    engine = _engine(model)
+    for batch in batches:
+        if batch.samples is None or not isinstance(getattr(engine, "transform", None), Beside):
+            model(batch.inputs)
+            continue
+        _, read = engine.transform.parts(batch.samples)
+        reads = read if engine.arrays else torch.from_numpy(read)
+        named = batch.inputs if isinstance(batch.inputs, dict) else {"pixel_values": batch.inputs}
+        stages = engine.in_stages(None)
+        engine.ask({**named, READ: reads}, cascade=stages, features=engine.reads)
 
 
 def _add_points(
@@ -201,14 +237,14 @@ def _add_points(
     models: Sequence[Any],
     dtype: str,
     batch: int,
-    inputs: Sequence[Any],
+    inputs: Sequence[_Batch],
     options: BenchOptions,
 ) -> None:
     """Every batch through every contender, in turn."""
-    peaks = [peak_bytes(model, inputs[0]) for model in models]
-    passes = {}
-    for entry, model in zip(entries, models, strict=True):
-        passes[entry.name] = lambda batches, run=model: [run(batch) for batch in batches]
+    peaks = [peak_bytes(model, inputs[0].inputs) for model in models]
+    passes = {
+        entry.name: partial(_pass, model) for entry, model in zip(entries, models, strict=True)
+    }
     taken = {
         name: total / len(inputs)
         for name, total in interleaved(passes, inputs, runs=options.runs).items()

@@ -40,7 +40,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What takes how long: no test depends on how fast a machine is."""
     seconds = dict(SECONDS)
 
-    def passes(self: Clock, opened: Any) -> dict[str, Any]:
+    def passes(self: Clock, opened: Any, **_: Any) -> dict[str, Any]:
         return {name: [name] for name in self.engines}
 
     def seconds_of(turns: Mapping[str, Any]) -> dict[str, float]:

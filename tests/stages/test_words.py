@@ -398,3 +398,25 @@ def test_entities_have_none(place: Path) -> None:
     why = lacks(PROBLEMS["tokens"], None, None, first=False)  # type: ignore[arg-type]
     assert why is not None
     assert "every word has an answer of its own" in why
+
+
+def test_bench_runs_only_what_goes_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 60 samples in one round and a warm-up, those that words are unsure of."""
+    from hydrasurgeon.runtime.classifier import Classifier
+
+    half = tmp_path / "half"
+    calibrated(place, place / "probe", half, words="first", budget="on=0.5")
+    going = np.asarray(hs.load(half, device="cpu").decide(sentences(place)).members_run)
+    ran, compute = [], Classifier.compute
+
+    def counting(model: Any, inputs: Any, *, features: bool) -> Any:
+        ran.append(len(inputs["input_ids"]))
+        return compute(model, inputs, features=features)
+
+    monkeypatch.setattr(Classifier, "compute", counting)
+    about = {"data": str(place / "test.csv"), "batch": "1", "runs": 1, "device": "cpu"}
+    hs.bench([half], engine="torch", **about)
+    assert sum(ran) == 2 * (going > 0).sum()
+    assert 0 < sum(ran) < 2 * 60
