@@ -30,7 +30,7 @@ from hydrasurgeon.measuring.predictions import (
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
 from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.runtime.answering import Engine, collected
+from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.statistics.scores.evidence import Evidence

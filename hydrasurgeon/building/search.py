@@ -319,13 +319,13 @@ class Search:
         beside = [replace(way, words="beside") for way in ways]
         if self.clock is None or choice.count > 1 or self.asked.problem.link == "square":
             return ways + beside
-        first = []
-        for way in ways:
-            left = budget.most - self._words_time.time
-            most = left / self.times(way.members)[way.engine].time
-            if LEAST_ON < most < MOST_ON:
-                first.append(replace(way, words="first", most_on=most))
-        return ways + beside + first
+        times = self.times(choice.members)
+        # In the fastest engine: the more rows go on the better, and OOD samples must.
+        fastest = min(ways, key=lambda way: times[way.engine].time)
+        most = (budget.most - self._words_time.time) / times[fastest.engine].time
+        if LEAST_ON < most < MOST_ON:
+            return [*ways, *beside, replace(fastest, words="first", most_on=most)]
+        return ways + beside
 
     @property
     def _words_time(self) -> Taken:

@@ -34,7 +34,7 @@ class State(Resumable):
     build has written.
     """
 
-    work: Work = ("build", "hydrasurgeon.build-state/8")
+    work: Work = ("build", "hydrasurgeon.build-state/9")
     known: dict[str, Any] = field(default_factory=dict)
 
     def open(self) -> None:
