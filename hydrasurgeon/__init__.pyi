@@ -181,6 +181,7 @@ def calibrate(
     predictions: str | Path | None = ...,
     fit_data: str | None = ...,
     ood: str | Sequence[str] = ...,
+    unlabelled: str | None = ...,
     fit_predictions: str | Path | None = ...,
     ood_predictions: str | Path | Sequence[str | Path] = ...,
     ood_score: str = ...,

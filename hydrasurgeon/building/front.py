@@ -16,7 +16,7 @@ from typing import Any
 from hydrasurgeon.building.choosing import Pool, decide, proposals, propose
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import Budget
-from hydrasurgeon.building.search import SINGLE, Search, fusion_of
+from hydrasurgeon.building.search import LEAST_ON, SINGLE, Search, fusion_of
 from hydrasurgeon.building.table import AUTO, Entry, Objective, Row, Table, right_of
 from hydrasurgeon.building.work import Copy, Making, mark_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -203,6 +203,8 @@ class Front:
             members = [each.members for each in search.plain] + [[each] for each in search.members]
             if search.clock is not None:
                 costs = [t.time for each in members for t in search.times(each).values()]
+                if search.words is not None:
+                    costs.append(search.words_time.time + LEAST_ON * min(costs))
             else:
                 costs = [sum(m.cost[budget.unit] for m in each) for each in members]
             what = f"--budget {budget}: the cheapest candidate has {budget.unit}={min(costs):.2g}"
@@ -259,7 +261,7 @@ def _calibration(search: Search, entry: Entry, file: Path) -> Command:
         words["ood_score"] = entry.score
     else:
         words["ood"] = list(options.ood)
-    if search.asked.problem.features:
+    if search.asked.problem.features or entry.choice.words != "off":
         words["fit_data"] = options.data
     if entry.choice.engine == EIGHT_BITS:
         words["engine"] = EIGHT_BITS

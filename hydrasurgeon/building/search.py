@@ -293,11 +293,14 @@ class Search:
 
     @cached_property
     def words(self) -> Read | None:
-        """What a reader of words says; None where there is none."""
+        """What a reader of words says; None where there is none, or nothing to keep it in."""
         model, problem = self.opened.manifest.model, self.asked.problem
         kind, val = problem.link, self.asked.val
         text = getattr(self._transform, "kind", "image") == "text"
-        if not text or kind is None or lacks(problem, model.num_classes, self.data, first=False):
+        lost = not self.options.calibrate or self.options.stock or self.options.skip_bad
+        if lost or not text or kind is None:
+            return None
+        if lacks(problem, model.num_classes, self.data, first=False) is not None:
             return None
         sets = self.asked.words(lambda samples: self._reading.read(samples))
         return Read(kind, sets, *targets_of(val.labels, kind, model.num_classes))
@@ -322,13 +325,14 @@ class Search:
         times = self.times(choice.members)
         # In the fastest engine: the more rows go on the better, and OOD samples must.
         fastest = min(ways, key=lambda way: times[way.engine].time)
-        most = (budget.most - self._words_time.time) / times[fastest.engine].time
+        most = (budget.most - self.words_time.time) / times[fastest.engine].time
         if LEAST_ON < most < MOST_ON:
             return [*ways, *beside, replace(fastest, words="first", most_on=most)]
         return ways + beside
 
     @property
-    def _words_time(self) -> Taken:
+    def words_time(self) -> Taken:
+        """How long a reader of words takes."""
         assert self.clock is not None
         return self.clock.words(lambda: self._reading)
 
@@ -372,7 +376,7 @@ class Search:
             ]
         taken *= on
         if choice.words != "off":
-            taken += self._words_time
+            taken += self.words_time
         return {"time": taken.time, "ms": taken.ms}
 
 

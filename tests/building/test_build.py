@@ -30,7 +30,13 @@ def task(tmp_path: Path) -> Task:
 class Stop:
     """Ends a build before the first command of a kind: by Ctrl-C, or as time is up."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, stage: str, minutes: float = 0.0) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        stage: str,
+        minutes: float = 0.0,
+        by: type[BaseException] = KeyboardInterrupt,
+    ) -> None:
         self.ran: list[Command] = []
         self.now = 0.0
         perform = Workshop.perform
@@ -40,7 +46,7 @@ class Stop:
                 self.now += 60 * minutes
                 workshop.progress(stage, 0, 1)
             elif command.stage == stage:
-                raise KeyboardInterrupt
+                raise by
             self.ran.append(command)
             perform(workshop, command)
 
@@ -69,9 +75,12 @@ def test_the_first_file_is_there_before_anything_is_scored(
         task.build("early/", budget="macs=0.7,1")
 
 
-def test_what_was_written_is_not_made_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ended twice at the same place: the second time there is nothing to do."""
-    Stop(monkeypatch, "finetune")
+@pytest.mark.parametrize("by", [KeyboardInterrupt, SystemExit])
+def test_what_was_written_is_not_made_again(
+    by: type[BaseException], task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended twice at the same place, by Ctrl-C or SIGTERM: the second time there is nothing to do."""
+    Stop(monkeypatch, "finetune", by=by)
     first = task.build(ood=[])
     before = first.path.stat().st_mtime_ns
     assert task.build(ood=[]).front == first.front
