@@ -191,7 +191,7 @@ def answered(model: Engine, samples: Samples) -> Prediction:
     """What is decided of all samples."""
     cascade = model.in_stages(None)
     pieces = Answering([model], samples, Run(), features=model.reads, cascade=cascade)
-    each = [(piece.index, model.decided(piece.parts, cascade)) for piece in pieces]
+    each = [(piece.index, model.prediction_of(piece.parts, cascade)) for piece in pieces]
     order = np.concatenate([index for index, _ in each]).argsort()
     return joined([part for _, part in each], order)
 
@@ -369,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in (*rows(place), alone(place)):
                 results["tasks"][task].append(row)
                 print(json.dumps(row), flush=True)
-        results["machine"] = machine()
+            results.setdefault("machines", {})[task] = machine()
         write_text(given.out, json.dumps(results, ensure_ascii=False) + "\n")
 
 
