@@ -173,6 +173,8 @@ def test_a_kind_from_finetune_to_build(
     said = hs.evaluate(ready, data=test).report.results[0].id
     truth = np.load(test)["labels"]
     assert said.mae == pytest.approx(np.abs(medians - truth).mean(), abs=1e-9)
+    ranked = np.square(chances.cumsum(axis=1) - (np.arange(5) >= truth[:, None])).sum(axis=1)
+    assert said.model_dump()["rps"] == pytest.approx(ranked.mean(), abs=1e-7)
     assert said.accuracy == pytest.approx((medians == truth).mean(), abs=1e-9)
     inside = [klass in row["set"] for klass, row in zip(truth.tolist(), rows, strict=True)]
     assert said.coverage == pytest.approx(np.mean(inside), abs=1e-9)

@@ -30,13 +30,15 @@ def hulls(sets: ndarray) -> ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedOrdinal(JudgedClasses):
-    """With how many classes each answer is off."""
+    """With how many classes each answer is off, and its ranked probability score."""
 
     off: ndarray
+    rps: ndarray
 
     def measures(self) -> Any:
         measured = super().measures()
-        return lambda rows: measured(rows) | {"mae": self.off[rows].mean(axis=1)}
+        own = {"mae": self.off, "rps": self.rps}
+        return lambda rows: measured(rows) | {k: each[rows].mean(axis=1) for k, each in own.items()}
 
 
 class Ordinal(Classes):
@@ -56,6 +58,8 @@ class Ordinal(Classes):
         answers = medians(probs)
         off = np.abs(answers - labels).astype(np.float64)
         own = {"predicted": answers, "correct": off == 0, "off": off}
+        behind = np.arange(probs.shape[-1]) >= labels[:, None]
+        own["rps"] = np.square(probs.cumsum(axis=-1) - behind).sum(axis=-1)
         if reading.conformal is not None:
             sets = hulls(prediction_sets(reading.conformal, probs))
             own["covered"] = np.take_along_axis(sets, labels[:, None], axis=-1)[:, 0]

@@ -127,8 +127,12 @@ class SetAverage(_Record):
 
 
 class IdResult(SetAverage):
-    """What is there when it was computed stands behind `n`."""
+    """What is there when it was computed stands behind `n`; measures of other packages' kinds of
+    problems come on top.
+    """
 
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float] = {}  # pydantic reads the type
     n: int
     smece: Number = column(
         "SmoothECE", "lower", "", "Calibration error with a smooth kernel instead of bins."
