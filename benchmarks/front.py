@@ -150,14 +150,13 @@ def answered(place: Place, path: Path, engine: str) -> Answers:
     on_test, on_val = read_predictions(test), read_predictions(val)
     probs, labels = {}, {}
     for part, read in (("test", on_test), ("val", on_val)):
-        probs[part] = calibrated(read.logits, decision.temperature)
-        labels[part] = read.labels
-    unsure = {"test": on_test.scores, **{each.name: each.scores for each in on_test.ood}}
-    msp = {"test": on_test.logits, **{each.name: each.logits for each in on_test.ood}}
+        probs[part] = calibrated(read.outputs.logits, decision.temperature)
+        labels[part] = read.outputs.truth
+    unsure = {name or "test": scores for name, scores in on_test.scores.items()}
+    msp = {name: each.logits for name, each in {"test": on_test.outputs, **on_test.ood}.items()}
     scored = {}
     for part, scores in unsure.items():
         logits = msp[part]
-        assert logits is not None
         fallback = calibrated(logits, decision.temperature)
         scored[part] = next((s for s in scores.values()), 1 - fallback.max(-1))
     return Answers(probs, labels, scored)

@@ -18,8 +18,9 @@ from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, fit_classes, moved, open_data
-from hydrasurgeon.measuring.predictions import OodSet, Predictions, write_predictions
+from hydrasurgeon.measuring.predictions import Predictions, write_predictions
 from hydrasurgeon.problems import problem_of
+from hydrasurgeon.problems.base import Outputs
 
 
 def dropping(module: nn.Module) -> Iterator[nn.Module]:
@@ -58,17 +59,18 @@ def run(checkpoint: str, passes: int, out: Path, data: str, ood: list[str]) -> N
     for part in on:
         part.training = True
     logits, labels = answers(model, data, passes, device)
-    sets = []
+    sets, near = {}, []
     for each in ood:
         name, _, spec = each.partition("=")
         group, _, name = name.rpartition(":")
-        sets.append(OodSet(name, group or "ood", answers(model, spec, passes, device)[0]))
+        sets[name] = Outputs(answers(model, spec, passes, device)[0], None)
+        near += [name] * (group == "near")
     predictions = Predictions(
         name=f"{Path(checkpoint).stem}-mc-dropout",
         kind="ensemble",
-        logits=logits,
-        labels=labels,
-        ood=tuple(sets),
+        outputs=Outputs(logits, None, labels),
+        ood=sets,
+        near=near,
         problem=problem_of(model.manifest.model),
     )
     write_predictions(predictions, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,6 @@ from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes
 from hydrasurgeon.measuring.predictions import (
-    OodSet,
     Predictions,
     read_predictions,
     write_predictions,
@@ -135,9 +134,9 @@ class Asked:
             fit = collected([runs], self.train, options, features=True)
             self._write_features(more, [val, *ood], fit, live)
         assert val.labels is not None
-        kept = tuple(OodSet(str(n), "near", each.logits) for n, each in enumerate(ood))
+        kept = {str(n): replace(each, features=None) for n, each in enumerate(ood)}
         kind = "hydra" if member.count > 1 else "backbone"
-        said = Predictions(member.name, kind, val.logits, val.labels, kept, problem=self.problem)
+        said = Predictions(member.name, kind, val, kept, [*kept], problem=self.problem)
         write_predictions(said, place)
 
     def _write_features(
@@ -154,19 +153,19 @@ class Asked:
 
     def _kept(self, place: Path, more: Path) -> Answers:
         said = read_predictions(place)
-        if len(said.logits) != len(self.val) or len(said.ood) != len(self.ood):
+        val = said.outputs
+        if len(val.logits) != len(self.val) or len(said.ood) != len(self.ood):
             raise ValueError("of other samples")
-        val = Outputs(said.logits, None, said.labels)
         if not self.ood:
             return Answers(val)
         held = load_file(more)
-        sets = [val, *(Outputs(each.logits, None) for each in said.ood if each.logits is not None)]
+        sets = [val, *said.ood.values()]
         val, *ood = (
             Outputs(each.logits, held[f"features.{n}"], each.labels) for n, each in enumerate(sets)
         )
         linear = tuple(
             self.problem.classifier(held[f"weight.{n}"], held[f"bias.{n}"])
-            for n in range(said.logits.shape[1])
+            for n in range(val.logits.shape[1])
         )
         fit = self.problem.outputs(
             Outputs(held["fit.logits"], held["fit.features"], held["fit.labels"])

@@ -30,8 +30,8 @@ from hydrasurgeon.decision.ood_score import Grounds, choose
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.decision.words import Kind
 from hydrasurgeon.files.decided import LOGITS, Conformal, Decision, Ood
-from hydrasurgeon.measuring.answers import Answered, Reading, answered
-from hydrasurgeon.measuring.predictions import OodSet, Predictions
+from hydrasurgeon.measuring.measure import Answered, answered
+from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics.bootstrap import Ranked, Rows, Values, bootstrap
@@ -218,13 +218,11 @@ class Entry:
     @property
     def counts(self) -> list[int]:
         """Samples of the validation set and of each OOD set."""
-        inside = self.answers.inside.count
-        return [inside, *(len(each.scores[STATE]) for each in self.answers.foreign)]
+        return self.answers.counts
 
     @cached_property
     def _ranked(self) -> list[Ranked]:
-        foreign = self.answers.foreign
-        return [Ranked(self.answers.scores[STATE], each.scores[STATE]) for each in foreign]
+        return self.answers.ranked
 
     def lead(self, other: Entry) -> tuple[float, float]:
         """By how much more it is worth than another, and the standard error of that: both are
@@ -375,17 +373,11 @@ def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
         np.concatenate(rows)[:, None] for rows in zip(*(part.logits for part in parts), strict=True)
     )
     scores = [np.concatenate(ranks) for ranks in zip(*(part.ranks for part in parts), strict=True)]
-    pairs = zip(outside, scores[1:], strict=True)
-    ood = tuple(
-        OodSet(str(number), "near", rows, {STATE: ranks})
-        for number, (rows, ranks) in enumerate(pairs)
-    )
-    inside = {}
-    if scores:
-        inside = {STATE: scores[0]}
+    ood = {str(number): Outputs(rows, None) for number, rows in enumerate(outside)}
+    ranks = {name: {STATE: each} for name, each in zip(["", *ood], scores, strict=False)}
     labels = np.concatenate([part.labels for part in parts])
-    predictions = Predictions("calibrated", "hydra", logits, labels, ood, scores=inside)
-    return answered(predictions, Reading(ood_scores=(STATE,), problem=problem))
+    said = Predictions("calibrated", "hydra", Outputs(logits, None, labels), ood, scores=ranks)
+    return answered(said, State.unfitted(problem), (STATE,))
 
 
 def _in_stages(

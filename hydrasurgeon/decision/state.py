@@ -4,6 +4,7 @@ whether to trust them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +13,21 @@ from numpy import ndarray
 
 from hydrasurgeon.data.readers import reader_of
 from hydrasurgeon.files import decided
-from hydrasurgeon.files.decided import FITTED, Decision, stored_name, words_name
+from hydrasurgeon.files.decided import (
+    FITTED,
+    Conformal,
+    Decision,
+    Found,
+    Ood,
+    stored_name,
+    words_name,
+)
 from hydrasurgeon.files.tensors import Tensors, as_float, spoiled
 from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Prediction, Problem
+from hydrasurgeon.problems.base import Constants, Prediction, Problem
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Words
+from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.probabilities import Logits, Scores
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, OwnLogits, scores_of
 from hydrasurgeon.statistics.scores.on_features import K
@@ -33,6 +43,36 @@ class State:
     problem: Problem = SINGLE
     words: Words | Pixels | None = None
     """What reads words or pixels beside the model."""
+    is_fitted: bool = True
+    """Whether `calibrate` made it."""
+
+    @classmethod
+    def unfitted(cls, problem: Problem = SINGLE, temperature: float = 1.0) -> State:
+        """What answers where nothing was calibrated, but for a temperature."""
+        ood = Ood.model_construct(score="", threshold=math.inf)
+        record = Decision.model_construct(temperature=temperature, ood=ood)
+        return cls(record, None, problem, is_fitted=False)
+
+    @property
+    def constants(self) -> Constants:
+        """What calibrates."""
+        if not self.is_fitted:
+            return {"temperature": self.record.temperature}
+        return self.problem.constants(self.record)
+
+    @property
+    def conformal(self) -> Conformal | None:
+        """What makes prediction sets."""
+        return self.record.conformal if self.is_fitted else None
+
+    @property
+    def found(self) -> Found | None:
+        """When something was found for a group."""
+        return self.record.group
+
+    def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
+        """How far members are apart: mutual information, and whether they disagree."""
+        return metrics.mutual_information(choices), metrics.disagreements(choices)
 
     def beside(self, record: decided.Words, words: Words | Pixels) -> State:
         """The state of a model that has a reader beside it: OOD scores see what the model itself
@@ -44,7 +84,7 @@ class State:
 
     def answers(self, logits: ndarray) -> ndarray:
         """Calibrated probabilities of classes or labels; numbers with their deviations."""
-        return self.problem.answers(logits, self.problem.constants(self.record))
+        return self.problem.answers(logits, self.constants)
 
     def certainty(self, logits: ndarray) -> Scores:
         """How sure each sample's answer is, of many labels the least sure; a cascade goes on by it."""

@@ -15,14 +15,15 @@ import torch
 from numpy import ndarray
 from torch import nn
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.decision.cascaded import Said, answers_in_stages, cascade_of, stage_state
+from hydrasurgeon.decision.cascaded import Said as Stage
+from hydrasurgeon.decision.cascaded import answers_in_stages, cascade_of, stage_state
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.cost import SideBySide, stage_macs
-from hydrasurgeon.measuring.rows import Row, row_of
-from hydrasurgeon.measuring.running import How, predicted
+from hydrasurgeon.measuring.measure import Row, row_of
+from hydrasurgeon.measuring.running import Said, first, predicted
 from hydrasurgeon.measuring.sets import DataSets
+from hydrasurgeon.options.shared import Run
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import Answering, Engine, Piece, gathered
 from hydrasurgeon.runtime.cascaded import said
 from hydrasurgeon.statistics.metrics import DIGITS
@@ -33,14 +34,14 @@ WHOLE = " (whole)"
 
 
 @dataclass(frozen=True)
-class InStages(Reading):
+class Staged(State):
     """Each row calibrated by the stage that answers it."""
 
-    state: State | None = None
+    whole: State | None = None
 
     def answers(self, logits: ndarray) -> ndarray:
-        assert self.state is not None
-        return answers_in_stages(self.state, stages_in(logits))
+        assert self.whole is not None
+        return answers_in_stages(self.whole, stages_in(logits))
 
     def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
         """Disagreement between the members that ran; zero for a first reader alone."""
@@ -51,13 +52,13 @@ class InStages(Reading):
         return information, disagreement
 
 
-def stages_in(logits: ndarray) -> list[Said]:
+def stages_in(logits: ndarray) -> list[Stage]:
     """The rows that the first reader answers, and the others; without a stage that has none."""
     early = np.isnan(logits[:, -1].reshape(len(logits), -1)).any(axis=-1)
     stopped, went = np.flatnonzero(early), np.flatnonzero(~early)
     parts = (
-        Said(stopped, logits[stopped, :1], None, first=True),
-        Said(went, logits[went, 1:], None),
+        Stage(stopped, logits[stopped, :1], None, first=True),
+        Stage(went, logits[went, 1:], None),
     )
     return [part for part in parts if len(part.rows)]
 
@@ -69,14 +70,12 @@ class Cascading(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Any) -> list[Said]:
+    def forward(self, inputs: Any) -> list[Stage]:
         return said(self.model, inputs, features=self.model.reads)
 
 
-def in_stages(
-    model: Engine, samples: Any, *, how: How, kinds: Sequence[str]
-) -> tuple[Any, Any, dict[str, Any]]:
-    """Logits, labels and these OOD scores, in one pass of the cascade."""
+def in_stages(model: Engine, samples: Any, run: Run, kinds: Sequence[str]) -> Said:
+    """What a cascade says of samples, and these OOD scores, in one pass."""
     assert model.state is not None
     state = model.state
 
@@ -97,50 +96,42 @@ def in_stages(
                 values[part.rows] = np.round(score.astype(np.float64), decimals=DIGITS)
         return {"logits": logits, "labels": piece.labels, **scores}
 
-    pieces = Answering([model], samples, how.run, cascade=True, features=model.reads)
+    pieces = Answering([model], samples, run, cascade=True, features=model.reads)
     whole = gathered(samples, ((piece.index, read(piece)) for piece in pieces))
-    return whole.pop("logits"), whole.pop("labels", None), whole
+    return Outputs(whole.pop("logits"), None, whole.pop("labels", None)), whole
 
 
 def with_cascade(
     whole: Row,
-    checkpoint: Checkpoint,
+    model: Engine,
     sets: DataSets,
-    how: How,
+    run: Run,
     timed: SideBySide,
-    *,
-    reading: Reading,
+    kinds: Sequence[str],
+    **intervals: Any,
 ) -> list[Row]:
-    """The cascade's row, then the whole model's, read by `reading`."""
-    # Another copy: parameters that lie side by side for all members cannot do so for some at the
-    # same time.
-    model = how.load(checkpoint)
-    cascade, result = cascade_of(model.state), whole.result
+    """The cascade's row, then the whole model's; the model is another copy than the one that was
+    timed: parameters that lie side by side for all members cannot do so for some at the same time.
+    """
+    state, result = model.state, whole.result
+    assert state is not None
     assert result.cost is not None
-
-    def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
-        return in_stages(model, samples, how=how, kinds=reading.ood_scores if scored else ())
-
     predictions = predicted(
         sets,
-        answer,
+        lambda samples, scored: in_stages(model, samples, run, kinds if scored else ()),
         name=result.name,
         kind=result.kind,
-        problem=reading.problem,
+        problem=state.problem,
     )
-    share = sum(len(part.rows) for part in stages_in(predictions.logits) if not part.first)
-    macs = stage_macs(model, how.first(model, sets.id, 1))
-    expected = round(macs.expected(share / len(predictions.logits)))
+    logits = predictions.outputs.logits
+    share = sum(len(part.rows) for part in stages_in(logits) if not part.first)
+    macs = stage_macs(model, first(model, sets.id, run, 1))
+    expected = round(macs.expected(share / len(logits)))
     cost = result.cost.model_copy(update={"expected_macs": expected})
-    stages = InStages(
-        **{
-            **vars(reading),
-            "conformal": reading.conformal and cascade.conformal,
-            "found": reading.found and cascade.group,
-            "state": model.state,
-        }
-    )
+    cascade = cascade_of(state)
+    own = {"conformal": cascade.conformal, "group": state.found and cascade.group}
+    stages = Staged(state.record.model_copy(update=own), None, state.problem, whole=state)
     with torch.inference_mode():
-        row = row_of(replace(predictions, cost=cost), stages)
-    timing = timed.add(Cascading(model), how.first(model, sets.id))
+        row = row_of(replace(predictions, cost=cost), stages, kinds, **intervals)
+    timing = timed.add(Cascading(model), first(model, sets.id, run))
     return [replace(row, timing=timing), whole.but(name=result.name + WHOLE)]

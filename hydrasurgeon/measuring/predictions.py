@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,6 +37,8 @@ from hydrasurgeon.run.words import MOST, WordIds
 from hydrasurgeon.statistics.probabilities import in_pieces
 
 Group = Literal["near", "far"]
+Shift = tuple[str, int | None]
+"""The name and the severity of a shifted set."""
 Fits = Callable[[tuple[int, ...]], bool]
 """Whether a tensor has a shape that it may have."""
 
@@ -63,66 +65,52 @@ ROUNDED = (0.03, 0.5)
 
 
 @dataclass(frozen=True)
-class OodSet:
-    name: str
-    group: Group
-    logits: Float[ndarray, "sample member *klass"] | None
-    scores: Mapping[str, Float[ndarray, " sample"]] = field(default_factory=dict)
-    """OOD scores that were given with the logits, by name; they come before what logits would give.
-    """
-
-    def __len__(self) -> int:
-        return len(next(iter(self.scores.values())) if self.logits is None else self.logits)
-
-
-@dataclass(frozen=True)
-class ShiftSet:
-    name: str
-    severity: int | None
-    logits: Float[ndarray, "sample member *klass"]
-    labels: Int[ndarray, " sample"]
-
-
-@dataclass(frozen=True)
 class Predictions:
     """What one model said about an ID set, OOD sets and shifted sets."""
 
     name: str
     kind: str
-    logits: Float[ndarray, "sample member *klass"]
-    labels: Int[ndarray, " sample"]
-    ood: tuple[OodSet, ...] = ()
-    shift: tuple[ShiftSet, ...] = ()
+    outputs: Outputs
+    ood: Mapping[str, Outputs] = field(default_factory=dict)
+    """By the set's name; logits of no member where only scores are known."""
+    near: Collection[str] = ()
+    """The OOD sets that resemble the ID set."""
+    shift: Mapping[Shift, Outputs] = field(default_factory=dict)
+    scores: Mapping[str, Mapping[str, Float[ndarray, " sample"]]] = field(default_factory=dict)
+    """OOD scores that came with the logits, before what these would give, by OOD set; "" is the ID
+    set.
+    """
     cost: Cost | None = None
-    scores: Mapping[str, Float[ndarray, " sample"]] = field(default_factory=dict)
     problem: Problem = SINGLE
-    groups: Int[ndarray, " sample"] | None = None
-    """Which query each sample belongs to, where that was said."""
+
+    def group(self, name: str) -> Group:
+        """Of an OOD set."""
+        return "near" if name in self.near else "far"
 
 
 def write_predictions(predictions: Predictions, path: Path, *, data: str | None = None) -> None:
     """`data` hashes the samples that the logits are for."""
-    tensors = {"logits": predictions.logits, "labels": predictions.labels}
-    if predictions.groups is not None:
-        tensors["groups"] = predictions.groups
-    tensors |= {f"ood.{s.name}.logits": s.logits for s in predictions.ood if s.logits is not None}
-    tensors |= {f"scores.{name}": values for name, values in predictions.scores.items()}
-    tensors |= {
-        f"ood.{s.name}.scores.{name}": values
-        for s in predictions.ood
-        for name, values in s.scores.items()
-    }
-    for s in predictions.shift:
-        key = f"shift.{_key(s.name, s.severity)}"
-        tensors |= {f"{key}.logits": s.logits, f"{key}.labels": s.labels}
-    usual = predictions.problem.name == usual_problem(predictions.logits.shape[-1])
+    outputs = predictions.outputs
+    tensors = {"logits": outputs.logits, "labels": outputs.truth}
+    if outputs.groups is not None:
+        tensors["groups"] = outputs.groups
+    for name, said in predictions.ood.items():
+        if said.logits.size:
+            tensors[f"ood.{name}.logits"] = said.logits
+    for name, scores in predictions.scores.items():
+        prefix = f"ood.{name}.scores" if name else "scores"
+        tensors |= {f"{prefix}.{score}": values for score, values in scores.items()}
+    for shift, said in predictions.shift.items():
+        key = f"shift.{_key(*shift)}"
+        tensors |= {f"{key}.logits": said.logits, f"{key}.labels": said.truth}
+    usual = predictions.problem.name == usual_problem(outputs.logits.shape[-1])
     about: dict[str, Any] = {
         "name": predictions.name,
         "kind": predictions.kind,
         **({} if data is None else {"data": data}),
         **({} if usual else {"problem": predictions.problem.name}),
-        "ood": [[s.name, s.group] for s in predictions.ood],
-        "shift": [[s.name, s.severity] for s in predictions.shift],
+        "ood": [[name, predictions.group(name)] for name in predictions.ood],
+        "shift": [*map(list, predictions.shift)],
     }
     if predictions.cost is not None:
         # A time is true of one machine at one moment, and would change the file on every run.
@@ -149,24 +137,26 @@ def read_predictions(path: Path) -> Predictions:
     groups = dict(about.ood) | {
         name: "far" for name in contents.ood_names() if name not in dict(about.ood)
     }
-    shifts = []
-    for name, severity in about.shift:
-        key = f"shift.{_key(name, severity)}"
-        shifted = contents.logits(f"{key}.logits", like=logits)
-        shifts.append(
-            ShiftSet(name, severity, shifted, contents.labels(f"{key}.labels", of=shifted))
-        )
+    shifts = {}
+    for shift in about.shift:
+        key = f"shift.{_key(*shift)}"
+        said = contents.logits(f"{key}.logits", like=logits)
+        shifts[shift] = Outputs(said, None, contents.labels(f"{key}.labels", of=said))
+    labels = contents.labels("labels", of=logits)
+    scores = {"": contents.scores("scores.", rows=len(logits))}
+    ood = {}
+    for name in groups:
+        ood[name], scores[name] = contents.ood_set(name, like=logits)
     return Predictions(
         name=about.name or path.name.removesuffix(".safetensors"),
         kind=about.kind,
-        logits=logits,
-        labels=contents.labels("labels", of=logits),
-        ood=tuple(contents.ood_set(name, group, like=logits) for name, group in groups.items()),
-        shift=tuple(shifts),
+        outputs=Outputs(logits, None, labels, groups=contents.groups(len(logits))),
+        ood=ood,
+        near=[name for name, group in groups.items() if group == "near"],
+        shift=shifts,
+        scores=scores,
         cost=about.cost,
-        scores=contents.scores("scores.", rows=len(logits)),
         problem=contents.problem,
-        groups=contents.groups(len(logits)),
     )
 
 
@@ -341,15 +331,16 @@ class _Contents:
         matches = map(OF_SET.fullmatch, sorted(self.file.infos))
         return self._names([match[1] for match in matches if match is not None], "a set")
 
-    def ood_set(self, name: str, group: Group, *, like: ndarray) -> OodSet:
+    def ood_set(self, name: str, *, like: ndarray) -> tuple[Outputs, dict[str, ndarray]]:
         """Logits, scores, or both, of as many samples."""
         logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
         scored = [each for each in self.file.infos if each.startswith(prefix)]
         if self._stored(logits) in self.file.infos or not scored:
-            outside = self.logits(logits, like=like)
-            return OodSet(name, group, outside, self.scores(prefix, rows=len(outside)))
-        shape = self.file.infos[scored[0]].shape
-        return OodSet(name, group, None, self.scores(prefix, rows=shape[0] if shape else 0))
+            said = self.logits(logits, like=like)
+        else:
+            shape = self.file.infos[scored[0]].shape
+            said = np.zeros((shape[0] if shape else 0, 0, 0))
+        return Outputs(said, None), self.scores(prefix, rows=len(said))
 
     def scores(self, prefix: str, *, rows: int) -> dict[str, Float[ndarray, " sample"]]:
         """Finite, one for each of the `rows`."""
@@ -569,7 +560,7 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
                     " and --seed.",
                 )
     every = [predictions for _, predictions in files]
-    if any(s.logits is None for p in every for s in p.ood):
+    if not all(said.logits.size for p in every for said in p.ood.values()):
         raise DataError(
             "--ensemble: the files hold scores without logits, of which no ensemble can be made"
         )
@@ -578,39 +569,34 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
     if len(costs) == len(every):
         params, macs = sum(each.params for each in costs), sum(each.macs for each in costs)
         cost = Cost(params=params, macs=macs, latency_ms=None, tokens=costs[0].tokens)
-    ood = [{s.name: s.logits for s in p.ood} for p in every]
-    shift = [{(s.name, s.severity): s.logits for s in p.shift} for p in every]
     return Predictions(
         name=" + ".join(predictions.name for predictions in every),
         kind="ensemble",
         problem=first.problem,
-        groups=first.groups,
-        logits=_joined([predictions.logits for predictions in every]),
-        labels=first.labels,
-        ood=tuple(
-            OodSet(s.name, s.group, _joined([sets[s.name] for sets in ood])) for s in first.ood
-        ),
-        shift=tuple(
-            ShiftSet(
-                s.name, s.severity, _joined([sets[s.name, s.severity] for sets in shift]), s.labels
-            )
-            for s in first.shift
-        ),
+        outputs=_joined([each.outputs for each in every]),
+        ood={name: _joined([each.ood[name] for each in every]) for name in first.ood},
+        near=first.near,
+        shift={key: _joined([each.shift[key] for each in every]) for key in first.shift},
         cost=cost,
     )
 
 
-def _joined(logits: Sequence[ndarray | None]) -> ndarray:
-    present = [each for each in logits if each is not None]
-    return np.concatenate([each.astype(present[0].dtype, copy=False) for each in present], axis=1)
+def _joined(said: Sequence[Outputs]) -> Outputs:
+    """All members as one model's."""
+    dtype = said[0].logits.dtype
+    logits = [each.logits.astype(dtype, copy=False) for each in said]
+    return replace(said[0], logits=np.concatenate(logits, axis=1))
 
 
 def _samples_of(predictions: Predictions) -> dict[str, Any]:
     """What the members of one ensemble have in common."""
     return {
-        "classes": predictions.logits.shape[2],
+        "classes": predictions.outputs.logits.shape[2],
         "problem": predictions.problem.name,
-        "labels": predictions.labels.tolist(),
-        "OOD sets": {s.name: (s.group, len(s)) for s in predictions.ood},
-        "shifted sets": {(s.name, s.severity): s.labels.tolist() for s in predictions.shift},
+        "labels": predictions.outputs.truth.tolist(),
+        "OOD sets": {
+            name: (predictions.group(name), len(said.logits))
+            for name, said in predictions.ood.items()
+        },
+        "shifted sets": {key: said.truth.tolist() for key, said in predictions.shift.items()},
     }

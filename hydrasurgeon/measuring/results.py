@@ -1,6 +1,4 @@
-"""The eval report, hydrasurgeon.eval/1: frozen records; and the conditions that a fair comparison
-holds alike.
-"""
+"""The eval report, hydrasurgeon.eval/1: frozen records, and what of them are columns."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
-
-from hydrasurgeon.files.foreign import visible
 
 Number = float | None
 """None where it was not measured."""
@@ -387,27 +383,6 @@ class Report(_Record):
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=1) + "\n"
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What one row of the report rests on."""
-
-    ood_score: str | None = None
-    calibrated: bool = False
-
-
-def unlike(model: Conditions, reference: Conditions) -> dict[str, str]:
-    """What the two do not have in common: {"calibration": "calibrated, the reference not"}."""
-    phrases = {}
-    if model.ood_score and reference.ood_score and model.ood_score != reference.ood_score:
-        phrases["OOD score"] = (
-            f"OOD by {visible(model.ood_score)}, the reference by {visible(reference.ood_score)}"
-        )
-    if model.calibrated != reference.calibrated:
-        mine, its = ("calibrated", "not") if model.calibrated else ("not calibrated", "is")
-        phrases["calibration"] = f"{mine}, the reference {its}"
-    return phrases
 
 
 QUALITY = metrics_of(SetAverage)

@@ -1,30 +1,32 @@
-"""Running models on data sets: their predictions, what the samples cost, and how long they take."""
+"""Running models on data sets: their predictions, and the batches that their cost is taken on."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from numpy import ndarray
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, without_words
+from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Samples, first_batch, moved
-from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
+from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.runtime.answering import collected, logits_of, numbered
+from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.runtime.answering import collected, numbered
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.probabilities import yes_or_no
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 TIMED = 16
 """Samples in the batch whose time the table shows."""
+Said = tuple[Outputs, dict[str, ndarray]]
+"""What a model said of some samples, and OOD scores that are no functions of it."""
 
 
 def name_of(job: Sequence[Checkpoint]) -> str:
@@ -45,80 +47,49 @@ def by_path(checkpoints: Sequence[Checkpoint], paths: Sequence[str | Path]) -> l
     ]
 
 
-@dataclass(frozen=True)
-class How:
-    """Where and in which pieces models run."""
-
-    run: Run
-    skipped: list[str] = field(default_factory=list)
-    """Samples that could not be read, as they are met."""
-    engine: str = "torch"
-    no_words: bool = False
-    """Whether models answer without what reads words beside them."""
-
-    def load(self, checkpoint: Checkpoint) -> Any:
-        device, dtype = self.run.device, self.run.dtype
-        if self.no_words:
-            checkpoint = without_words(checkpoint)
-        return engine_of(checkpoint, engine=self.engine, device=device, dtype=dtype)
-
-    def logits(self, models: Sequence[Any], samples: Any) -> tuple[Any, Any]:
-        return logits_of(models, samples, self.run, skipped=self.skipped)
-
-    def scored(
-        self, model: Any, samples: Any, fitted: EnsembleScore
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        """Logits, labels and a score of the features, in one pass."""
-        piece = collected([model], samples, self.run, features=True, skipped=self.skipped)
-        assert piece.features is not None
-        return (
-            piece.logits,
-            piece.labels,
-            {fitted.kind: fitted(piece.features, yes_or_no(piece.logits)).round(decimals=DIGITS)},
-        )
-
-    def first(self, model: Any, samples: Any, count: int = TIMED) -> Any:
-        """The first samples as a batch of this model's; no more than it is run on at a time."""
-        size = min(self.run.batch_size or TIMED, count)
-        few = first_batch(samples, model.transform, size, skip_bad=self.run.skip_bad)
-        for weight in getattr(model, "parameters", tuple)():  # a graph has none
-            return moved(few, weight.device, weight.dtype)
-        return few
+def said_of(
+    models: Sequence[Any],
+    samples: Samples,
+    run: Run,
+    skipped: list[str],
+    fitted: EnsembleScore | None = None,
+) -> Said:
+    """Logits and labels, and a score of the features, in one pass."""
+    outputs = collected(models, samples, run, features=fitted is not None, skipped=skipped)
+    if fitted is None or outputs.features is None:
+        return outputs, {}
+    score = fitted(outputs.features, yes_or_no(outputs.logits)).round(decimals=DIGITS)
+    return replace(outputs, features=None), {fitted.kind: score}
 
 
-def predicted(
-    sets: DataSets, answer: Callable[[Any, bool], tuple[Any, Any, dict[str, Any]]], **about: Any
-) -> Predictions:
-    """What one model says of all sets; `answer` gives logits, labels and OOD scores, these where
-    they are asked for.
-    """
-    logits, labels, scores = answer(sets.id, True)
-    foreign = []
-    for name, group, samples in sets.ood:
-        outside, _, of_set = answer(samples, True)
-        foreign.append(OodSet(name, group, outside, of_set))
-    shifted = [
-        ShiftSet(name, severity, *answer(samples, False)[:2])
-        for name, severity, samples in sets.shift
-    ]
+def first(model: Any, samples: Any, run: Run, count: int = TIMED) -> Any:
+    """The first samples as a batch of this model's; no more than it is run on at a time."""
+    size = min(run.batch_size or TIMED, count)
+    few = first_batch(samples, model.transform, size, skip_bad=run.skip_bad)
+    for weight in getattr(model, "parameters", tuple)():  # a graph has none
+        return moved(few, weight.device, weight.dtype)
+    return few
+
+
+def predicted(sets: DataSets, answer: Callable[[Any, bool], Said], **about: Any) -> Predictions:
+    """What one model says of all sets; `answer` gives OOD scores where they are asked for."""
+    outputs, scores = answer(sets.id, True)
+    foreign = {name: answer(samples, True) for name, samples in sets.ood.items()}
     return Predictions(
-        logits=logits,
-        labels=labels,
-        ood=tuple(foreign),
-        shift=tuple(shifted),
-        scores=scores,
-        groups=groups_in(sets.id, len(logits)),
+        outputs=grouped(outputs, sets.id),
+        ood={name: said for name, (said, _) in foreign.items()},
+        near=sets.near,
+        shift={shift: answer(samples, False)[0] for shift, samples in sets.shift.items()},
+        scores={"": scores, **{name: scores for name, (_, scores) in foreign.items()}},
         **about,
     )
 
 
-def groups_in(samples: Samples, count: int) -> ndarray | None:
-    """A number for the query of each sample; None where nothing says so, or not all samples were
-    read.
-    """
+def grouped(outputs: Outputs, samples: Samples) -> Outputs:
+    """With a number for the query of each sample, where data say so and all samples were read."""
     groups = samples.groups
-    if groups is None or len(groups) != count:
-        return None
+    if groups is None or len(groups) != len(outputs.logits):
+        return outputs
     sizes = Counter(groups)
     alone = next((row for row, group in enumerate(groups) if sizes[group] == 1), None)
     if alone is not None:
@@ -128,4 +99,4 @@ def groups_in(samples: Samples, count: int) -> ndarray | None:
                 "A query needs rows to order: give each two or more, or leave the column group out."
             ),
         )
-    return numbered(groups)
+    return replace(outputs, groups=numbered(groups))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -101,15 +101,16 @@ class DataSets:
     """The data of one evaluation, opened once."""
 
     id: Any
-    ood: tuple[tuple[str, Literal["near", "far"], Any], ...]
-    shift: tuple[tuple[str, int | None, Any], ...]
+    ood: Mapping[str, Any]
+    near: Collection[str]
+    shift: Mapping[tuple[str, int | None], Any]
     val: Any | None = None
     """What a temperature is fitted to."""
 
     @property
     def notes(self) -> list[str]:
         """Which orders of classes were assumed."""
-        labelled = (self.id, *(samples for *_, samples in self.shift))
+        labelled = (self.id, *self.shift.values())
         return [each.note for each in labelled if each.note is not None]
 
 
@@ -117,11 +118,10 @@ def uses_of(sets: DataSets, further: Sequence[Further]) -> dict[str, DataRecord]
     """What each data set was for, the labelled one first."""
     uses = {"in distribution": sets.id}
     uses |= {f"also {code(name)}": samples for name, samples, _ in further}
-    uses |= {f"{group}-OOD {code(name)}": samples for name, group, samples in sets.ood}
-    uses |= {
-        f"shift {code(name)}{'' if severity is None else f', severity {severity}'}": samples
-        for name, severity, samples in sets.shift
-    }
+    for name, samples in sets.ood.items():
+        uses[f"{'near' if name in sets.near else 'far'}-OOD {code(name)}"] = samples
+    for (name, severity), samples in sets.shift.items():
+        uses[f"shift {code(name)}{'' if severity is None else f', severity {severity}'}"] = samples
     if sets.val is not None:
         uses["temperature"] = sets.val
     return {use: DataRecord(**samples.fingerprint()) for use, samples in uses.items()}
@@ -203,12 +203,13 @@ def open_sets(
         "--shift",
         [name if severity is None else f"{name}:{severity}" for name, severity, _ in shifts],
     )
-    foreign = tuple(
-        (name, group, open_data(spec, limit=limit, seed=seed)) for group, name, spec in outside
+    return DataSets(
+        fit_classes(inside, model),
+        {name: open_data(spec, limit=limit, seed=seed) for _, name, spec in outside},
+        [name for group, name, _ in outside if group == "near"],
+        {(name, severity): labelled(spec) for name, severity, spec in shifts},
+        None if val is None else labelled(val),
     )
-    shifted = tuple((name, severity, labelled(spec)) for name, severity, spec in shifts)
-    fits = None if val is None else labelled(val)
-    return DataSets(fit_classes(inside, model), foreign, shifted, fits)
 
 
 def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.bootstrap import Difference
+from hydrasurgeon.measuring.measure import Answered
 from hydrasurgeon.measuring.results import ARROWS, COMPARED, OOD, QUALITY, Result
 from hydrasurgeon.report.columns import short, shown_name
 from hydrasurgeon.report.verdicts import Verdict, listed, macs_of, named
@@ -151,13 +151,13 @@ def _bins(bins: Sequence[tuple[float, float, int]], colour: str, axes: Axes) -> 
 def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
     """A chart for each OOD set, a line for each row."""
     charts = []
-    for title in dict.fromkeys(each.name for _, _, row in rows for each in row.foreign):
+    for title in dict.fromkeys(name for _, _, row in rows for name in row.foreign):
         curves, areas = {}, []
         for at, name, row in rows:
-            for o, each in zip(results[at].ood, row.foreign, strict=True):
-                if each.name == title:
+            for o in results[at].ood:
+                if o.name == title:
                     areas.append(f"{name} {o.auroc:.3f}")
-                    curves[at] = roc_curve(row.scores[row.used], each.scores[row.used])
+                    curves[at] = roc_curve(row.scores[row.used], row.foreign[title][row.used])
         says, draw = f"AUROC: {'; '.join(areas)}.", partial(_lines, curves, ideal=True)
         labels = "in-distribution samples flagged", "OOD samples flagged"
         charts.append(picture(f"ROC: {title}", says, draw, *labels, percent="xy"))
@@ -169,7 +169,8 @@ def histograms(rows: Drawn) -> list[str]:
     charts = []
     for _, name, row in rows:
         inside, threshold = row.scores[row.used], row.threshold
-        sets = {"in distribution": inside} | {o.name: o.scores[row.used] for o in row.foreign}
+        sets = {"in distribution": inside}
+        sets |= {each: scores[row.used] for each, scores in row.foreign.items()}
         what, style = "The fitted threshold,", "-"
         if threshold is None:
             threshold = float(np.quantile(inside.astype(np.float64), 1 - FLAGGED))

@@ -21,9 +21,9 @@ from markupsafe import Markup
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
-from hydrasurgeon.measuring.bootstrap import compared, is_paired
-from hydrasurgeon.measuring.results import Report, Result, unlike
-from hydrasurgeon.measuring.rows import Row
+from hydrasurgeon.measuring.bootstrap import compared, is_paired, unlike
+from hydrasurgeon.measuring.measure import Row
+from hydrasurgeon.measuring.results import Report, Result
 from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.report import charts, entities
 from hydrasurgeon.report.classes import balance, class_tables
@@ -101,7 +101,7 @@ class Material:
             differences, conditions = None, {}
             if is_paired(mine, theirs):
                 differences = compared(mine, theirs, level=self.level, seed=self.seed)
-                conditions = unlike(mine.conditions, theirs.conditions)
+                conditions = unlike(mine, theirs)
             verdicts.append(verdict(row.result, first.result, differences, unlike=conditions))
         return verdicts
 

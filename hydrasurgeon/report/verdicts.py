@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hydrasurgeon.measuring.answers import Answered
 from hydrasurgeon.measuring.bootstrap import Difference
+from hydrasurgeon.measuring.measure import Answered
 from hydrasurgeon.measuring.results import COMPARED, Cost, Result
 from hydrasurgeon.report.columns import short, shown_name
 
@@ -222,7 +222,7 @@ def spent(result: Result) -> str:
 
 def calibration_words(row: Answered) -> str:
     """Whether its answers are calibrated, and by what it detects OOD samples."""
-    parts = [f"Calibrated: {'yes' if row.conditions.calibrated else 'no'}"]
+    parts = [f"Calibrated: {'yes' if row.calibrated else 'no'}"]
     if row.scores:
         threshold = "no threshold" if row.threshold is None else f"threshold {row.threshold:.3g}"
         parts.append(f"OOD by {row.used}, {threshold}")

@@ -19,8 +19,8 @@ from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, require
 from hydrasurgeon.measuring.cascades import WHOLE
 from hydrasurgeon.measuring.cost import machine
+from hydrasurgeon.measuring.measure import Row, with_mce
 from hydrasurgeon.measuring.results import Report
-from hydrasurgeon.measuring.rows import Row, with_mce
 from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import (
     LabelledSet,

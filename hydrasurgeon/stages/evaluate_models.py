@@ -8,33 +8,36 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, without_words
 from hydrasurgeon.data import fit_classes, open_data
 from hydrasurgeon.decision.fitting import FEWEST_OOD
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.engines import engine_of
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.answers import Reading, answers
+from hydrasurgeon.measuring.bootstrap import unlike
 from hydrasurgeon.measuring.cascades import with_cascade
 from hydrasurgeon.measuring.cost import SideBySide, cost_of, together
 from hydrasurgeon.measuring.known import trained_on
+from hydrasurgeon.measuring.measure import (
+    Row,
+    judged,
+    measure,
+    over_sets,
+    row_of,
+    scores_in,
+    scores_wanted,
+)
 from hydrasurgeon.measuring.predictions import (
     Predictions,
     ensembled,
     read_predictions,
     write_predictions,
 )
-from hydrasurgeon.measuring.results import SetResult, unlike
-from hydrasurgeon.measuring.rows import (
-    Row,
-    ood_scores,
-    over_sets,
-    reading_of,
-    row_of,
-    scores_in,
-    summary,
-)
-from hydrasurgeon.measuring.running import How, groups_in, name_of, predicted
+from hydrasurgeon.measuring.results import SetResult
+from hydrasurgeon.measuring.running import first as first_of
+from hydrasurgeon.measuring.running import grouped, name_of, predicted, said_of
 from hydrasurgeon.measuring.sets import (
     DataSets,
     Further,
@@ -46,7 +49,7 @@ from hydrasurgeon.measuring.sets import (
     uses_of,
 )
 from hydrasurgeon.problems import problem_of
-from hydrasurgeon.statistics.scores.fitted import EnsembleScore
+from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.statistics.temperature import temperature_of
 
 if TYPE_CHECKING:
@@ -78,98 +81,6 @@ class Measured:
         return () if self.samples is None else self.samples.classes or ()
 
 
-@dataclass(frozen=True)
-class _Table:
-    """The models of one table, the data that they answer for, and how they run."""
-
-    arguments: EvaluateOptions
-    opened: Sequence[Checkpoint]
-    name: str
-    """The first data set's."""
-    sets: DataSets
-    others: Sequence[Further]
-    predictions: Path | None
-    how: How
-    timed: SideBySide
-
-    def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Those of these checkpoints run as one: two for a cascade."""
-        job = [self.opened[i] for i in numbers]
-        models = [self.how.load(checkpoint) for checkpoint in job]
-        reading, fitted = self._reading(job, models)
-        row = row_of(self._predict(job, models, fitted), reading)
-        one = together(list(models))
-        row = replace(row, timing=self.timed.add(one, self.how.first(models[0], self.sets.id)))
-        if self.others:
-            others = [self._on(each, numbers, models, reading) for each in self.others]
-            row = over_sets(row, others, first=self.name)
-        if not self.arguments.cascade:
-            return [row]
-        return with_cascade(row, job[0], self.sets, self.how, self.timed, reading=reading)
-
-    def _reading(
-        self, job: Sequence[Checkpoint], models: Sequence[Any]
-    ) -> tuple[Reading, EnsembleScore | None]:
-        """How the models' logits are read, and the OOD score of features that is asked for."""
-        arguments, problem = self.arguments, problem_of(self.opened[0].manifest.model)
-        state = None if decision_ignored(job, arguments) else models[0].state
-        kinds = ood_scores(arguments.ood_score, state, name_of(job), problem)
-        temperature = arguments.temperature
-        if temperature == "fit":
-            logits, labels = self.how.logits(models, self.sets.val)
-            temperature = temperature_of(*problem.choices(logits, labels))
-        reading = reading_of(
-            state,
-            kinds,
-            temperature=temperature,
-            ci=arguments.ci,
-            seed=arguments.seed,
-            problem=problem,
-        )
-        if state is None or state.record.ood.score not in kinds:
-            return reading, None
-        return reading, state.fitted
-
-    def _predict(
-        self, job: Sequence[Checkpoint], models: Sequence[Any], fitted: EnsembleScore | None
-    ) -> Predictions:
-        """What the models say of all sets, written where that is asked for."""
-
-        def answer(samples: Any, scored: bool) -> tuple[Any, Any, dict[str, Any]]:
-            if scored and fitted is not None:
-                return self.how.scored(models[0], samples, fitted)
-            return (*self.how.logits(models, samples), {})
-
-        predictions = predicted(
-            self.sets,
-            answer,
-            name=name_of(job),
-            kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
-            # Of a text without the padding that others bring.
-            cost=cost_of(models, self.how.first(models[0], self.sets.id, 1)),
-            problem=problem_of(self.opened[0].manifest.model),
-        )
-        if self.predictions is not None:
-            write_predictions(
-                predictions, self.predictions, data=self.sets.id.fingerprint()["sha256"]
-            )
-        return predictions
-
-    def _on(
-        self, data: Further, numbers: Sequence[int], models: Sequence[Any], reading: Reading
-    ) -> SetResult:
-        """The quality of these checkpoints on another data set; `models` have the classes of the
-        first.
-        """
-        name, samples, checkpoints = data
-        ours = [checkpoints[i] for i in numbers]
-        if [c.manifest.model for c in ours] != [self.opened[i].manifest.model for i in numbers]:
-            models = [self.how.load(checkpoint) for checkpoint in ours]
-        logits, labels = self.how.logits(models, samples)
-        inside = answers(logits, labels, reading, groups_in(samples, len(logits)))
-        return SetResult(name=name, **summary(inside, reading).model_dump())
-
-
 def of_models(
     plain: Sequence[Checkpoint],
     labelled: Sequence[LabelledSet],
@@ -196,24 +107,17 @@ def of_models(
         check_same_classes(named)
         samples = fit_classes(samples, named[0].manifest.model)
         further.append((each.name, samples, named))
-    no_words = arguments.no_words or arguments.no_decision
-    how, timed = How(arguments, engine=arguments.engine, no_words=no_words), SideBySide()
-    table = _Table(
-        arguments,
-        opened,
-        first.name,
-        sets,
-        further,
-        predictions,
-        how,
-        timed,
-    )
-    jobs = [[i] for i in range(len(opened))]
-    if arguments.ensemble:
-        jobs = [[*range(len(opened))]]
-    rows = [row for numbers in jobs for row in table.rows(numbers)]
+    skipped: list[str] = []
+    timed, rows = SideBySide(), list[Row]()
+    jobs = [[*range(len(opened))]] if arguments.ensemble else [[i] for i in range(len(opened))]
+    for job in jobs:
+        ours = [(name, samples, [named[i] for i in job]) for name, samples, named in further]
+        checkpoints = [opened[i] for i in job]
+        more = _rows(checkpoints, sets, ours, arguments, skipped, timed, predictions)
+        rows += [
+            over_sets(row, others, first=first.name) if others else row for row, others in more
+        ]
     orders = [*sets.notes, *(samples.note for _, samples, _ in further if samples.note is not None)]
-    ood = [(name, samples) for name, _, samples in sets.ood]
     seen = [trained_on(sets.id, each.manifest.history) for each in opened]
     classes: dict[str, Any] = dict(record_of(opened[0].manifest.model))
     hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
@@ -223,14 +127,76 @@ def of_models(
         _with_times(rows, timed.milliseconds()),
         uses_of(sets, further),
         classes,
-        tuple(dict.fromkeys(how.skipped)),
+        tuple(dict.fromkeys(skipped)),
         (
             *dict.fromkeys(orders),
             *dict.fromkeys(filter(None, seen)),
-            *in_samples(sets.id, ood, harm=ALIKE),
+            *in_samples(sets.id, sets.ood.items(), harm=ALIKE),
         ),
         sets.id,
     )
+
+
+def _loaded(checkpoint: Checkpoint, arguments: EvaluateOptions) -> Engine:
+    if arguments.no_words or arguments.no_decision:
+        checkpoint = without_words(checkpoint)
+    device, dtype = arguments.device, arguments.dtype
+    return engine_of(checkpoint, engine=arguments.engine, device=device, dtype=dtype)
+
+
+def _rows(
+    job: Sequence[Checkpoint],
+    sets: DataSets,
+    further: Sequence[Further],
+    arguments: EvaluateOptions,
+    skipped: list[str],
+    timed: SideBySide,
+    place: Path | None,
+) -> list[tuple[Row, list[SetResult]]]:
+    """Checkpoints that answer as one: their row, behind that of their cascade, and what they are
+    worth on further data.
+    """
+    models = [_loaded(checkpoint, arguments) for checkpoint in job]
+    model, problem, name = models[0], problem_of(job[0].manifest.model), name_of(job)
+    temperature = arguments.temperature
+    if temperature == "fit":
+        said, _ = said_of(models, sets.val, arguments, skipped)
+        temperature = temperature_of(*problem.labelled(said.logits, said.truth))
+    state = State.unfitted(problem, temperature or 1.0)
+    own = state if decision_ignored(job, arguments) else model.state or state
+    kinds = scores_wanted(arguments.ood_score, own, name)
+    fitted = own.fitted if own.record.ood.score in kinds else None
+    if temperature is None:
+        state = own
+    predictions = predicted(
+        sets,
+        lambda samples, scored: said_of(
+            models, samples, arguments, skipped, fitted if scored else None
+        ),
+        name=name,
+        kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
+        # Of a text without the padding that others bring.
+        cost=cost_of(models, first_of(model, sets.id, arguments, 1)),
+        problem=problem,
+    )
+    if place is not None:
+        write_predictions(predictions, place, data=sets.id.fingerprint()["sha256"])
+    row = row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
+    one = together(models)
+    row = replace(row, timing=timed.add(one, first_of(model, sets.id, arguments)))
+    results = []
+    for called, samples, ours in further:
+        # Models have the classes of the first data set.
+        if [c.manifest.model for c in ours] != [c.manifest.model for c in job]:
+            models = [_loaded(checkpoint, arguments) for checkpoint in ours]
+        said = grouped(said_of(models, samples, arguments, skipped)[0], samples)
+        values = measure(judged(said, state), state.found, ci=arguments.ci, seed=arguments.seed)
+        results.append(SetResult(name=called, **values))
+    if not arguments.cascade:
+        return [(row, results)]
+    another, ci, seed = _loaded(job[0], arguments), arguments.ci, arguments.seed
+    both = with_cascade(row, another, sets, arguments, timed, kinds, ci=ci, seed=seed)
+    return [(each, []) for each in both]
 
 
 def _with_times(rows: Sequence[Row], milliseconds: Sequence[float | None]) -> tuple[Row, ...]:
@@ -258,17 +224,8 @@ def of_files(arguments: EvaluateOptions) -> list[Row]:
 
     def row(predictions: Predictions, called: str) -> Row:
         kinds = scores_in(arguments.ood_score, predictions, called)
-        ci, seed, problem = arguments.ci, arguments.seed, predictions.problem
-        return row_of(
-            predictions,
-            Reading(
-                float(arguments.temperature or 1),
-                ood_scores=kinds,
-                ci=ci,
-                seed=seed,
-                problem=problem,
-            ),
-        )
+        state = State.unfitted(predictions.problem, float(arguments.temperature or 1))
+        return row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
 
     if arguments.ensemble and not arguments.checkpoints:
         return [
@@ -329,7 +286,7 @@ def unlike_notes(rows: Sequence[Row]) -> Iterator[str]:
     first, *others = rows
     of_models: dict[str, list[str]] = {}
     for row in others:
-        phrases = unlike(row.answers.conditions, first.answers.conditions)
+        phrases = unlike(row.answers, first.answers)
         if phrases:
             of_models.setdefault("; ".join(phrases.values()), []).append(visible(row.name))
     for text, names in of_models.items():

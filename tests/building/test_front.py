@@ -198,8 +198,8 @@ def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
     assert entry.cost["params"] == numbers[0] / numbers[1]
     predictions = tasks.folder / "trunks.predictions.safetensors"
     hs.evaluate([again], data=tasks.val, predictions=predictions, device="cpu")
-    said = read_predictions(predictions)
-    right = softmax(said.logits).mean(axis=1).argmax(axis=-1) == said.labels
+    said = read_predictions(predictions).outputs
+    right = softmax(said.logits).mean(axis=1).argmax(axis=-1) == said.truth
     assert entry.row("").worth["accuracy"] == pytest.approx(right.mean())
 
 

@@ -15,8 +15,7 @@ from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Decision, shapes_of
-from hydrasurgeon.measuring.answers import answers
-from hydrasurgeon.measuring.rows import reading_of
+from hydrasurgeon.measuring import measure
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Outputs, joined
@@ -141,8 +140,7 @@ def state_of(seed: int = 0, **options: Any) -> State:
 
 def judged(state: State, seed: int) -> dict[str, Any]:
     logits, labels, _ = drawn(3000, seed, noise=1.2)
-    reading = reading_of(state, ("msp",), temperature=None, ci=None, seed=0, problem=TOKENS)
-    return dict(answers(logits, labels, reading).figures())
+    return dict(measure.judged(Outputs(logits, None, labels), state).figures())
 
 
 def test_of_what_is_answered_few_are_wrong() -> None:

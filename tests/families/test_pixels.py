@@ -99,7 +99,7 @@ def table(folder: Path, cases: list[tuple[tuple[int, int], int]]) -> tuple[str, 
 def by_eval(folder: Path, data: str, paths: list[Path]) -> Tensor:
     answers = folder.parent / "answers.safetensors"
     hs.evaluate([folder], data=data, device="cpu", predictions=answers)
-    logits = read_predictions(answers).logits
+    logits = read_predictions(answers).outputs.logits
     assert logits is not None
     return kind_of(problem_of(open_checkpoint(folder).manifest.model)).probs(
         torch.from_numpy(logits[:, 0])
@@ -204,7 +204,8 @@ def test_calibrate(tmp_path: Path, name: str) -> None:
     answers = tmp_path / "answers.safetensors"
     hs.evaluate([folder], data=data, device="cpu", predictions=answers)
     recorded = read_predictions(answers)
-    write_predictions(replace(recorded, logits=own[:, None]), tmp_path / "own.safetensors")
+    said = replace(recorded.outputs, logits=own[:, None].numpy())
+    write_predictions(replace(recorded, outputs=said), tmp_path / "own.safetensors")
     found = hs.calibrate(folder, data=data, out=tmp_path / "ready.safetensors", device="cpu")
     expected = hs.calibrate(
         predictions=tmp_path / "own.safetensors", out=tmp_path / "expected.safetensors"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fitted_states import fitted
 
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.files.decided import Conformal
-from hydrasurgeon.measuring import answers as module
-from hydrasurgeon.measuring.answers import Reading, answers
-from hydrasurgeon.measuring.rows import summary
+from hydrasurgeon.measuring import measure as module
+from hydrasurgeon.measuring.measure import judged, measure
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.report import charts
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.conformal import prediction_sets
@@ -26,27 +28,28 @@ def test_pieces_of_any_size_make_the_metrics_of_the_whole(
     elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     z, labels = logits(), np.arange(257) % 5
-    reading = Reading(1.7, conformal=Conformal(method="lac", coverage=0.9, threshold=0.8))
+    conformal = Conformal(method="lac", coverage=0.9, threshold=0.8)
+    outputs, state = Outputs(z, None, labels), fitted(temperature=1.7, conformal=conformal)
     probs = metrics.mean_probs(z, 1.7)
-    whole = summary(answers(z, labels, reading), reading)
+    whole = measure(judged(outputs, state))
     monkeypatch.setattr(module, "ELEMENTS", elements)
-    measured = summary(answers(z, labels, reading), reading)
+    measured = measure(judged(outputs, state))
     for name in ("accuracy", "brier", "nll", "ece", "aece"):
-        assert getattr(measured, name) == pytest.approx(getattr(whole, name), abs=1e-14)
-    assert measured.nll == pytest.approx(metrics.nll(probs, labels), abs=1e-14)
-    sets = prediction_sets(Conformal(method="lac", coverage=0.9, threshold=0.8), probs)
-    assert measured.coverage == float(
+        assert measured[name] == pytest.approx(whole[name], abs=1e-14)
+    assert measured["nll"] == pytest.approx(metrics.nll(probs, labels), abs=1e-14)
+    sets = prediction_sets(conformal, probs)
+    assert measured["coverage"] == float(
         np.take_along_axis(sets, labels[:, None], 1).astype(np.float64).mean()
     )
-    assert measured.set_size == float(sets.sum(axis=-1).astype(np.float64).mean())
+    assert measured["set_size"] == float(sets.sum(axis=-1).astype(np.float64).mean())
     confidence, predicted = probs.max(axis=-1), probs.argmax(axis=-1)
     area = float(np.trapezoid(metrics.risks(confidence, predicted == labels))) / 256
-    assert measured.aurc == pytest.approx(area)
+    assert measured["aurc"] == pytest.approx(area)
 
 
 def test_a_reliability_curve_holds_the_calibration_error() -> None:
     z, labels = logits(), np.arange(257) % 5
-    inside = answers(z, labels, Reading())
+    inside = judged(Outputs(z, None, labels), State.unfitted())
     bins = charts.bins_of_confidence(inside.confidence, inside.correct)
     assert sum(count for *_, count in bins) == 257
     error = sum(count * abs(right - sure) for sure, right, count in bins) / 257
@@ -54,7 +57,7 @@ def test_a_reliability_curve_holds_the_calibration_error() -> None:
 
 
 def test_a_risk_curve_ends_at_the_error() -> None:
-    inside = answers(logits(), np.arange(257) % 5, Reading())
+    inside = judged(Outputs(logits(), None, np.arange(257) % 5), State.unfitted())
     points = charts.risk_curve(inside.confidence, inside.correct)
     assert len(points) <= charts.POINTS
     assert points[-1] == (1.0, pytest.approx(1 - float(inside.correct.astype(np.float64).mean())))

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring.answers import Reading
 from hydrasurgeon.measuring.asserts import parse_assertion, paths_of
-from hydrasurgeon.measuring.predictions import OodSet, Predictions, ShiftSet
+from hydrasurgeon.measuring.measure import row_of
+from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import Cost, Result
-from hydrasurgeon.measuring.rows import row_of
+from hydrasurgeon.problems.base import Outputs
 
 SPEC = Callable[..., str]
 
@@ -71,16 +72,12 @@ def test_what_is_no_assertion(text: str) -> None:
 def measured(name: str, *, cost: bool = True) -> Result:
     logits = np.random.default_rng(0).normal(size=(20, 2, 3)).astype(np.float32)
     labels = np.arange(20) % 3
-    foreign = (OodSet("mnist", "far", logits[:7]), OodSet("a.b", "near", logits[7:]))
-    shifted = (
-        ShiftSet("fog", 5, logits, labels),
-        ShiftSet("fog", 1, logits, labels),
-        ShiftSet("sketch", None, logits, labels),
-    )
+    said = Outputs(logits, None, labels)
+    foreign = {"mnist": Outputs(logits[:7], None), "a.b": Outputs(logits[7:], None)}
+    shifted = dict.fromkeys([("fog", 5), ("fog", 1), ("sketch", None)], said)
     about = Cost(params=7, macs=9, latency_ms=None) if cost else None
-    return row_of(
-        Predictions(name, "hydra", logits, labels, foreign, shifted, about), Reading()
-    ).result
+    made = Predictions(name, "hydra", said, foreign, ["a.b"], shifted, cost=about)
+    return row_of(made, State.unfitted()).result
 
 
 def test_every_number_has_a_path() -> None:

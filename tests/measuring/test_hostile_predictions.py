@@ -13,10 +13,10 @@ from hostile_data import damaged
 from safetensors.torch import save_file
 
 import hydrasurgeon as hs
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.measuring.answers import Reading
+from hydrasurgeon.measuring.measure import row_of
 from hydrasurgeon.measuring.predictions import read_predictions
-from hydrasurgeon.measuring.rows import row_of
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 
@@ -56,10 +56,10 @@ def write(path: Path, *, about: Any = ABOUT, **changes: torch.Tensor | None) -> 
 
 def test_a_good_file_is_read_whole(tmp_path: Path) -> None:
     found = read_predictions(write(tmp_path / "p.safetensors"))
-    assert (found.name, found.kind, found.logits.shape[1]) == ("theirs", "hydra", 2)
-    assert [(s.name, s.group) for s in found.ood] == [("a", "near"), ("b", "far")]
-    assert found.shift[0].labels.tolist() == [0, 1, 2, 0]
-    assert np.array_equal(found.logits, tensors()["logits"].numpy())
+    assert (found.name, found.kind, found.outputs.logits.shape[1]) == ("theirs", "hydra", 2)
+    assert [(name, found.group(name)) for name in found.ood] == [("a", "near"), ("b", "far")]
+    assert next(iter(found.shift.values())).truth.tolist() == [0, 1, 2, 0]
+    assert np.array_equal(found.outputs.logits, tensors()["logits"].numpy())
     assert found.cost is not None
     assert (found.cost.params, found.cost.macs) == (10, 100)
 
@@ -201,7 +201,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         except DataError:
             continue
         for kind in ON_LOGITS:
-            text = row_of(found, Reading(ood_scores=(kind,))).result.model_dump_json()
+            text = row_of(found, State.unfitted(), (kind,)).result.model_dump_json()
             json.loads(text, parse_constant=pytest.fail)
         measured += 1
     assert 0 < measured < 150

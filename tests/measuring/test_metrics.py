@@ -14,8 +14,10 @@ from references import torch_uncertainty as tu
 from references import torchmetrics
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from hydrasurgeon.measuring.answers import Reading, answers
-from hydrasurgeon.measuring.rows import summary
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.measuring.measure import judged, measure
+from hydrasurgeon.measuring.results import IdResult
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.probabilities import TINY
 
@@ -66,11 +68,15 @@ def test_a_confidence_on_the_edge_of_a_bin(case: str) -> None:
     assert metrics.ece(p, y) == pytest.approx(float(again), abs=CLOSE)
 
 
+def summary(logits: ndarray, labels: ndarray) -> IdResult:
+    return IdResult(**measure(judged(Outputs(logits, None, labels), State.unfitted())))
+
+
 @pytest.mark.parametrize("case", CASES, ids=list(CASES))
 def test_calibration_agrees_with_the_references(case: str) -> None:
     z, y = CASES[case]
     p = metrics.mean_probs(z)
-    found = summary(answers(z, y, Reading(1.0)), Reading(1.0))
+    found = summary(z, y)
     assert found.accuracy == pytest.approx(
         float(
             torchmetrics.multiclass_accuracy(tensor(p), tensor(y), num_classes=5, average="micro")
@@ -151,9 +157,7 @@ def test_by_hand() -> None:
     p = np.array([[0.8, 0.2], [0.4, 0.6]], dtype=np.float64)
     y = np.array([0, 0])
     assert metrics.accuracy(p, y) == 0.5
-    assert summary(
-        answers(np.log(p)[:, None], y, Reading(1.0)), Reading(1.0)
-    ).brier == pytest.approx((0.08 + 0.72) / 2)
+    assert summary(np.log(p)[:, None], y).brier == pytest.approx((0.08 + 0.72) / 2)
     assert metrics.nll(p, y) == pytest.approx(-(math.log(0.8) + math.log(0.4)) / 2)
     assert metrics.ece(p, y) == pytest.approx((0.2 + 0.6) / 2)
     inside, outside = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.25, 0.5])
@@ -164,9 +168,7 @@ def test_by_hand() -> None:
 
 def test_a_certain_mistake_has_a_finite_nll() -> None:
     z = np.array([[[0.0, 1e5]]])
-    assert summary(answers(z, np.array([0]), Reading(1.0)), Reading(1.0)).nll == pytest.approx(
-        -math.log(TINY)
-    )
+    assert summary(z, np.array([0])).nll == pytest.approx(-math.log(TINY))
 
 
 @given(st.floats(0.3, 4.0))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from hydrasurgeon.measuring.answers import Reading, answered
-from hydrasurgeon.measuring.bootstrap import ood_intervals
-from hydrasurgeon.measuring.predictions import OodSet, Predictions
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.measuring.measure import answered, row_of
+from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import Result
-from hydrasurgeon.measuring.rows import row_of
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Ranked, bootstrap
 
@@ -27,12 +27,9 @@ def predictions(rows: int = 200) -> Predictions:
     logits = torch.randn(rows, 2, 4, generator=generator).numpy()
     logits[np.arange(rows), :, labels] += 2
     outside = torch.randn(120, 2, 4, generator=generator).numpy()
-    sets = (
-        OodSet("a", "near", outside),
-        OodSet("b", "far", 0.5 * outside[:70]),
-        OodSet("c", "far", outside[:60]),
-    )
-    return Predictions("m", "hydra", logits, labels, sets)
+    sets = {"a": outside, "b": 0.5 * outside[:70], "c": outside[:60]}
+    ood = {name: Outputs(each, None) for name, each in sets.items()}
+    return Predictions("m", "hydra", Outputs(logits, None, labels), ood, ["a"])
 
 
 @pytest.mark.parametrize(
@@ -60,8 +57,8 @@ def test_counting_gives_what_sorting_gives(n: int, m: int, digits: int) -> None:
 
 
 def test_intervals_are_those_of_resamples_that_are_measured_one_by_one() -> None:
-    row = answered(predictions(), Reading())
-    inside, outside = row.scores["msp"], [each.scores["msp"] for each in row.foreign]
+    row = answered(predictions(), State.unfitted())
+    inside, outside = row.scores["msp"], [each["msp"] for each in row.foreign.values()]
 
     def slow(*drawn: np.ndarray) -> dict[str, np.ndarray]:
         each = [one(*rows) for rows in zip(*drawn, strict=True)]
@@ -77,7 +74,9 @@ def test_intervals_are_those_of_resamples_that_are_measured_one_by_one() -> None
         return values | {f"far {name}": (sets[1][name] + sets[2][name]) / 2 for name in NAMES}
 
     expected = bootstrap(slow, len(inside), *map(len, outside), level=0.9, seed=3)
-    of_sets, of_groups = ood_intervals(row, level=0.9, seed=3)
+    result = row_of(predictions(), State.unfitted(), ci=0.9, seed=3).result
+    of_sets = [each.ci for each in result.ood]
+    of_groups = {name: each.ci for name, each in result.ood_average.items()}
     assert [*of_groups] == ["near", "far", "all"]
     assert of_groups["near"] == of_sets[0]
     for name in NAMES:
@@ -88,7 +87,7 @@ def test_intervals_are_those_of_resamples_that_are_measured_one_by_one() -> None
 
 @functools.cache
 def measured(ci: float | None) -> Result:
-    return row_of(predictions(), Reading(ci=ci)).result
+    return row_of(predictions(), State.unfitted(), ci=ci).result
 
 
 def test_the_report_holds_them_where_they_were_asked_for() -> None:

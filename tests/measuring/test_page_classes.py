@@ -11,6 +11,7 @@ import torch
 
 import hydrasurgeon as hs
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.probabilities import softmax
 
 
@@ -23,7 +24,7 @@ def predictions(
     labels[labels == 1] = 0
     logits = noise * torch.randn(rows, 2, classes, generator=random).numpy()
     logits[np.arange(rows), :, labels] += 2.0
-    write_predictions(Predictions(name, "hydra", logits, labels), path)
+    write_predictions(Predictions(name, "hydra", Outputs(logits, None, labels)), path)
     return path
 
 
@@ -31,11 +32,11 @@ def answers(path: Path) -> list[tuple[int, int]]:
     """(class, answer) of each sample, one by one."""
     from hydrasurgeon.measuring.predictions import read_predictions
 
-    read = read_predictions(path)
+    read = read_predictions(path).outputs
     mean = softmax(read.logits).mean(axis=1)
     return [
         (int(label), max(range(len(p)), key=p.tolist().__getitem__))
-        for label, p in zip(read.labels, mean, strict=True)
+        for label, p in zip(read.truth, mean, strict=True)
     ]
 
 

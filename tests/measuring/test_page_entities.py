@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hydrasurgeon.measuring.answers import Answered
+from hydrasurgeon.measuring.measure import Answered
 from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.report.entities import balance, entity_tables
 

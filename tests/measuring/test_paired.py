@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from hydrasurgeon.measuring.answers import Answered, Reading, answered
+from hydrasurgeon.decision.state import State
 from hydrasurgeon.measuring.bootstrap import compared, is_paired
-from hydrasurgeon.measuring.predictions import OodSet, Predictions
+from hydrasurgeon.measuring.measure import Answered, answered
+from hydrasurgeon.measuring.predictions import Predictions
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import metrics
 
 
@@ -20,18 +22,18 @@ def predictions(sharpness: float, *, noise: int = 0, rows: int = 300) -> Predict
     outside = torch.randn(120, 2, 4, generator=generator).numpy()
     more = torch.Generator().manual_seed(noise)
     logits = logits + 0.3 * torch.randn(logits.shape, generator=more).numpy()
-    sets = (OodSet("a", "near", outside), OodSet("b", "far", 0.5 * outside[:70]))
-    return Predictions(f"model {sharpness}", "hydra", logits, labels, sets)
+    sets = {"a": Outputs(outside, None), "b": Outputs(0.5 * outside[:70], None)}
+    return Predictions(f"model {sharpness}", "hydra", Outputs(logits, None, labels), sets)
 
 
 def row(sharpness: float, **options: int) -> Answered:
-    return answered(predictions(sharpness, **options), Reading())
+    return answered(predictions(sharpness, **options), State.unfitted())
 
 
 def slow(a: Answered, b: Answered) -> dict[str, list[float]]:
     """Differences on the samples, then on each resample, with every metric computed anew."""
     generator = torch.Generator().manual_seed(5)
-    inside, sizes = len(a.inside.labels), [len(s.scores["msp"]) for s in a.foreign]
+    inside, sizes = len(a.inside.labels), a.counts[1:]
     every = [np.arange(inside), *map(np.arange, sizes)]
     draws = [every] + [
         [torch.randint(n, (n,), generator=generator).numpy() for n in (inside, *sizes)]
@@ -43,12 +45,12 @@ def slow(a: Answered, b: Answered) -> dict[str, list[float]]:
         for each in (a, b):
             i, score = each.inside, each.scores["msp"][rows]
             areas = [
-                metrics.auroc(score, s.scores["msp"][chosen])
-                for s, chosen in zip(each.foreign, outside, strict=True)
+                metrics.auroc(score, s["msp"][chosen])
+                for s, chosen in zip(each.foreign.values(), outside, strict=True)
             ]
             flagged = [
-                metrics.fpr95(score, s.scores["msp"][chosen])
-                for s, chosen in zip(each.foreign, outside, strict=True)
+                metrics.fpr95(score, s["msp"][chosen])
+                for s, chosen in zip(each.foreign.values(), outside, strict=True)
             ]
             per.append(
                 {

@@ -16,11 +16,11 @@ from references import relplot
 from references import torch_uncertainty as tu
 from sklearn.metrics import roc_auc_score
 
-from hydrasurgeon.measuring import rows
-from hydrasurgeon.measuring.answers import Reading
-from hydrasurgeon.measuring.answers import answers as made_answers
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.measuring import measure as module
 from hydrasurgeon.measuring.results import IdResult
 from hydrasurgeon.problems import classes
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import bootstrap as bootstrapping
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Promises, Selective, bootstrap
@@ -153,7 +153,7 @@ def test_resamples_are_counted_as_if_measured_one_by_one(share: float) -> None:
 @pytest.mark.slow
 def test_intervals_that_are_given_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many draws of a calibrated model; ECE has no interval, which would never hold its truth."""
-    monkeypatch.setattr(rows, "bootstrap", partial(bootstrap, repeats=120))
+    monkeypatch.setattr(module, "bootstrap", partial(bootstrap, repeats=120))
 
     def drawn(count: int, seed: int, ci: float | None) -> IdResult:
         random = torch.Generator().manual_seed(seed)
@@ -161,8 +161,8 @@ def test_intervals_that_are_given_hold_the_truth(monkeypatch: pytest.MonkeyPatch
         labels = torch.multinomial(torch.from_numpy(softmax(logits[:, 0])), 1, generator=random)[
             :, 0
         ].numpy()
-        reading = Reading(ci=ci)
-        return rows.summary(made_answers(logits, labels, reading), reading)
+        inside = module.judged(Outputs(logits, None, labels), State.unfitted())
+        return IdResult(**module.measure(inside, ci=ci))
 
     truth = drawn(200_000, 10**6, None)
     given = ("accuracy", "brier", "nll", "aurc", "augrc", "mis_auroc", "cov5")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hydrasurgeon.measuring.answers import Reading
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.measuring.measure import Row, averaged, row_of, with_mce
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import ShiftResult
-from hydrasurgeon.measuring.rows import Row, averaged, row_of, with_mce
+from hydrasurgeon.problems.base import Outputs
 
 
 def one(*accuracies: tuple[str, int | None, float], name: str = "m") -> Row:
     shift = tuple(
         ShiftResult(name=n, severity=s, accuracy=a, brier=1 - a) for n, s, a in accuracies
     )
-    plain = row_of(Predictions(name, "hydra", np.eye(2)[:, None], np.arange(2)), Reading())
+    outputs = Outputs(np.eye(2)[:, None], None, np.arange(2))
+    plain = row_of(Predictions(name, "hydra", outputs), State.unfitted())
     return plain.but(shift=shift, shift_average=averaged(shift))
 
 

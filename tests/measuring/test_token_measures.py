@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fitted_states import fitted
 from numpy import ndarray
 from token_logits import NAMES, drawn
 
 from hydrasurgeon.files.decided import Abstention, Cover, Entities
-from hydrasurgeon.measuring.answers import Reading, answers
-from hydrasurgeon.measuring.predictions import OodSet, Predictions
-from hydrasurgeon.measuring.rows import row_of
+from hydrasurgeon.measuring import measure
+from hydrasurgeon.measuring.measure import row_of
+from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.problems import PROBLEMS
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
 from hydrasurgeon.statistics.metrics import risks
@@ -28,8 +30,8 @@ def names_of(tags: ndarray, counts: list[int]) -> list[list[str]]:
 
 
 def judged(logits: ndarray, labels: ndarray, **constants: Any) -> JudgedTokens:
-    reading = Reading(problem=TOKENS, calibration={"temperature": 1.3, **constants})
-    inside = answers(logits, labels, reading)
+    state = fitted(TOKENS, temperature=1.3, **constants)
+    inside = measure.judged(Outputs(logits, None, labels), state)
     assert isinstance(inside, JudgedTokens)
     return inside
 
@@ -62,12 +64,8 @@ def test_words_are_scored_as_classes_are() -> None:
     inside, there = judged(logits, labels), labels[:, :8] >= 0
     mean = softmax(logits.astype(np.float64)).mean(axis=1)[there]
     probs = mean ** (1 / 1.3) / (mean ** (1 / 1.3)).sum(axis=-1, keepdims=True)
-    flat = PROBLEMS["single_label"]
-    words = answers(
-        np.moveaxis(logits, 2, 1)[there],
-        labels[:, :8][there],
-        Reading(problem=flat, calibration={"temperature": 1.3}),
-    )
+    outputs = Outputs(np.moveaxis(logits, 2, 1)[there], None, labels[:, :8][there])
+    words = measure.judged(outputs, fitted(temperature=1.3))
     expected = {
         name: float(value[0]) for name, value in words.quality(np.arange(len(mean))[None]).items()
     }
@@ -128,18 +126,10 @@ def test_entities_of_foreign_texts_are_told_apart() -> None:
 
     logits, labels, counts = drawn(60, 5)
     foreign, _, others = drawn(40, 6, noise=3.0)
-    reading = Reading(
-        problem=TOKENS,
-        calibration={
-            "temperature": 1.3,
-            "cover": Cover(threshold=0.1, risk=0.1, delta=0.1, words=0.5),
-        },
-        ood_scores=("msp",),
-    )
-    predictions = Predictions(
-        "m", "hydra", logits, labels, (OodSet("far", "far", foreign),), problem=TOKENS
-    )
-    (found,) = row_of(predictions, reading).result.ood
+    cover = Cover(threshold=0.1, risk=0.1, delta=0.1, words=0.5)
+    state = fitted(TOKENS, temperature=1.3, cover=cover)
+    said, far = Outputs(logits, None, labels), {"far": Outputs(foreign, None)}
+    (found,) = row_of(Predictions("m", "hydra", said, far, problem=TOKENS), state).result.ood
     doubts: list[float] = []
     for given, lengths in ((logits, counts), (foreign, others)):
         probs = softmax(given.astype(np.float64)).mean(axis=1) ** (1 / 1.3)

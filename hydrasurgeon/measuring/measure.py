@@ -1,0 +1,392 @@
+"""Predictions → answers → {name: value}: what a decision state makes of what a model said, sample by
+sample, and what that is worth.
+
+Logits of [sample, member, class] are gone over once, some rows at a time; what stays are a few
+numbers for each sample, and intervals are of resamples of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy import ndarray
+
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.files.decided import FITTED, Found
+from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.measuring.predictions import Predictions
+from hydrasurgeon.measuring.results import (
+    Diversity,
+    IdResult,
+    Interval,
+    OodAverage,
+    OodResult,
+    Result,
+    SetAverage,
+    SetResult,
+    ShiftAverage,
+    ShiftLevel,
+    ShiftResult,
+    level,
+)
+from hydrasurgeon.problems import SINGLE, unfit
+from hydrasurgeon.problems.base import Judged, Outputs
+from hydrasurgeon.problems.classes import JudgedClasses
+from hydrasurgeon.run.shapes import Float
+from hydrasurgeon.statistics import metrics, probabilities
+from hydrasurgeon.statistics.bootstrap import Ranked, Rows, bootstrap
+from hydrasurgeon.statistics.bootstrap import Values as Drawn
+from hydrasurgeon.statistics.probabilities import Logits
+from hydrasurgeon.statistics.scores.fitted import check_score, scores_of
+
+ELEMENTS = 1 << 20
+"""Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor.
+"""
+ROWS = 1 << 16
+"""Rows that are worked on at a time, however few logits they have."""
+DIGITS = 12
+"""Decimals of a share of errors: what lies behind is left of sums of accuracies, and a share of it
+has no bound.
+"""
+GROUPS: tuple[Literal["near", "far", "all"], ...] = ("near", "far", "all")
+"""Groups of OOD sets that have averages; every set belongs to the last."""
+Values = Float[ndarray, " sample"]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One model's answers on all sets, without the logits."""
+
+    inside: Judged
+    scores: Mapping[str, Values] = field(default_factory=dict)
+    """The OOD scores of the labelled set; the first is the one in use."""
+    foreign: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
+    """Those of each OOD set."""
+    classes: int = 0
+    threshold: float | None = None
+    """Samples whose score in use is above it are flagged; None where none was fitted."""
+    calibrated: bool = False
+
+    @property
+    def choices(self) -> JudgedClasses:
+        """The answers of problems that choose between classes."""
+        assert isinstance(self.inside, JudgedClasses)
+        return self.inside
+
+    @property
+    def used(self) -> str:
+        """The OOD score in use."""
+        return next(iter(self.scores), "msp")
+
+    @property
+    def counts(self) -> list[int]:
+        """Samples of the labelled set and of each OOD set."""
+        return [self.inside.count, *(len(each[self.used]) for each in self.foreign.values())]
+
+    @property
+    def ranked(self) -> list[Ranked]:
+        """Each OOD set against the labelled one, by the score in use."""
+        return [Ranked(self.scores[self.used], each[self.used]) for each in self.foreign.values()]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model in the table."""
+
+    result: Result
+    answers: Answered
+    timing: int | None = None
+    """Its place among the models that are timed; None for a predictions file."""
+
+    @property
+    def name(self) -> str:
+        return self.result.name
+
+    def but(self, **changed: Any) -> Row:
+        """The same row with these fields of the result changed."""
+        return replace(self, result=self.result.model_copy(update=changed))
+
+
+def scores_wanted(wanted: str | None, state: State, name: str) -> tuple[str, ...]:
+    """The OOD scores that were asked for of a model, the one in use first."""
+    recorded = state.record.ood.score if state.is_fitted else None
+    usual = [recorded] if recorded else [*state.problem.scores][:1]
+    if wanted is None:
+        return tuple(usual)
+    kinds = wanted.split(",")
+    if wanted == "all":
+        kinds = [*usual, *state.problem.scores]
+    for kind in kinds:
+        if kind in FITTED and kind != recorded:
+            raise UsageError(
+                f"--ood-score {kind}: is fitted to features, and {name} carries no such fit",
+                hint=f"Write one that does: hydrasurgeon calibrate --ood-score {kind}.",
+            )
+    return tuple(dict.fromkeys(kinds))
+
+
+def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
+    """The scores that were asked for of a predictions file, the one in use first: those it holds,
+    and functions of its logits.
+    """
+    own, sets = predictions.scores.get("", {}), predictions.ood
+    held = [name for name in own if all(name in predictions.scores.get(s, {}) for s in sets)]
+    on_logits = [*predictions.problem.scores]
+    if not all(each.logits.size for each in sets.values()):
+        on_logits = []
+    available = [*held, *(kind for kind in on_logits if kind not in held)]
+    if wanted is None and not predictions.problem.scores:
+        return tuple(held[:1])
+    kinds = (wanted or "msp").split(",")
+    if wanted == "all":
+        kinds = ["msp", *on_logits, *held] if on_logits else held or ["msp"]
+    for kind in kinds:
+        if kind not in available:
+            why = "does not hold this score of every set"
+            if kind in predictions.problem.scores:
+                why = "has OOD sets without logits"
+            near = did_you_mean(kind, available, visible)
+            raise UsageError(
+                f"--ood-score {visible(kind)}: {source} {why}{near}",
+                hint=f"Available: {', '.join(map(visible, available)) or 'none'}.",
+            )
+    return tuple(dict.fromkeys(kinds))
+
+
+def in_pieces(logits: Logits, *others: ndarray) -> Iterator[tuple[ndarray, ...]]:
+    """Some rows at a time, so that what is made of them stays small."""
+    most = max(1, min(ROWS, ELEMENTS // max(1, logits[:1].size)))
+    parts = (probabilities.in_pieces(each, most) for each in (logits, *others))
+    return zip(*parts, strict=True)
+
+
+def judged(outputs: Outputs, state: State) -> Judged:
+    """Each sample's answer, as a state decides, against the truth."""
+    joined: dict[str, ndarray] = {}
+    done, labels = 0, outputs.truth
+    for rows, truth in in_pieces(outputs.logits, labels):
+        part = state.problem.judged(rows, truth, state)
+        fields = {name: each for name, each in vars(part).items() if isinstance(each, ndarray)}
+        for name, values in fields.items():
+            each = len(values) // len(truth)  # of many labels a sample has several
+            if name not in joined:
+                # Made at once: small arrays kept from each piece would tear the memory that the
+                # next one could use.
+                joined[name] = np.empty((each * len(labels), *values.shape[1:]), values.dtype)
+            joined[name][each * done : each * done + len(values)] = values
+        done += len(truth)
+    return replace(part, **joined, groups=outputs.groups)
+
+
+def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("msp",)) -> Answered:
+    """What one model said about the labelled set and the OOD sets, by these OOD scores."""
+    outputs, problem = predictions.outputs, state.problem
+    if predictions.ood and not kinds:
+        raise UsageError(
+            f"--ood: {predictions.name} has no OOD score", hint="Run calibrate on it first."
+        )
+    inside = judged(outputs, state)
+    if problem is SINGLE and isinstance(inside, JudgedClasses):
+        _check_order(inside, outputs.logits.shape[-1], predictions.name)
+
+    def of(name: str, said: Outputs, kinds: Sequence[str]) -> dict[str, Values]:
+        """One that came with the logits, or a function of them."""
+        stored = predictions.scores.get(name, {})
+        return {kind: stored[kind] if kind in stored else on_logits(said, kind) for kind in kinds}
+
+    def on_logits(said: Outputs, kind: str) -> Values:
+        check_score(kind, problem.scores)
+        at = 1.0 if state.is_fitted else state.record.temperature
+        read = (problem.read(rows) for (rows,) in in_pieces(said.logits))
+        scores = np.concatenate([scores_of(kind, rows, None, None, at) for rows in read])
+        return np.round(scores, decimals=metrics.DIGITS)  # equal up to rounding is equal
+
+    # Without OOD data there is nothing to detect by a score; a fitted one still says which samples
+    # are unfamiliar.
+    threshold = None
+    if state.is_fitted and kinds[0] == state.record.ood.score:
+        threshold = state.record.ood.threshold
+    scores = of("", outputs, kinds if predictions.ood else kinds[: threshold is not None])
+    if threshold is not None and isinstance(inside, JudgedClasses):
+        inside = inside.without_empty_sets(scores[kinds[0]] > threshold)
+    return Answered(
+        inside,
+        scores,
+        {name: of(name, said, kinds) for name, said in predictions.ood.items()},
+        problem.read(outputs.logits[:1]).shape[-1],
+        threshold,
+        state.is_fitted or state.record.temperature != 1.0,
+    )
+
+
+def _check_order(inside: JudgedClasses, classes: int, name: str) -> None:
+    """Refuse labels that fit far better with the classes in another order: one that half of the rows
+    suggests, measured on the others.
+    """
+    pairs, counts = np.unique((inside.predicted * classes + inside.labels)[::2], return_counts=True)
+    order = unfit.best_order(pairs // classes, pairs % classes, counts, classes)
+    try:
+        unfit.check_order(inside.predicted[1::2], inside.labels[1::2], order)
+    except DataError as error:
+        raise DataError(f"{name}: {error.message}", hint=error.hint) from None
+
+
+def measure(
+    inside: Judged, found: Found | None = None, *, ci: float | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Quality, calibration and selective risk on a labelled set: {name: value}."""
+    drawn = [(inside.measures(), inside.count)]
+    if found is not None and (of_groups := inside.of_groups(found)):
+        drawn.append(of_groups)
+    values: dict[str, Any] = {}
+    intervals: dict[str, Interval] = {}
+    for measures, count in drawn:
+        every = measures(np.arange(count)[None])
+        values |= {name: value.item() for name, value in every.items() if np.isfinite(value).all()}
+        if ci is not None:
+            intervals |= bootstrap(measures, count, level=ci, seed=seed)
+    values |= {"n": inside.count, **inside.figures()}
+    if ci is not None:
+        unsteady = inside.unsteady(values)
+        values["ci"] = {name: ends for name, ends in intervals.items() if name not in unsteady}
+    return values
+
+
+def row_of(
+    predictions: Predictions,
+    state: State,
+    kinds: Sequence[str] = ("msp",),
+    *,
+    ci: float | None = None,
+    seed: int = 0,
+) -> Row:
+    """All metrics of one model."""
+    row = answered(predictions, state, kinds)
+    shift = tuple(
+        shifted(name, severity, judged(said, state))
+        for (name, severity), said in predictions.shift.items()
+    )
+    ood, averages = _ood(row, predictions, state, ci, seed)
+    result = Result(
+        name=predictions.name,
+        kind=predictions.kind,
+        members=predictions.outputs.logits.shape[1],
+        id=IdResult(**measure(row.inside, state.found, ci=ci, seed=seed)),
+        ood=ood,
+        ood_average=averages,
+        shift=shift,
+        shift_average=averaged(shift),
+        diversity=Diversity.model_validate(row.inside.diversity()),
+        cost=predictions.cost,
+    )
+    return Row(result, row)
+
+
+def _ood(
+    row: Answered, predictions: Predictions, state: State, ci: float | None, seed: int
+) -> tuple[tuple[OodResult, ...], dict[Literal["near", "far", "all"], OodAverage]]:
+    """Each OOD set, and the means over those of a group."""
+    groups = {name: predictions.group(name) for name in row.foreign}
+    places = {
+        group: [at for at, each in enumerate(groups.values()) if group in ("all", each)]
+        for group in GROUPS
+    }
+    ranked = row.ranked
+
+    def measures(rows: Rows, *of_sets: Rows) -> dict[str, Drawn]:
+        sets = [each.metrics(rows, chosen) for each, chosen in zip(ranked, of_sets, strict=True)]
+        values = {
+            f"{at}.{name}": value for at, each in enumerate(sets) for name, value in each.items()
+        }
+        for group, members in places.items():
+            for name in sets[0] if members else ():
+                mean = np.stack([sets[at][name] for at in members]).mean(axis=0)
+                values[f"{group}.{name}"] = mean
+        return values
+
+    intervals: dict[str, dict[str, Interval]] = {}
+    if ci is not None and ranked:
+        for name, ends in bootstrap(measures, *row.counts, level=ci, seed=seed).items():
+            place, _, metric = name.partition(".")
+            intervals.setdefault(place, {})[metric] = ends
+    ood = []
+    for at, (name, scores) in enumerate(row.foreign.items()):
+        used, *others = scores
+        values: dict[str, Any] = {
+            **metrics.ood_metrics(row.scores[used], scores[used]),
+            "scores": {k: metrics.auroc(row.scores[k], scores[k]) for k in others} or None,
+            "ci": intervals.get(str(at)),
+        }
+        if predictions.ood[name].logits.size:
+            values |= row.inside.against(predictions.ood[name].logits, state)
+        about = {"name": name, "group": groups[name], "n": len(scores[used])}
+        ood.append(OodResult.model_validate(about | values))
+    averages: dict[Literal["near", "far", "all"], OodAverage] = {}
+    for group in GROUPS:
+        if members := [ood[at] for at in places[group]]:
+            means = {
+                metric: sum(getattr(each, metric) for each in members) / len(members)
+                for metric in ("auroc", "fpr95", "aupr", "aupr_id")
+            }
+            averages[group] = OodAverage(**means, ci=intervals.get(group))
+    return tuple(ood), averages
+
+
+def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
+    """A row on the data set called `first`, joined by results on others."""
+    sets = (SetResult(name=first, **row.result.id.model_dump()), *others)
+    measured = [name for name in SetAverage.model_fields if getattr(sets[0], name) is not None]
+    mean = SetAverage(
+        **{name: sum(getattr(each, name) for each in sets) / len(sets) for name in measured}
+    )
+    return row.but(sets=sets, sets_average=mean)
+
+
+def shifted(name: str, severity: int | None, left: Judged) -> ShiftResult:
+    """What is left under one shift."""
+    values = left.quality(np.arange(left.count)[None])
+    measured = {key: values[key].item() for key in ShiftLevel.model_fields if key in values}
+    return ShiftResult(name=name, severity=severity, **measured)
+
+
+def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
+    """Means by severity and over severities, of the sets that have one (paper, Tables 13 and 14)."""
+    severities = sorted({s.severity for s in shift if s.severity is not None})
+    levels = {
+        severity: level([s for s in shift if s.severity == severity]) for severity in severities
+    }
+    if not levels:
+        return None
+    mean = level(list(levels.values()))
+    return ShiftAverage(accuracy=mean.accuracy, brier=mean.brier, severities=levels, mce=None)
+
+
+def with_mce(rows: Sequence[Row]) -> list[Row]:
+    """Every row with its corruption error, where it was measured under the same shifts as the
+    first.
+    """
+    if not rows or rows[0].result.shift_average is None:
+        return list(rows)
+    first = _errors(rows[0].result)
+    joined = []
+    for row in rows:
+        errors, average = _errors(row.result), row.result.shift_average
+        if average is not None and errors.keys() == first.keys() and all(first.values()):
+            mce = sum(errors[name] / first[name] for name in first) / len(first)
+            average = average.model_copy(update={"mce": mce})
+        joined.append(row.but(shift_average=average))
+    return joined
+
+
+def _errors(result: Result) -> dict[tuple[str, int], float]:
+    """(shift, how many severities) → the sum of its errors over severities."""
+    errors: dict[str, list[float]] = {}
+    for each in result.shift:
+        if each.severity is not None:
+            errors.setdefault(each.name, []).append(round(1 - each.accuracy, DIGITS))
+    return {(name, len(values)): sum(values) for name, values in errors.items()}

@@ -1,0 +1,16 @@
+"""Decision states that nothing fitted, for what is measured by them."""
+
+import math
+from typing import Any
+
+from hydrasurgeon.decision.state import State
+from hydrasurgeon.files.decided import Decision, Ood
+from hydrasurgeon.problems import SINGLE
+from hydrasurgeon.problems.base import Problem
+
+
+def fitted(problem: Problem = SINGLE, **constants: Any) -> State:
+    """One that calibrates by these constants, and flags nothing by msp."""
+    ood = Ood.model_construct(score="msp", threshold=math.inf)
+    fields = {"temperature": 1.0, "conformal": None, "ood": ood, **constants}
+    return State(Decision.model_construct(**fields), None, problem)
