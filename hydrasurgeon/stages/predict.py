@@ -9,9 +9,9 @@ import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.files.manifest import Model
+    from hydrasurgeon.measuring.predictions import Given
     from hydrasurgeon.options.shared import Run
+    from hydrasurgeon.runtime.answering import Engine
+    from hydrasurgeon.runtime.standalone import Decision
 
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
@@ -86,22 +89,16 @@ def predict(arguments: PredictOptions) -> Predicted:
         [6, 6, 6]
     """
     _check(arguments)
-    place = None
+    place = read = None
     in_parts = str(arguments.out).endswith("/")
+    claim: dict[str, Any] = {"force": arguments.force, "inputs": arguments.sources}
     if arguments.out is not None:
-        claim: dict[str, Any] = {
-            "option": "-o",
-            "force": arguments.force,
-            "inputs": arguments.sources,
-        }
-        place = output_file(arguments.out, folder=in_parts, **claim)
-    read = None
+        place = output_file(arguments.out, folder=in_parts, option="-o", **claim)
     if arguments.embeddings is not None:
         check_ending(arguments.embeddings, ".npz", option="--embeddings")
-        force, inputs = arguments.force, arguments.sources
-        read = output_file(arguments.embeddings, option="--embeddings", force=force, inputs=inputs)
+        read = output_file(arguments.embeddings, option="--embeddings", **claim)
     source: _Model | _Predictions
-    source = _Model(arguments) if arguments.predictions is None else _Predictions(arguments)
+    source = _opened(arguments) if arguments.predictions is None else _read(arguments)
     counts, ids, hashes = Counter[str](), list[str](), array("q")
     returned: list[dict[str, Any]] = []
     keep: Callable[[list[dict[str, Any]]], None] = returned.extend
@@ -162,55 +159,22 @@ def _check(arguments: PredictOptions) -> None:
         )
 
 
+@dataclass(frozen=True)
 class _Model:
-    """A checkpoint and its data: rows, batch by batch."""
+    """A model and its data: rows, batch by batch."""
 
-    def __init__(self, arguments: PredictOptions) -> None:
-        from hydrasurgeon.data.batches import batch_size_of
-
-        checkpoint, data = arguments.needed()
-        check_engine(arguments, arguments.dtype)
-        opened = open_any(checkpoint, arch=arguments.arch, engine=arguments.engine)
-        keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
-        self.batch = batch_size_of(arguments.batch_size)
-        self.pieces: Iterator[Samples] = iter(())
-        first = None
-        if data != "-":
-            whole = _whole(opened.manifest.model, arguments)
-            at_once = None if whole else self.batch * -(-AT_ONCE // self.batch)
-            self.pieces = _samples(data, arguments, keep, at_once)
-            first = next(self.pieces)
-        self.samples = first
-        opened = classifying(opened, arguments, first)
-        need_classes(opened.manifest, opened.path)
-        opened.check_weights()
-        check_cascades([opened] if arguments.cascade else [])
-        self.arguments = arguments
-        engine = chosen(
-            opened,
-            arguments.engine if arguments.embeddings is None else "torch",
-            device=arguments.device,
-            dtype=arguments.dtype,
-            rows=0 if first is None else len(first),
-        )
-        self.model = engine_of(
-            opened, engine=engine, device=arguments.device, dtype=arguments.dtype
-        )
-        self.embedded: list[ndarray] | None = None
-        if arguments.embeddings is not None:
-            self.embedded = []
-            need_feature(self.model.problem, "--embeddings", opened.name)
-            if arguments.engine not in ("auto", "torch") or self.model.in_stages(arguments.cascade):
-                what = "--embeddings: all members are read, by PyTorch"
-                raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
-        # The name of an answer's own field is taken: what the data calls so is told apart.
-        own = ("id", *self.model.problem.columns)
-        self.kept = {f"data_{name}" if name in own else name: name for name in keep}
-        self.id_column = arguments.id_column or ID
-        said = opened.note, fitted_otherwise(opened, engine)
-        self.notes = (*filter(None, said), *self.model.notes)
-        if self.model.state is None:
-            self.notes += (without_state(opened.name),)
+    arguments: PredictOptions
+    model: Engine
+    samples: Samples | None
+    """The first of the data; None where lines come on stdin."""
+    pieces: Iterator[Samples]
+    """The others."""
+    batch: int
+    kept: Mapping[str, str]
+    """What a row calls the columns of the data that it keeps."""
+    notes: tuple[str, ...]
+    embedded: list[ndarray] = field(default_factory=list)
+    """What the classifier read, where that is wanted."""
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the samples."""
@@ -225,8 +189,9 @@ class _Model:
             yield from self._over(self.samples, places, self.arguments)
         at = len(self.samples)
         for samples in self.pieces:
+            counted = self.id_column not in samples.columns  # their numbers count on
             for rows in self._over(samples, range(len(samples)), self.arguments):
-                yield [self._further(samples, row, at) for row in rows]
+                yield [{**row, "id": row["id"] + at} for row in rows] if counted else rows
             at += len(samples)
 
     def write_embeddings(self, place: Path, ids: list[str]) -> None:
@@ -234,10 +199,6 @@ class _Model:
         read = np.concatenate(self.embedded or [np.zeros((0, 0))])
         with replacing(place) as (part,), part.open("wb") as file:
             np.savez(file, embeddings=read, ids=np.array(ids, dtype=str))
-
-    def _further(self, samples: Samples, row: dict[str, Any], at: int) -> dict[str, Any]:
-        """A row of samples that follow others: without a name of its own, its number counts on."""
-        return row if self.id_column in samples.columns else {**row, "id": row["id"] + at}
 
     def _typed(self) -> Iterator[list[dict[str, Any]]]:
         """Rows of the lines that come on stdin."""
@@ -263,7 +224,7 @@ class _Model:
             samples,
             run,
             order=self._order(samples, places),
-            features=model.reads or self.embedded is not None,
+            features=model.reads or self.arguments.embeddings is not None,
             cascade=cascade,
         )
         at = places.start
@@ -279,7 +240,7 @@ class _Model:
         for piece in answering:
             index = piece.index.tolist()
             begun = [self._named(samples, i) for i in index]
-            if self.embedded is not None:
+            if self.arguments.embeddings is not None:
                 features = piece.outputs.features
                 assert features is not None
                 self.embedded.append(features.mean(axis=1))
@@ -296,6 +257,11 @@ class _Model:
                 at = end
         if at < places.stop:
             yield [given(i) for i in range(at, places.stop)]
+
+    @property
+    def id_column(self) -> str:
+        """The column of the data that names the rows."""
+        return self.arguments.id_column or ID
 
     @property
     def window(self) -> int:
@@ -362,48 +328,94 @@ class _Model:
         return columns_of(self.model.problem, kept=self.kept, top=top, errors=skip_bad)
 
 
+def _opened(arguments: PredictOptions) -> _Model:
+    """A checkpoint and its data, once both are known to be sound."""
+    from hydrasurgeon.data.batches import batch_size_of
+
+    checkpoint, data = arguments.needed()
+    check_engine(arguments, arguments.dtype)
+    opened = open_any(checkpoint, arch=arguments.arch, engine=arguments.engine)
+    keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
+    batch = batch_size_of(arguments.batch_size)
+    pieces: Iterator[Samples] = iter(())
+    first = None
+    if data != "-":
+        whole = _whole(opened.manifest.model, arguments)
+        at_once = None if whole else batch * -(-AT_ONCE // batch)
+        pieces = _samples(data, arguments, keep, at_once)
+        first = next(pieces)
+    opened = classifying(opened, arguments, first)
+    need_classes(opened.manifest, opened.path)
+    opened.check_weights()
+    check_cascades([opened] if arguments.cascade else [])
+    engine = chosen(
+        opened,
+        arguments.engine if arguments.embeddings is None else "torch",
+        device=arguments.device,
+        dtype=arguments.dtype,
+        rows=0 if first is None else len(first),
+    )
+    model = engine_of(opened, engine=engine, device=arguments.device, dtype=arguments.dtype)
+    if arguments.embeddings is not None:
+        need_feature(model.problem, "--embeddings", opened.name)
+        if arguments.engine not in ("auto", "torch") or model.in_stages(arguments.cascade):
+            what = "--embeddings: all members are read, by PyTorch"
+            raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
+    # The name of an answer's own field is taken: what the data calls so is told apart.
+    own = ("id", *model.problem.columns)
+    kept = {f"data_{name}" if name in own else name: name for name in keep}
+    said = [opened.note, fitted_otherwise(opened, engine), *model.notes]
+    if model.state is None:
+        said.append(without_state(opened.name))
+    return _Model(arguments, model, first, pieces, batch, kept, tuple(filter(None, said)))
+
+
+@dataclass(frozen=True)
 class _Predictions:
     """A decision in a file of its own, and what any model answered."""
 
+    decision: Decision
+    given: Given
+    top: int
     notes: tuple[str, ...] = ()
-
-    def __init__(self, arguments: PredictOptions) -> None:
-        from hydrasurgeon.measuring.predictions import read_outputs
-        from hydrasurgeon.runtime.standalone import Decision
-
-        assert arguments.decision is not None
-        assert arguments.predictions is not None
-        self.decision, self.top = Decision.load(arguments.decision), arguments.top
-        given = read_outputs(Path(arguments.predictions))
-        self.outputs, self.words = given.outputs, given.read
-        self.ids = given.ids or range(len(given.outputs.logits))
-        self.names = self.decision.names or given.names
-        if given.names not in (None, self.names):
-            raise DataError(
-                f"{arguments.predictions}: its classes are other ones than those of "
-                f"{arguments.decision}",
-                hint="Give predictions whose names stand in the same order.",
-            )
-        self.decision.decide(
-            self.outputs.logits[:0],
-            None if self.outputs.features is None else self.outputs.features[:0],
-        )
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the predictions."""
         from hydrasurgeon.problems.base import rows_of
 
-        for start in range(0, len(self.outputs.logits), ROWS):
-            some = self.outputs.at(slice(start, start + ROWS))
-            begun = [{"id": name} for name in self.ids[start : start + ROWS]]
-            words = self.words and self.words.at(range(start, start + len(some.logits)))
+        outputs, read = self.given.outputs, self.given.read
+        ids = self.given.ids or range(len(outputs.logits))
+        for start in range(0, len(outputs.logits), ROWS):
+            some = outputs.at(slice(start, start + ROWS))
+            begun = [{"id": name} for name in ids[start : start + ROWS]]
+            words = read and read.at(range(start, start + len(some.logits)))
             decided = self.decision.decide(some.logits, some.features, words)
-            yield rows_of(decided, begun, names=self.names, top=self.top)
+            names = self.decision.names or self.given.names
+            yield rows_of(decided, begun, names=names, top=self.top)
 
     def columns(self, *, spread_out: bool) -> dict[str, str]:
         """The columns of a table, and what they hold."""
         top = min(self.top, self.decision.classes) if spread_out else None
         return columns_of(self.decision.state.problem, top=top)
+
+
+def _read(arguments: PredictOptions) -> _Predictions:
+    """A decision and predictions, once they are known to belong together."""
+    from hydrasurgeon.measuring.predictions import read_outputs
+    from hydrasurgeon.runtime.standalone import Decision
+
+    assert arguments.decision is not None
+    assert arguments.predictions is not None
+    decision, given = Decision.load(arguments.decision), read_outputs(Path(arguments.predictions))
+    if given.names not in (None, decision.names or given.names):
+        raise DataError(
+            f"{arguments.predictions}: its classes are other ones than those of "
+            f"{arguments.decision}",
+            hint="Give predictions whose names stand in the same order.",
+        )
+    none = given.outputs.at(slice(0))
+    decision.decide(none.logits, none.features)
+    return _Predictions(decision, given, arguments.top)
 
 
 def _shard(shard: str | None, count: int, batch: int) -> range:
