@@ -181,7 +181,7 @@ def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
     """What the record says of a fit: its members, the width of the features, and how many are kept."""
     if fitted is None:
         return {}
-    parts, first = FITTED[fitted.kind][1], fitted.fits[0]
+    parts, first = FITTED[fitted.kind], fitted.fits[0]
     sizes = {
         dim: n
         for part, dims in parts.items()

@@ -130,7 +130,7 @@ def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = 
     fitted = None
     if ood.score in FITTED:
         fits = tuple(
-            {part: read(stored_name(member, part)) for part in FITTED[ood.score][1]}
+            {part: read(stored_name(member, part)) for part in FITTED[ood.score]}
             for member in range(len(ood.members))
         )
         fitted = EnsembleScore(ood.score, fits, ood.members, neighbours=ood.neighbours or K)

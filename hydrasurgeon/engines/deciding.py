@@ -16,30 +16,30 @@ from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.runtime.kinds import entropy, kind_of
 
 Fit = Mapping[str, Tensor]
-TERMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "probabilities": lambda z: z.softmax(dim=-1),
-    "informed": lambda z: torch.cat(
-        [z.softmax(dim=-1), entropy(z.softmax(dim=-1))[..., None]], dim=-1
-    ),
-    "energy": lambda z: -z.logsumexp(dim=-1, keepdim=True),
-    "logits": lambda z: z,
+Terms = Callable[[Tensor], Tensor]
+
+
+def _informed(z: Tensor) -> Tensor:
+    """Probabilities, and in a last column their entropy."""
+    probs = z.softmax(dim=-1)
+    return torch.cat([probs, entropy(probs)[..., None]], dim=-1)
+
+
+OF_LOGITS: dict[str, tuple[Terms, Terms]] = {
+    "msp": (lambda z: z.softmax(dim=-1), lambda means: 1 - means.amax(dim=-1)),
+    "entropy": (lambda z: z.softmax(dim=-1), entropy),
+    "energy": (lambda z: -z.logsumexp(dim=-1, keepdim=True), lambda means: means[..., 0]),
+    "max-logit": (lambda z: z, lambda means: -means.amax(dim=-1)),
+    "mi": (_informed, lambda m: (entropy(m[..., :-1]) - m[..., -1]).clamp_min(0.0)),
 }
-"""What of each member's logits is averaged."""
-OF_TERMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "msp": lambda means: 1 - means.amax(dim=-1),
-    "entropy": entropy,
-    "energy": lambda means: means[..., 0],
-    "max-logit": lambda means: -means.amax(dim=-1),
-    "mi": lambda means: (entropy(means[..., :-1]) - means[..., -1]).clamp_min(0.0),
-}
-"""What a score makes of the averages."""
+"""What of each member's logits is averaged, and what a score makes of the averages."""
 
 
 def ood_score(state: State, logits: Tensor, features: Tensor | None) -> Tensor:
     """The score that a decision state uses."""
     kind, problem = state.record.ood.score, state.problem
     choices = kind_of(problem).read(logits)
-    if kind in OF_TERMS:
+    if kind in OF_LOGITS:
         return _of_logits(kind, choices)
     fitted = state.fitted
     if fitted is None or features is None or kind not in OF_FEATURES:
@@ -59,13 +59,14 @@ def ood_score(state: State, logits: Tensor, features: Tensor | None) -> Tensor:
 
 
 def _of_logits(kind: str, choices: Tensor) -> Tensor:
-    means, score = TERMS[LOGITS[kind].terms](choices.double()).mean(dim=1), OF_TERMS[kind]
+    terms, score = OF_LOGITS[kind]
+    means = terms(choices.double()).mean(dim=1)
     if means.dim() == 2:
         return score(means)
     if choices.shape[-1] > 2:
         there = (choices[:, 0] != choices[:, 0, :, :1]).any(dim=-1)
         return (score(means) * there).sum(dim=-1) / there.sum(dim=-1).clamp_min(1)
-    if LOGITS[kind].labels == "likeliest":
+    if LOGITS[kind] == "likeliest":
         return score(means[..., 1:]).amin(dim=-1)
     return score(means).sum(dim=-1)
 

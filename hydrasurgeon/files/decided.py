@@ -8,7 +8,7 @@ hash like all others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -36,26 +36,17 @@ MAX_MEMBERS = 4096
 
 GAUSSIAN = {"centre": "width", "factor": "width width", "means": "classes width"}
 """What distances to class means need: whitened class means."""
-FITTED: dict[str, tuple[str, Mapping[str, str]]] = {
-    "mds": ("hydrasurgeon.statistics.scores.on_features:mds", GAUSSIAN),
-    "rmds": (
-        "hydrasurgeon.statistics.scores.on_features:rmds",
-        {**GAUSSIAN, "background": "width width"},
-    ),
-    "maha++": ("hydrasurgeon.statistics.scores.on_features:directions", GAUSSIAN),
-    "vim": (
-        "hydrasurgeon.statistics.scores.on_features:vim",
-        {"origin": "width", "rest": "width size", "alpha": ""},
-    ),
-    "residual": (
-        "hydrasurgeon.statistics.scores.on_features:residual",
-        {"origin": "width", "rest": "width size"},
-    ),
-    "knn": ("hydrasurgeon.statistics.scores.on_features:knn", {"bank": "size width"}),
-    "mcm": ("hydrasurgeon.statistics.scores.on_features:mcm", {"classes": "classes width"}),
+FITTED: dict[str, Mapping[str, str]] = {
+    "mds": GAUSSIAN,
+    "rmds": {**GAUSSIAN, "background": "width width"},
+    "maha++": GAUSSIAN,
+    "vim": {"origin": "width", "rest": "width size", "alpha": ""},
+    "residual": {"origin": "width", "rest": "width size"},
+    "knn": {"bank": "size width"},
+    "mcm": {"classes": "classes width"},
 }
-"""Scores that are fitted on features: `module:name` of `fit_name` and `score_name`, and the tensors
-of one member's fit with their dimensions; a new one is a file in statistics/scores and a line here.
+"""Scores that are fitted on features, and the tensors of one member's fit with their dimensions; a
+new one is a line here and one in `statistics/scores/on_features.py`.
 """
 ZERO_SHOT = ("mcm",)
 """Fitted scores that are for zero-shot classifiers alone."""
@@ -63,29 +54,18 @@ OF_CLASSIFIERS = ("vim", "residual")
 """Fitted scores that need the weights of a linear classifier."""
 
 
-class OnLogits(NamedTuple):
-    """A score that is a function of logits alone: `score_NAME`, higher = more unfamiliar, of
-    `terms_…` averaged over the members.
-    """
-
-    terms: Literal["probabilities", "informed", "energy", "logits"]
-    labels: Literal["likeliest", "sum"] | None = None
-    """Of many labels: that of the likeliest alone, or the sum over labels; None where it has no
-    meaning.
-    """
-    home: str = "hydrasurgeon.statistics.scores.on_logits"
-    """The module that has `score_NAME`."""
-
-
-LOGITS: dict[str, OnLogits] = {
-    "msp": OnLogits("probabilities", "likeliest"),
-    "entropy": OnLogits("probabilities", "sum"),
-    "energy": OnLogits("energy", "sum"),
-    "max-logit": OnLogits("logits", "likeliest"),
-    "mi": OnLogits("informed", "sum"),
+LOGITS: dict[str, Literal["likeliest", "sum"] | None] = {
+    "msp": "likeliest",
+    "entropy": "sum",
+    "energy": "sum",
+    "max-logit": "likeliest",
+    "mi": "sum",
 }
-"""Scores of the logits alone; a new one is a function and a line here."""
-OF_LABELS = tuple(name for name, score in LOGITS.items() if score.labels is not None)
+"""Scores of the logits alone, and what they are of many labels: that of the likeliest alone, or the
+sum over labels; None where it has no meaning. A new one is a line here and one in
+`statistics/scores/on_logits.py`.
+"""
+OF_LABELS = tuple(name for name, form in LOGITS.items() if form is not None)
 """Those that have a form for many labels."""
 SCORES = (*LOGITS, *FITTED)
 """Every OOD score."""
@@ -94,9 +74,11 @@ SCORES = (*LOGITS, *FITTED)
 def scores_known(name: str) -> tuple[str, ...]:
     """All OOD scores, with those of other packages where the one that is asked for is none of ours."""
     if name not in (*LOGITS, *FITTED):
-        for other, row in plugins("scores").items():
-            table: dict[str, Any] = LOGITS if isinstance(row, OnLogits) else FITTED
-            table[other] = row
+        for other, score in plugins("scores").items():
+            if hasattr(score, "fit"):
+                FITTED[other] = score.parts
+            else:
+                LOGITS[other] = score.labels
     return (*LOGITS, *FITTED)
 
 
@@ -269,7 +251,7 @@ class Ood(Record):
 
     @model_validator(mode="after")
     def _whole(self) -> Ood:
-        _, parts = FITTED.get(self.score, ("", {}))
+        parts = FITTED.get(self.score, {})
         sized = any("size" in dims for dims in parts.values())
         must(
             (
@@ -532,7 +514,7 @@ def stored_name(member: int, part: str) -> str:
 def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the state's tensors."""
     ood = decision.ood
-    _, parts = FITTED.get(ood.score, ("", {}))
+    parts = FITTED.get(ood.score, {})
     if decision.entities is not None:  # a text is of no class
         classes = 1
     sizes = {"width": ood.width or 0, "size": ood.size or 0, "classes": classes}

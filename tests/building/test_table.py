@@ -17,7 +17,7 @@ from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.entities import begun
 from hydrasurgeon.statistics.probabilities import softmax
-from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
+from hydrasurgeon.statistics.scores.on_logits import score_of
 from hydrasurgeon.statistics.temperature import calibrated, temperature_of
 
 MEMBERS = [member(0), member(1), member(2)]
@@ -43,7 +43,7 @@ def test_each_half_judges_what_the_other_chose() -> None:
         probs = calibrated(judging[0].logits, **constants)
         losses.append(metrics.nll(probs, judging[0].truth))
         right.append(metrics.accuracy(probs, judging[0].truth))
-        inside, *outside = (ON_LOGITS["energy"](each.logits, 1.0) for each in judging)
+        inside, *outside = (score_of("energy", each.logits) for each in judging)
         areas.append([metrics.auroc(inside, values) for values in outside])
     choice = Choice(tuple(MEMBERS), ((MEMBERS[0], MEMBERS[1]), (MEMBERS[2],)))
     entry = table(everyone, "energy").entry(choice)

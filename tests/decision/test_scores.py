@@ -16,9 +16,9 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.statistics.probabilities import in_pieces, softmax
 from hydrasurgeon.statistics.scores.evidence import Accumulator, Evidence, Gathering, shrinkage
-from hydrasurgeon.statistics.scores.fitted import fit, functions_of, scores_of
-from hydrasurgeon.statistics.scores.on_features import principal
-from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
+from hydrasurgeon.statistics.scores.fitted import fit, scores_of
+from hydrasurgeon.statistics.scores.on_features import on_features, principal
+from hydrasurgeon.statistics.scores.on_logits import score_of
 
 CLASSES, WIDTH, COUNT = 4, 10, 600
 CLOSE = 1e-6
@@ -62,8 +62,8 @@ def double() -> Iterator[None]:
 
 def raw(kind: str, data: Data) -> ndarray:
     """A member's score before it is standardised."""
-    state, _ = functions_of(kind)[0](data.evidence())
-    return functions_of(kind)[1](state, data.others, data.other_logits)
+    state, _ = on_features(kind).fit(data.evidence())
+    return on_features(kind).score(state, data.others, data.other_logits)
 
 
 def precision(covariance: np.ndarray) -> np.ndarray:
@@ -156,7 +156,7 @@ def test_agrees_with_pytorch_ood(kind: str, data: Data, double: None) -> None:
 def test_scores_of_logits_agree_with_pytorch_ood(kind: str, detector: str, data: Data) -> None:
     z = data.other_logits / 10
     theirs = getattr(reference, detector)(None).predict_logits(torch.from_numpy(z))
-    ours = ON_LOGITS[kind](z[:, None], 1.0)
+    ours = score_of(kind, z[:, None])
     if kind == "msp" and float(theirs.max()) <= 0:
         theirs = theirs + 1
     np.testing.assert_allclose(ours, theirs.double().numpy(), rtol=CLOSE, atol=CLOSE)
@@ -198,12 +198,12 @@ def test_shrinkage_is_that_of_scikit_learn() -> None:
 def test_a_singular_covariance_is_shrunk_and_said(kind: str, data: Data) -> None:
     flat = Data()
     flat.features[:, 3] = flat.features[:, 2]
-    state, notes = functions_of(kind)[0](flat.evidence())
+    state, notes = on_features(kind).fit(flat.evidence())
     assert any("Ledoit-Wolf" in note for note in notes) or kind == "maha++"
-    assert np.isfinite(functions_of(kind)[1](state, flat.others, flat.other_logits)).all()
-    assert functions_of(kind)[0](data.evidence())[1] == []
-    few, _ = functions_of(kind)[0](data.evidence(slice(8)))  # fewer samples than dimensions
-    assert np.isfinite(functions_of(kind)[1](few, data.others, data.other_logits)).all()
+    assert np.isfinite(on_features(kind).score(state, flat.others, flat.other_logits)).all()
+    assert on_features(kind).fit(data.evidence())[1] == []
+    few, _ = on_features(kind).fit(data.evidence(slice(8)))  # fewer samples than dimensions
+    assert np.isfinite(on_features(kind).score(few, data.others, data.other_logits)).all()
 
 
 def test_shrinking_gives_the_distances_of_scikit_learns_covariance() -> None:
@@ -213,8 +213,8 @@ def test_shrinking_gives_the_distances_of_scikit_learns_covariance() -> None:
     covariance, _ = ledoit_wolf(x - means[y], assume_centered=True)
     inverse = precision(covariance)
     expected = [min((o - m) @ inverse @ (o - m) for m in means) for o in few.others]
-    state, _ = functions_of("mds")[0](few.evidence())
-    found = functions_of("mds")[1](state, few.others, few.other_logits)
+    state, _ = on_features("mds").fit(few.evidence())
+    found = on_features("mds").score(state, few.others, few.other_logits)
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
@@ -278,15 +278,15 @@ def test_a_class_that_never_occurs(data: Data) -> None:
     some.labels[some.labels == 2] = 1
     for kind in ("mds", "rmds", "maha++"):
         with pytest.raises(DataError, match="class 2 never occurs") as caught:
-            functions_of(kind)[0](some.evidence())
+            on_features(kind).fit(some.evidence())
         assert caught.value.message.startswith(kind)
     for kind in ("vim", "residual", "knn"):
-        functions_of(kind)[0](some.evidence())
+        on_features(kind).fit(some.evidence())
 
 
 def test_too_few_samples(data: Data) -> None:
     with pytest.raises(DataError, match="nothing to estimate"):
-        functions_of("mds")[0](data.evidence(slice(4)))
+        on_features("mds").fit(data.evidence(slice(4)))
     with pytest.raises(DataError, match="no 50th neighbour"):
         fit("knn", [data.evidence(slice(49))], (data.features[:, None], data.logits[:, None]))
     with pytest.raises(DataError, match="no samples"):
@@ -314,10 +314,10 @@ def test_the_bank_is_a_capped_sample_and_said(data: Data) -> None:
     assert len(set(rows)) == 100
     assert min(rows) < 150
     assert max(rows) > 450
-    assert functions_of("knn")[0](evidence)[1] == ["knn keeps 100 of 600 features, drawn at random"]
+    assert on_features("knn").fit(evidence)[1] == ["knn keeps 100 of 600 features, drawn at random"]
 
 
 @pytest.mark.parametrize("kind", FITTED)
 def test_a_fit_holds_what_the_record_says(kind: str, data: Data) -> None:
-    state, _ = functions_of(kind)[0](data.evidence())
-    assert set(state) == set(FITTED[kind][1])
+    state, _ = on_features(kind).fit(data.evidence())
+    assert set(state) == set(FITTED[kind])

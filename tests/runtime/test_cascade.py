@@ -18,7 +18,8 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.runtime.cascaded import said
 from hydrasurgeon.runtime.features import WithFeatures
-from hydrasurgeon.statistics.scores.fitted import EnsembleScore, functions_of
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore
+from hydrasurgeon.statistics.scores.on_features import on_features
 
 ROWS = 7
 VIT = FAMILIES["timm ViT"]
@@ -131,7 +132,7 @@ def test_a_score_of_features_sends_rows_on(tmp_path: Path) -> None:
     )
     each = [
         (
-            functions_of("mds")[1](fits[m], features[:, m].numpy(), logits[:, m].numpy())
+            on_features("mds").score(fits[m], features[:, m].numpy(), logits[:, m].numpy())
             - STANDARDS[m].mean
         )
         / STANDARDS[m].deviation

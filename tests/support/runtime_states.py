@@ -66,7 +66,7 @@ def drawn(score: str, members: int, *, width: int = 8, classes: int = 5) -> Stat
 
     def fit() -> dict[str, np.ndarray]:
         shapes = {
-            part: [sizes[dim] for dim in dims.split()] for part, dims in FITTED[score][1].items()
+            part: [sizes[dim] for dim in dims.split()] for part, dims in FITTED[score].items()
         }
         return {
             part: np.asarray(torch.randn(shape, generator=random)) for part, shape in shapes.items()

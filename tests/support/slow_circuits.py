@@ -15,7 +15,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem, measure
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.heads import Head
-from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
+from hydrasurgeon.statistics.scores.on_logits import score_of
 
 HEAD_DIM = 8
 """Architecture of the tiny ViT."""
@@ -49,7 +49,7 @@ def algorithm_1(
     def score() -> Fraction:
         logits, outside = model.module(x).double(), model.module(foreign_x).double()
         acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
-        foreign, familiar = (ON_LOGITS["msp"](z[:, None].numpy(), 1.0) for z in (outside, logits))
+        foreign, familiar = (score_of("msp", z[:, None].numpy()) for z in (outside, logits))
         above = int((foreign[:, None] > familiar).sum()) * 2 + int(
             (foreign[:, None] == familiar).sum()
         )

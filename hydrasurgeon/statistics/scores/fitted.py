@@ -11,34 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 
 import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided import FITTED, LOGITS, Standard, scores_known
+from hydrasurgeon.files.decided import LOGITS, Standard, scores_known
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics.probabilities import Scores, in_pieces
 from hydrasurgeon.statistics.scores.evidence import Evidence, Fit
-from hydrasurgeon.statistics.scores.on_features import K
+from hydrasurgeon.statistics.scores.on_features import K, on_features
 from hydrasurgeon.statistics.scores.on_logits import score_of
 
 Features = Float[ndarray, "sample member width"]
 ROWS = 1024
 """Samples that are scored at a time: a knn bank of 10,000 then takes some 80 MB."""
-
-
-Scoring = Callable[[Fit, ndarray, ndarray], Scores]
-"""What a score makes of one member's fit, features and logits."""
-
-
-def functions_of(kind: str) -> tuple[Callable[[Evidence], tuple[Fit, list[str]]], Scoring]:
-    """How a score is fitted to one member, with what is to be said of it; and its scoring."""
-    place, _, name = FITTED[kind][0].partition(":")
-    module = import_module(place)
-    return getattr(module, f"fit_{name}"), getattr(module, f"score_{name}")
 
 
 def check_score(kind: str, among: Collection[str] | None = None) -> None:
@@ -109,7 +97,7 @@ class OwnLogits(EnsembleScore):
 
 def _values(kind: str, fit: Fit, features: ndarray, logits: ndarray, neighbours: int) -> Scores:
     """One member's score of many samples, in bounded memory."""
-    score: Callable[..., Scores] = functions_of(kind)[1]
+    score = on_features(kind).score
     if kind == "knn":
         score = partial(score, neighbours=neighbours)
     pairs = zip(in_pieces(features, ROWS), in_pieces(logits, ROWS), strict=True)
@@ -141,7 +129,7 @@ def fit(
                 f"knn: {len(each.features)} samples to fit it on have no {neighbours}th neighbour"
             )
             raise DataError(what, hint=f"It needs at least {neighbours}; give more --fit-data.")
-        made, said = functions_of(kind)[0](each)
+        made, said = on_features(kind).fit(each)
         if not precise:
             made = {name: part.astype(np.float32) for name, part in made.items()}
         values = _values(kind, made, features[:, member], logits[:, member], neighbours)

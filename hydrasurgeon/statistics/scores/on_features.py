@@ -19,9 +19,13 @@ means: W with Σ⁻¹ = W Wᵀ makes every distance a plain one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy import ndarray
 
+from hydrasurgeon.lookup import plugins
 from hydrasurgeon.statistics.probabilities import Scores, logsumexp, softmax
 from hydrasurgeon.statistics.scores.evidence import (
     Evidence,
@@ -147,3 +151,33 @@ def fit_mcm(evidence: Evidence) -> tuple[Fit, list[str]]:
 def score_mcm(state: Fit, features: ndarray, logits: ndarray) -> Scores:
     cosines = directions(features) @ state["classes"].astype(np.float64).T
     return 1 - softmax(cosines).max(axis=-1)
+
+
+@dataclass(frozen=True)
+class OnFeatures:
+    """A score that is fitted on features, higher = more unfamiliar."""
+
+    fit: Callable[[Evidence], tuple[Fit, list[str]]]
+    """What is stored of one member, and what is to be said of it."""
+    score: Callable[..., Scores]
+    """Of a member's fit, features and logits."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Of another package's score, what stands in `files/decided.py` of ours."""
+
+
+ON_FEATURES = {
+    "mds": OnFeatures(fit_mds, score_mds),
+    "rmds": OnFeatures(fit_rmds, score_rmds),
+    "maha++": OnFeatures(fit_directions, score_directions),
+    "vim": OnFeatures(fit_vim, score_vim),
+    "residual": OnFeatures(fit_residual, score_residual),
+    "knn": OnFeatures(fit_knn, score_knn),
+    "mcm": OnFeatures(fit_mcm, score_mcm),
+}
+"""Our scores of features."""
+
+
+def on_features(kind: str) -> OnFeatures:
+    """The score of a name."""
+    score: OnFeatures = ON_FEATURES.get(kind) or plugins("scores")[kind]
+    return score

@@ -15,13 +15,14 @@ without a word has the same logit for all classes, and counts nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.files.decided import LOGITS
-from hydrasurgeon.lookup import imported
+from hydrasurgeon.lookup import plugins
 from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics.probabilities import (
     Logits,
@@ -38,71 +39,74 @@ Choices = Float[ndarray, "sample member label 2"]
 Words = Float[ndarray, "sample member word klass"]
 
 
-def terms_probabilities(logits: Many, temperature: float) -> Many:
+@dataclass(frozen=True)
+class OnLogits:
+    """A score of the logits, higher = more unfamiliar."""
+
+    score: Callable[[Many], One]
+    """Of the terms, averaged over the members."""
+    terms: Callable[[Many, float], Many]
+    """Of one member's logits at a temperature."""
+    labels: Literal["likeliest", "sum"] | None = None
+    """Of another package's score, what stands in `files/decided.py` of ours."""
+
+
+def probabilities(logits: Many, temperature: float) -> Many:
     return softmax(logits)
 
 
-def terms_informed(logits: Many, temperature: float) -> Float[ndarray, "*any klass_and_1"]:
+def informed(logits: Many, temperature: float) -> Float[ndarray, "*any klass_and_1"]:
     """Probabilities, and in a last column their entropy."""
     probs = softmax(logits)
     return np.concatenate([probs, entropy(probs)[..., None]], axis=-1)
 
 
-def terms_energy(logits: Many, temperature: float) -> Float[ndarray, "*any 1"]:
+def energies(logits: Many, temperature: float) -> Float[ndarray, "*any 1"]:
     return -temperature * logsumexp(logits / temperature)[..., None]
 
 
-def terms_logits(logits: Many, temperature: float) -> Many:
+def unchanged(logits: Many, temperature: float) -> Many:
     return logits
 
 
-def score_msp(probs: Many) -> One:
+def msp(probs: Many) -> One:
     return 1 - probs.max(axis=-1)
 
 
-def score_entropy(probs: Many) -> One:
-    return entropy(probs)
-
-
-def score_energy(energies: Float[ndarray, "*any 1"]) -> One:
+def energy(energies: Float[ndarray, "*any 1"]) -> One:
     return energies[..., 0]
 
 
-def score_max_logit(logits: Many) -> One:
+def max_logit(logits: Many) -> One:
     return -logits.max(axis=-1)
 
 
-def score_mi(means: Float[ndarray, "*any klass_and_1"]) -> One:
+def mutual_information(means: Float[ndarray, "*any klass_and_1"]) -> One:
     return np.maximum(entropy(means[..., :-1]) - means[..., -1], 0.0)
 
 
-def _function(prefix: str, name: str, home: str = __name__) -> Callable[..., ndarray]:
-    function: Callable[..., ndarray] = imported(f"{home}:{prefix}_{name.replace('-', '_')}")
-    return function
-
-
-@cache
-def functions(kind: str) -> tuple[Callable[..., ndarray], Callable[..., ndarray]]:
-    """A score's terms of one member's logits at a temperature, and the score of their means."""
-    row = LOGITS[kind]
-    return _function("terms", row.terms), _function("score", kind, row.home)
+ON_LOGITS = {
+    "msp": OnLogits(msp, probabilities),
+    "entropy": OnLogits(entropy, probabilities),
+    "energy": OnLogits(energy, energies),
+    "max-logit": OnLogits(max_logit, unchanged),
+    "mi": OnLogits(mutual_information, informed),
+}
+"""Our scores of the logits."""
 
 
 def score_of(kind: str, logits: Logits | Choices | Words, temperature: float = 1.0) -> Scores:
     """A score of logits [sample, member, class], of many labels' choices, or of words."""
-    terms, score = functions(kind)
-    means = terms(logits.astype(np.float64), temperature).mean(axis=1)
-    if LOGITS[kind].terms == "probabilities":
+    row = ON_LOGITS.get(kind) or plugins("scores")[kind]
+    score: Callable[[Many], One] = row.score
+    means = row.terms(logits.astype(np.float64), temperature).mean(axis=1)
+    if row.terms is probabilities:
         means = tempered(means, temperature)
     if means.ndim == 2:
         return score(means)
     if logits.shape[-1] > 2:
         there = (logits[:, 0] != logits[:, 0, :, :1]).any(axis=-1)
         return (score(means) * there).sum(axis=-1) / np.maximum(there.sum(axis=-1), 1)
-    if LOGITS[kind].labels == "likeliest":
+    if LOGITS[kind] == "likeliest":
         return score(means[..., 1:]).min(axis=-1)
     return score(means).sum(axis=-1)
-
-
-ON_LOGITS = {kind: partial(score_of, kind) for kind in LOGITS}
-"""Score → what it makes of logits and a temperature."""
