@@ -70,7 +70,7 @@ def column(
 
 def metrics_of(record: type[BaseModel]) -> tuple[Metric, ...]:
     """The columns of a record, in their order."""
-    extras = {key: field.json_schema_extra or {} for key, field in record.model_fields.items()}
+    extras: dict[str, Any] = {key: f.json_schema_extra for key, f in record.model_fields.items()}
     return tuple(replace(extra[COLUMN], key=key) for key, extra in extras.items() if extra)
 
 

@@ -169,10 +169,8 @@ class ManyLabels(YesNo):
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedLabels:
         # Its sets promise what they miss, and not to hold one truth.
-        without_sets = replace(reading, conformal=None)  # type: ignore[type-var]
-        judged = JudgedLabels(
-            **vars(super().judged(logits, labels, without_sets)), each=labels.shape[1]
-        )
+        fields = vars(super().judged(logits, labels, reading)) | {"covered": None, "set_size": None}
+        judged = JudgedLabels(**fields, each=labels.shape[1])
         own = reading.constants.get("labels")
         if own is None:
             return judged
