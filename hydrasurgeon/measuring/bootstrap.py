@@ -82,8 +82,9 @@ def compared(
     counts = [row.inside.count, *(len(each.ood_ranks) for each in ranked[0])]
     ends = bootstrap(differences, *counts, level=level, seed=seed)
     values = differences(*(np.arange(count)[None] for count in counts))
-    # What is not a number on any resample has no ends.
-    return tuple(Difference(name, values[name].item(), *ends[name]) for name in ends)
+    # What is not a number on any resample has no ends; a plugin's measures say not what is better.
+    known = [name for name in ends if name in COMPARED]
+    return tuple(Difference(name, values[name].item(), *ends[name]) for name in known)
 
 
 def unlike(model: Answered, reference: Answered) -> dict[str, str]:
