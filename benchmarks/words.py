@@ -119,7 +119,7 @@ def of_unit(place: Place, model: str, seed: int, path: Path, engine: str) -> lis
     return rows
 
 
-def decided(place: Place, path: Path, engine: str, words: str) -> Path:
+def decided(place: Place, path: Path, engine: Any, words: Any) -> Path:
     """The model with a decision state."""
     return place.once(
         f"{path.stem}-{words}-{engine}",
@@ -338,7 +338,7 @@ def times(place: Place) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def answer(model: Engine, batches: Sequence[Sequence[str]]) -> None:
+def answer(model: Engine, batches: Sequence[Sequence[Any]]) -> None:
     """Texts to answers."""
     for texts in batches:
         model.answered(model.collated([model.transform(text) for text in texts]))

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class WordIds:
     ids: list[Ids]
 
     @classmethod
-    def of(cls, words: Sequence[str] | Sequence[Sequence[int]]) -> WordIds:
+    def of(cls, words: Any) -> WordIds:
         """Of texts, without a tokenizer, or of the ids that one made; negative ones fill rows up."""
         if len(words) and isinstance(words[0], str):
             return cls("texts", [hashed(str(text)) for text in words])

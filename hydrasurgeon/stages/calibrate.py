@@ -286,8 +286,8 @@ def _fit(
     raw = said(validation, grouped="rank" in problem.columns)
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
     asked = () if arguments.words == "off" else sets.get("--unlabelled", ())
-    more = [(samples, said(samples)) for samples in asked]
-    reading, words_note = _reading(engine, problem, train, validation, raw, more, arguments)
+    taught = [(samples, said(samples)) for samples in asked]
+    reading, words_note = _reading(engine, problem, train, validation, raw, taught, arguments)
 
     own = problem.outputs(raw)
     val = own if reading is None else problem.outputs(reading.beside(raw, validation))
