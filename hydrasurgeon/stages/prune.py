@@ -112,8 +112,8 @@ def prune(arguments: PruneOptions) -> Pruned:
             notes.append(f"nothing was refitted: {error.message}")
     elif arguments.compensate is None and key is not None and criterion(key).needs_data:
         notes.insert(0, "nothing was refitted: give --data D to repair what stays by least squares")
-    uses = ("torch", opened.manifest.model.family) if repaired else ()
-    uses += ("tokenizers",) if trimmed is not None else ()
+    uses = ["torch", opened.manifest.model.family] if repaired else []
+    uses += ["tokenizers"] if trimmed is not None else []
     args = {**arguments.recorded(), "method": arguments.method if key is None else str(key)}
     entry = step("prune", args=args, inputs=(), data=data, seed=arguments.seed, uses=uses)
     hashes: dict[str, str] = {}

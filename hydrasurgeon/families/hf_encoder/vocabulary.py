@@ -63,7 +63,7 @@ def renumbered(raw: dict[str, Any], kept: list[int]) -> dict[str, Any]:
     ids, prefix = _numbered(model), model.get("continuing_subword_prefix") or ""
     if model["type"] == "Unigram":
         model["vocab"] = [entry for at, entry in enumerate(model["vocab"]) if at in new]
-        model["unk_id"] = new.get(model.get("unk_id"))
+        model["unk_id"] = None if model.get("unk_id") is None else new[model["unk_id"]]
     else:
         model["vocab"] = {token: new[old] for token, old in ids.items() if old in new}
     if "merges" in model:
