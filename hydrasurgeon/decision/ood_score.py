@@ -106,8 +106,8 @@ def choose(
         evidence = evidence_of(held.at(slice(cut)), linear, seed)
         held = held.at(slice(cut, None))
     if score not in ("auto", "knn"):
-        fitted = _fit(score, evidence, held)
-        return replace(choice, kind=score, fitted=fitted, notes=(*notes, *fitted.notes))
+        only = _fit(score, evidence, held)
+        return replace(choice, kind=score, fitted=only, notes=(*notes, *only.notes))
     kinds = [near for kind in FITTED for near in (KNN if kind == "knn" else (kind,))]
     candidates: dict[str, EnsembleScore | None] = {}
     if auto:

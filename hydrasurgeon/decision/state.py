@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -49,9 +50,9 @@ class State:
     @classmethod
     def unfitted(cls, problem: Problem = SINGLE, temperature: float = 1.0) -> State:
         """What answers where nothing was calibrated, but for a temperature."""
-        ood = Ood.model_construct(score="", threshold=math.inf)
-        record = Decision.model_construct(temperature=temperature, ood=ood)
-        return cls(record, None, problem, is_fitted=False)
+        flags: dict[str, Any] = {"score": "", "threshold": math.inf}
+        fields: dict[str, Any] = {"temperature": temperature, "ood": Ood.model_construct(**flags)}
+        return cls(Decision.model_construct(**fields), None, problem, is_fitted=False)
 
     @property
     def constants(self) -> Constants:

@@ -82,6 +82,17 @@ class Predictions:
     """
     cost: Cost | None = None
     problem: Problem = SINGLE
+    source: Any = None
+    """What the file is called, and hashes to."""
+    ids: list[Any] | None = None
+    """What the samples are called."""
+    names: tuple[str, ...] | None = None
+    """The classes."""
+    read: WordIds | None = None
+    """What a reader of words reads of each sample."""
+
+    def __len__(self) -> int:
+        return len(self.outputs.logits)
 
     def group(self, name: str) -> Group:
         """Of an OOD set."""
@@ -169,26 +180,7 @@ def _told(path: Path, file: TensorFile, about: _About) -> tuple[_Contents, ndarr
     return replace(contents, problem=PROBLEMS[about.problem or usual]), logits
 
 
-@dataclass(frozen=True)
-class Given:
-    """What any model answered, from a file."""
-
-    outputs: Outputs
-    source: Input
-    """What the file is called, and hashes to."""
-    ids: list[Any] | None = None
-    """What the samples are called."""
-    names: tuple[str, ...] | None = None
-    """The classes."""
-    problem: Problem = SINGLE
-    read: WordIds | None = None
-    """What a reader of words reads of each sample, where there is that."""
-
-    def __len__(self) -> int:
-        return len(self.outputs.logits)
-
-
-def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> Given:
+def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> Predictions:
     """Logits, probabilities or `values` of numbers, `features`, `ids` and `names` where there are some, and the labels
     that are wanted; with as many members, classes and features as `like`.
     """
@@ -218,13 +210,15 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
         names = list(class_names(str(path), names))
         if len(set(names)) < len(names):
             raise DataError(f"{path}: names holds a name twice")
-    return Given(
+    return Predictions(
+        path.stem,
+        "unknown",
         outputs,
-        source,
-        contents.listed("ids", len(logits), "rows"),
-        None if names is None else tuple(names),
-        contents.problem,
-        contents.words(len(logits)),
+        problem=contents.problem,
+        source=source,
+        ids=contents.listed("ids", len(logits), "rows"),
+        names=None if names is None else tuple(names),
+        read=contents.words(len(logits)),
     )
 
 

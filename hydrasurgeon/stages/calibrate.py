@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.reading import Lesson, Reading
     from hydrasurgeon.decision.state import State
-    from hydrasurgeon.measuring.predictions import Given
+    from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.problems.base import Outputs, Problem
     from hydrasurgeon.run.words import WordIds
     from hydrasurgeon.runtime.answering import Engine
@@ -367,7 +367,7 @@ def _reading(
 
 def _reading_alone(
     problem: Problem,
-    train: Given | None,
+    train: Predictions | None,
     ids: WordIds | None,
     val: Outputs,
     arguments: CalibrateOptions,

@@ -159,10 +159,10 @@ def _rows(
     models = [_loaded(checkpoint, arguments) for checkpoint in job]
     model, problem, name = models[0], problem_of(job[0].manifest.model), name_of(job)
     temperature = arguments.temperature
-    if temperature == "fit":
+    if sets.val is not None:  # the temperature is fitted
         said, _ = said_of(models, sets.val, arguments, skipped)
-        temperature = temperature_of(*problem.labelled(said.logits, said.truth))
-    state = State.unfitted(problem, temperature or 1.0)
+        temperature = temperature_of(*problem.choices(said.logits, said.truth))
+    state = State.unfitted(problem, float(temperature or 1))
     own = state if decision_ignored(job, arguments) else model.state or state
     kinds = scores_wanted(arguments.ood_score, own, name)
     fitted = own.fitted if own.record.ood.score in kinds else None

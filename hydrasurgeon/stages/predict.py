@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.files.manifest import Model
-    from hydrasurgeon.measuring.predictions import Given
+    from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.options.shared import Run
     from hydrasurgeon.runtime.answering import Engine
     from hydrasurgeon.runtime.standalone import Decision
@@ -375,7 +375,7 @@ class _Predictions:
     """A decision in a file of its own, and what any model answered."""
 
     decision: Decision
-    given: Given
+    given: Predictions
     top: int
     notes: tuple[str, ...] = ()
 
