@@ -371,13 +371,17 @@ def write_front(
 
 def _record(entry: Entry, row: Row) -> dict[str, Any]:
     """What it is made of, its cost and its worth, with standard errors."""
-    how = {}
+    how, made_of = {}, [member.label for member in entry.choice.members]
     if "time" in row.cost:
         how["engine"] = entry.choice.engine
+    if entry.choice.words != "off":
+        how["words"] = entry.choice.words
+    if entry.choice.words == "alone":
+        made_of = []
     return {
         **how,
         "members": row.members,
-        "made_of": [member.label for member in entry.choice.members],
+        "made_of": made_of,
         "estimate": entry.value,
         **row.cost,
         **row.worth,

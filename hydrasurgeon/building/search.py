@@ -308,7 +308,9 @@ class Search:
     @cached_property
     def _reading(self) -> Reading:
         model, val = self.opened.manifest.model, self.asked.val
-        outputs = self.asked.read(self.plain[0].members[0], "torch").val
+        # Weights beside a model are fitted for each; here any answers do, and 8 bits are soonest.
+        engine = self.computed(self.plain[0])[-1].engine
+        outputs = self.asked.read(self.plain[0].members[0], engine).val
         parts = halves(len(val), self.options.seed)
         lessons = lesson(self.data), lesson(val), outputs, parts
         tokenizer = model.preprocess.get("files_sha256")

@@ -195,7 +195,7 @@ class _Batch:
 def _real(samples: Samples, models: Sequence[Any], count: int) -> list[_Batch]:
     """Batches of a data set, alike in size."""
     most = SAMPLES
-    if any(_engine(model).in_stages(None) for model in models):
+    if any(_reads(model) and _engine(model).in_stages(None) for model in models):
         most = IN_STAGES
     whole = min(max(1, most // count), len(samples) // count)
     if whole == 0:
@@ -216,13 +216,18 @@ def _engine(model: Any) -> Any:
     return model.models[0] if isinstance(model, InTurn) else model
 
 
+def _reads(model: Any) -> bool:
+    """Whether a reader of words or pixels answers too."""
+    return isinstance(getattr(_engine(model), "transform", None), Beside)
+
+
 def _pass(model: Any, batches: Sequence[_Batch]) -> None:
     """All batches; where a reader of words answers too, it reads, and rows that it answers alone go
     no further.
     """
     engine = _engine(model)
     for batch in batches:
-        if batch.samples is None or not isinstance(getattr(engine, "transform", None), Beside):
+        if batch.samples is None or not _reads(model):
             model(batch.inputs)
             continue
         _, read = engine.transform.parts(batch.samples)
