@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from hydrasurgeon.building.front import Front, Rung, engine_of, words_of
 from hydrasurgeon.building.plan import TimeIsUp
-from hydrasurgeon.building.search import Search
+from hydrasurgeon.building.search import PROBE, Search
 from hydrasurgeon.building.table import Entry
 from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.options.making import BuildOptions
@@ -70,6 +70,8 @@ def summary_of(rungs: Sequence[Rung], single: Entry, options: BuildOptions) -> s
     if len(rungs) > 1:
         files, page = f"{files.rstrip('/')}/*.safetensors", " --html front.html"
     models = " ".join(shlex.quote(str(path)) for path in options.checkpoints)
+    if single.choice.name == PROBE:  # of a body, which answers nothing itself
+        models = shlex.quote(str(single.choice.members[0].file))
     lines.append(
         f"Next, on data that chose nothing: hydrasurgeon eval {files} {models} --data TEST{page}"
     )

@@ -289,6 +289,8 @@ class Table:
             unit: sum(member.cost[unit] for member in choice.members) for unit in UNITS
         }
         cost["macs"] *= on
+        if choice.words == "alone":  # it has nothing of the model's
+            cost = dict.fromkeys(UNITS, 0.0)
         cost |= self.timed(choice, on)
         joined = _joined(parts, self.problem)
         return Entry(choice, cost, joined, self.objective, parts[1].score)
