@@ -1,10 +1,10 @@
-"""What hydras cost in torch, in ONNX and in 8 bits: three halves, and three members behind a mean trunk, over the single model.
+"""What hydras cost in torch, in ONNX, in 8 bits and in OpenVINO: three halves, and three members behind a mean trunk, over the single model.
 
 MiniLM with random noise on its weights: time does not depend on what they are. One thread, texts of 14 tokens, all contenders in
-turn; seconds are those that the thread computed, so that whatever else runs on the machine counts little. Writes
+turn; seconds are those that the process computed, so that whatever else runs on the machine counts little. Writes
 benchmarks/results/engines.json.
 
-    python benchmarks/engine_hydras.py [--runs 25]
+    python benchmarks/engines.py [--runs 25]
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from harness import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.engines.crafted import read_plain
 from hydrasurgeon.engines.int8 import inputs_of, to_int8
 from hydrasurgeon.engines.onnx import to_onnx
+from hydrasurgeon.engines.openvino import precisions, processor, run_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import Classifier
@@ -86,6 +88,12 @@ def in_onnx(content: bytes, inputs: dict[str, torch.Tensor]) -> Call:
     return partial(session.run, None, {name: inputs[name].numpy() for name in names})
 
 
+def in_openvino(content: bytes, inputs: dict[str, torch.Tensor], precision: str) -> Call:
+    contents = read_plain(content, "")
+    run = run_of(content, contents.outputs, precision)
+    return partial(run, {name: inputs[name].numpy() for name in contents.inputs})
+
+
 def in_torch(model: Classifier, inputs: dict[str, torch.Tensor]) -> Call:
     @torch.inference_mode()
     def call() -> object:
@@ -95,14 +103,14 @@ def in_torch(model: Classifier, inputs: dict[str, torch.Tensor]) -> Call:
 
 
 def timed(calls: dict[str, Call], runs: int) -> dict[str, float]:
-    """Median seconds that the thread computes; the first round warms up."""
+    """Median seconds that the process computes; the first round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for run in range(runs + 1):
         for name, call in calls.items():
-            start = time.thread_time()
+            start = time.process_time()
             call()
             if run:
-                seconds[name].append(time.thread_time() - start)
+                seconds[name].append(time.process_time() - start)
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
@@ -124,6 +132,9 @@ def measure(runs: int) -> list[dict[str, Any]]:
             calls[f"{name}/torch"] = in_torch(model, inputs)
             calls[f"{name}/onnx"] = in_onnx(graphs[name].content, inputs)
             calls[f"{name}/int8"] = in_onnx(small[name].content, inputs)
+            for precision in precisions():
+                content = (small if precision == "int8" else graphs)[name].content
+                calls[f"{name}/openvino {precision}"] = in_openvino(content, inputs, precision)
         seconds = timed(calls, runs)
         for key, taken in seconds.items():
             name, engine = key.split("/")
@@ -149,9 +160,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=25)
     runs = parser.parse_args().runs
     torch.set_num_threads(1)
-    flags = Path("/proc/cpuinfo").read_text()
-    vnni = any(flag in flags for flag in ("avx512_vnni", "avx_vnni"))
-    stored = {**machine(), "vnni": vnni, "runs": runs, "tokens": TOKENS, "rows": measure(runs)}
+    stored = {
+        **machine(),
+        "flags": processor(),
+        "runs": runs,
+        "tokens": TOKENS,
+        "rows": measure(runs),
+    }
     write_text(RESULTS, json.dumps(stored) + "\n")
 
 

@@ -1,5 +1,5 @@
-"""What computes answers: `auto` chooses; `torch`; or `onnx` and `int8`, where onnxruntime runs the model's graph in
-float32 or in 8 bits.
+"""What computes answers: `auto` chooses; `torch`; `onnx` and `int8`, where onnxruntime runs the model's graph in
+float32 or in 8 bits; or `openvino`, which runs either graph.
 
 An engine is one verb (`runtime.answering.Engine.ask`): a batch of inputs → what the members say. The
 decision state then means the same, whatever computed it.
@@ -13,14 +13,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.folder import is_graph_folder
+from hydrasurgeon.checkpoints.folder import GRAPHS, GRAPHS_INT8, is_graph_folder
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.data.batches import has_gpu
+from hydrasurgeon.engines.openvino import GRAPH_OF, OPENVINO, precisions, processor
+from hydrasurgeon.engines.sealed import MEMBERS
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.engines import ENDING, Engines
 
 if TYPE_CHECKING:
+    from hydrasurgeon.engines.graph import Graph
     from hydrasurgeon.runtime.answering import Engine
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -48,12 +51,14 @@ def open_any(spec: str | Path, *, arch: str | None = None, engine: str = "auto")
     return open_graph(file) if file is not None else open_folder(Path(spec), engine)
 
 
-def open_models(specs: Sequence[str | Path], *, arch: str | None) -> list[Checkpoint]:
+def open_models(
+    specs: Sequence[str | Path], *, arch: str | None, engine: str = "auto"
+) -> list[Checkpoint]:
     """Several checkpoints; `--arch` is that of those which do not say what they are."""
     if len(specs) < 2:
-        return [open_any(spec, arch=arch) for spec in specs]
+        return [open_any(spec, arch=arch, engine=engine) for spec in specs]
     return [
-        open_any(spec)
+        open_any(spec, engine=engine)
         if str(spec).endswith(ENDING) or is_graph_folder(Path(spec))
         else open_checkpoint(spec, arch=arch, arch_of_bare=True)
         for spec in specs
@@ -61,17 +66,21 @@ def open_models(specs: Sequence[str | Path], *, arch: str | None) -> list[Checkp
 
 
 def fitted_otherwise(checkpoint: Checkpoint, engine: str) -> str | None:
-    """What to say of a state that was fitted to float32's outputs and decides in 8 bits, or the
-    other way round.
+    """What to say of a state that was fitted to the outputs of another engine, or to those of
+    OpenVINO on another processor; torch and onnx answer alike.
     """
-    engine = getattr(checkpoint, "engine", engine)  # a graph's own
     decision = checkpoint.manifest.decision
-    if decision is None or (decision.engine == "int8") == (engine == "int8"):
+    if decision is None:
         return None
-    return (
-        f"{checkpoint.name}: its decision state was fitted to another engine's outputs; "
-        f"run calibrate --engine {engine}"
-    )
+    fitted, graph = decision.openvino, getattr(checkpoint, "engine", None)
+    what = "another engine's outputs"
+    if decision.engine == (None if engine in ("torch", "onnx") else engine):
+        if fitted is None:
+            return None
+        if fitted.cpu == processor() and graph in (None, GRAPH_OF[fitted.precision]):
+            return None
+        what = f"OpenVINO in {fitted.precision} with {', '.join(fitted.cpu) or 'other flags'}"
+    return f"{checkpoint.name}: its decision state was fitted to {what}; run calibrate --engine {engine}"
 
 
 def check_engine(options: Engines, dtype: str) -> None:
@@ -82,6 +91,8 @@ def check_engine(options: Engines, dtype: str) -> None:
         raise UsageError(
             f"--engine {options.engine} conflicts with --dtype {dtype}", hint="Leave it out."
         )
+    if options.engine == OPENVINO:
+        need(OPENVINO, purpose="--engine openvino", extra=OPENVINO)
     need("onnxruntime", purpose=f"--engine {options.engine}")
 
 
@@ -92,13 +103,19 @@ def chosen(
     fitted for, else a graph in float32 if there is one, or if so many `rows` pay for making it.
     Without `rows` no graph is looked for: answers are torch's to the last digit.
     """
-    if engine != "auto" or isinstance(checkpoint, _graph()):
+    if engine != "auto":
         return engine
+    decision = checkpoint.manifest.decision
+    fitted = None if decision is None else decision.engine
+    if find_spec(OPENVINO if fitted == OPENVINO else "onnxruntime") is None:
+        fitted = None
+    if isinstance(checkpoint, _graph()):
+        alone = MEMBERS not in checkpoint.contents.outputs
+        return checkpoint.engine if fitted != OPENVINO or alone else OPENVINO
     if device == "cuda" or (device == "auto" and has_gpu()) or dtype != "float32":
         return "torch"
-    decision = checkpoint.manifest.decision
-    if decision is not None and decision.engine is not None and find_spec("onnxruntime"):
-        return decision.engine
+    if fitted is not None:
+        return fitted
     if rows is None or find_spec("onnxruntime") is None:
         return "torch"
     if decision is not None and decision.cascade is not None and decision.words is None:
@@ -109,7 +126,7 @@ def chosen(
     return "onnx" if (rows >= MANY and packages) or is_made(checkpoint, "onnx") else "torch"
 
 
-def _graph() -> type[Checkpoint]:
+def _graph() -> type[Graph]:
     """The class of exported graphs."""
     from hydrasurgeon.engines.graph import Graph
 
@@ -137,9 +154,30 @@ def engine_of(
         from hydrasurgeon.runtime.classifier import as_classifier
 
         return as_classifier(checkpoint, device=device, dtype=dtype, lean=True)
-    from hydrasurgeon.engines.graph import in_onnxruntime
+    from hydrasurgeon.engines.graph import as_engine
 
-    return in_onnxruntime(checkpoint, engine, keep=keep)
+    return as_engine(checkpoint, engine, keep=keep)
+
+
+def runnable(spec: str | Path, *, arch: str | None = None) -> dict[str, Checkpoint]:
+    """Every engine that runs a checkpoint on this processor, OpenVINO in each precision; and what it
+    opens.
+    """
+    opened = open_any(spec, arch=arch, engine="onnx")
+    graphs = {"onnx": opened, "int8": opened} if all(map(find_spec, PACKAGES)) else {}
+    made = {"torch": opened}
+    if isinstance(opened, _graph()):
+        made, graphs = {}, {opened.engine: opened}
+        if (opened.path / GRAPHS / GRAPHS_INT8[0]).is_file():
+            graphs["int8"] = open_any(spec, engine="int8")
+    made |= graphs
+    if find_spec(OPENVINO) is not None and opened.path.suffix != ENDING:
+        made |= {
+            f"{OPENVINO} {precision}": graphs[GRAPH_OF[precision]]
+            for precision in precisions()
+            if GRAPH_OF[precision] in graphs
+        }
+    return made
 
 
 def engines_of(
@@ -149,10 +187,10 @@ def engines_of(
     live = {name: engine_of(checkpoint, device=device) for name in names if name == "torch"}
     if len(live) == len(names):
         return live
-    from hydrasurgeon.engines.graph import captured, in_onnxruntime
+    from hydrasurgeon.engines.graph import as_engine, captured
 
     content = cache(partial(captured, checkpoint))
     for name in names:
         if name not in live:
-            live[name] = in_onnxruntime(checkpoint, name, keep=keep, capture=lambda _: content())
+            live[name] = as_engine(checkpoint, name, keep=keep, capture=lambda _: content())
     return live

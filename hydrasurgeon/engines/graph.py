@@ -1,4 +1,4 @@
-"""The engines `onnx` and `int8`: onnxruntime runs a model's graph, on the processor.
+"""The engines that run a model's graph on the processor: `onnx`, `int8` and `openvino`.
 
 The graph is captured from a checkpoint once and kept in a cache, or read from a file that `export`
 wrote, which says what it is as a checkpoint does.
@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from hydrasurgeon.data.words import WORDS
 from hydrasurgeon.decision.cascaded import Said
 from hydrasurgeon.decision.state import State, state_of
 from hydrasurgeon.engines.crafted import Contents, read_plain
+from hydrasurgeon.engines.openvino import GRAPH_OF, OPENVINO, precision_of, run_of
 from hydrasurgeon.engines.reading import transform_of
 from hydrasurgeon.engines.sealed import DECIDED, MEMBERS, METADATA, Told, is_sound, sealed
 from hydrasurgeon.engines.session import (
@@ -120,10 +122,13 @@ def open_folder(folder: Path, engine: str) -> Graph:
     its decision state was fitted.
     """
     small = folder / GRAPHS / GRAPHS_INT8[0]
-    if engine in ("auto", "int8") and small.is_file():
+    if engine in ("auto", "int8", OPENVINO) and small.is_file():
         opened = open_graph(small, folder=folder)
         decision = opened.manifest.decision
-        if engine == "int8" or (decision is not None and decision.engine == "int8"):
+        wanted = decision.engine if engine == "auto" and decision is not None else engine
+        if wanted == OPENVINO and find_spec(OPENVINO) is not None:
+            wanted = precision_of(decision)
+        if wanted == "int8":
             return opened
     elif engine == "int8":
         raise UsageError(
@@ -148,7 +153,7 @@ def _decision(folder: Path, told: Told) -> Tensors:
     return tensors
 
 
-class InOnnxruntime(Engine):
+class GraphEngine(Engine):
     """A graph as an engine."""
 
     arrays = True
@@ -207,7 +212,7 @@ class InOnnxruntime(Engine):
         for name in self._inputs:  # a folder's graph reads types, whatever the model was tuned on
             if name not in fed and fed:
                 fed[name] = np.zeros_like(next(iter(fed.values())))
-        with running(f"{self.name}: onnxruntime cannot run its graph"):
+        with running(f"{self.name}: its graph cannot be run"):
             made = dict(zip(self._outputs, self._run(fed), strict=True))
         if MEMBERS in made:
             made["logits"] = made.pop(MEMBERS)
@@ -273,47 +278,60 @@ def captured(checkpoint: Checkpoint) -> Captured:
     return to_onnx(model, plain=True), inputs_of(model)
 
 
-def in_onnxruntime(
+def as_engine(
     checkpoint: Checkpoint,
     engine: str,
     *,
     keep: bool,
     capture: Callable[[Checkpoint], Captured] = captured,
-) -> InOnnxruntime:
+) -> GraphEngine:
     """A graph that runs: the file's own, or one that is captured from the checkpoint."""
+    runtime, _, precision = engine.partition(" ")
     if isinstance(checkpoint, Graph):
-        if engine not in ("auto", checkpoint.engine):
+        told = [checkpoint.engine]
+        if MEMBERS in checkpoint.contents.outputs:  # decisions in float64 are onnxruntime's
+            told.append(OPENVINO)
+        if runtime not in told:
             raise UsageError(
                 f"--engine {engine} conflicts with {checkpoint.path}, a graph for {checkpoint.engine}",
                 hint="Leave it out, or give the checkpoint that the graph was exported from.",
             )
-        return _exported(checkpoint)
+        return _exported(checkpoint, runtime)
+    kind = engine
+    if runtime == OPENVINO:
+        precision = precision or precision_of(checkpoint.manifest.decision)
+        kind = GRAPH_OF[precision]
 
     def make() -> bytes:
         need("torch", "onnx", "onnxscript", purpose=f"{checkpoint.name}: making its graph")
         made, inputs = capture(checkpoint)
-        if engine == "int8":
+        if kind == "int8":
             from hydrasurgeon.engines.int8 import to_int8
 
             made = to_int8(made, inputs)
         return made.content
 
-    session, contents, notes = _session(place_of(checkpoint, engine), make, keep)
-    run, state = wanted(session, contents.outputs), _state(checkpoint)
-    return InOnnxruntime(checkpoint, run, contents, contents.outputs, state=state, notes=notes)
+    file, contents, notes = _file(place_of(checkpoint, kind), make, keep)
+    if runtime == OPENVINO:
+        run = run_of(file, contents.outputs, precision)
+    else:
+        run = wanted(session_of(file), contents.outputs)
+    state = _state(checkpoint)
+    return GraphEngine(checkpoint, run, contents, contents.outputs, state=state, notes=notes)
 
 
-def _exported(graph: Graph) -> InOnnxruntime:
+def _exported(graph: Graph, runtime: str) -> GraphEngine:
     """A graph that `export` wrote, as it runs."""
-    with running(f"{graph.file}: onnxruntime cannot read it"):
-        session = session_of(graph.file)
     names = graph.contents.outputs
     state = _state_of_outputs(graph)
     if MEMBERS in names:
         state, names = _state(graph), [name for name in names if name in (MEMBERS, "features")]
-    return InOnnxruntime(
-        graph, ended_by_signals(session, names), graph.contents, names, state=state
-    )
+    with running(f"{graph.file}: cannot be read"):
+        if runtime == OPENVINO:
+            run = run_of(graph.file, names, "int8" if graph.engine == "int8" else "bfloat16")
+        else:
+            run = ended_by_signals(session_of(graph.file), names)
+    return GraphEngine(graph, run, graph.contents, names, state=state)
 
 
 def _state(checkpoint: Checkpoint) -> State | None:
@@ -345,17 +363,16 @@ def is_made(checkpoint: Checkpoint, engine: str) -> bool:
     return place_of(checkpoint, engine).is_file()
 
 
-def _session(
+def _file(
     place: Path, make: Callable[[], bytes], keep: bool
-) -> tuple[Any, Contents, tuple[str, ...]]:
+) -> tuple[Path | bytes, Contents, tuple[str, ...]]:
     """A graph from the cache, or made now and kept there; what it holds; and what to say of that."""
     if place.is_file() and is_sound(place, of=place.stem):
-        contents = read_contents(place)
-        return session_of(place), contents, ()
+        return place, read_contents(place), ()
     content = make()
-    session, contents = session_of(content), read_plain(content, place.name)
+    contents = read_plain(content, place.name)
     if not keep:
-        return session, contents, ()
+        return content, contents, ()
     folder = place.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -364,7 +381,7 @@ def _session(
         note = f"the graph is made in each run, for {folder} cannot be written"
     else:
         note = f"the graph was made, and is kept in {folder} (HYDRASURGEON_CACHE)"
-    return session, contents, (note,)
+    return content, contents, (note,)
 
 
 def _state_of_outputs(graph: Graph) -> State | None:

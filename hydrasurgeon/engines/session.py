@@ -47,7 +47,7 @@ def session_of(graph: bytes | Path) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = _threads()
+    options.intra_op_num_threads = threads()
     source: Any = graph if isinstance(graph, bytes) else str(graph)
     version = [int(part) for part in onnxruntime.__version__.split(".")[:2]]
     if isinstance(graph, Path) and version >= MAPS:
@@ -62,23 +62,23 @@ def session_of(graph: bytes | Path) -> Any:
     )
 
 
-def _threads() -> int:
-    """As many as PyTorch has, where it is in use; 0 lets onnxruntime choose."""
+def threads() -> int:
+    """As many as PyTorch has, where it is in use; 0 lets the runtime choose."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        threads: int = torch.get_num_threads()
-        return threads
+        count: int = torch.get_num_threads()
+        return count
     said = os.environ.get(THREADS, "")
     return int(said) if said.isascii() and said.isdigit() and len(said) < 5 else 0
 
 
 def share_threads(processes: int) -> None:
     """Leave each of so many processes its part of the processor."""
-    threads = max(1, (_threads() or os.cpu_count() or 1) // processes)
-    os.environ[THREADS] = str(threads)
+    count = max(1, (threads() or os.cpu_count() or 1) // processes)
+    os.environ[THREADS] = str(count)
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(count)
 
 
 def wanted(session: Any, outputs: Sequence[str], options: Any = None) -> Run:
@@ -122,7 +122,7 @@ def mapped(path: Path) -> mmap.mmap:
 
 @contextmanager
 def running(what: str) -> Iterator[None]:
-    """Whatever onnxruntime raises, which has a kind of its own for every failure, as one message."""
+    """Whatever a runtime raises, which has a kind of its own for every failure, as one message."""
     try:
         yield
     except HydraError:

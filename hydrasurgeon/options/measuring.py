@@ -19,7 +19,7 @@ from hydrasurgeon.options.base import (
     option,
 )
 from hydrasurgeon.options.columns import Columns
-from hydrasurgeon.options.engines import Engines
+from hydrasurgeon.options.engines import Engine, Engines
 from hydrasurgeon.options.shared import (
     DATA,
     Bare,
@@ -160,6 +160,13 @@ class EvaluateOptions(Engines, Bare, Run, Force):
 class BenchOptions(Engines, Bare, Device, Columns, Force):
     """Measure latency, throughput, memory and multiply-adds on this machine, all models in turn."""
 
+    engine: Engine | Literal["all"] = option(
+        "auto",
+        metavar="auto|…|openvino|all",
+        group=RUNS,
+        help="What computes, as for predict; all measures every engine of this machine, and says "
+        "which to use.",
+    )
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,
         metavar="CKPT...",

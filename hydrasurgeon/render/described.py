@@ -213,6 +213,8 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
 @view(lambda benched: benched.model_dump(mode="json"))
 def benched(benched: Benched) -> None:
     results = benched.results
+    if benched.engines:
+        return _engines(benched)
     digits = [decimals_of([metric.of(each) for each in results]) for metric in COST[:2]]
     rows = []
     for contender in results:
@@ -233,6 +235,20 @@ def benched(benched: Benched) -> None:
     show_table("", heads, rows)
     if note := tokens([contender.tokens for contender in results]):
         show(note)
+
+
+def _engines(benched: Benched) -> None:
+    """Every engine that runs here, and which to use."""
+    batches = benched.settings["batch"]
+    heads = [("ms a sample", f"batch {count}") for count in batches]
+    rows = []
+    for each in benched.engines:
+        times = [f"{each.ms[str(count)]:.2f}" for count in batches]
+        difference = ABSENT if each.difference is None else f"{each.difference:.1e}"
+        rows.append([each.engine, *times, difference])
+    show_table("", [*heads, ("largest difference", "of a probability")], rows)
+    show("")
+    show(f"use --engine {benched.use}: it takes least in batches of {max(batches)}")
 
 
 def _times(ratio: float | None) -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Batches, Samples, open_data
 from hydrasurgeon.data.readers import READ, Beside, parted
-from hydrasurgeon.engines import check_engine, engine_of, open_models
+from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_models, runnable
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
@@ -70,11 +70,25 @@ class Contender(BaseModel, frozen=True, extra="forbid"):
     points: tuple[Point, ...]
 
 
+class Timed(BaseModel, frozen=True, extra="forbid"):
+    """One engine."""
+
+    engine: str
+    ms: dict[str, float]
+    """Median milliseconds of a sample, by batch size."""
+    difference: float | None
+    """The largest difference of a probability from the first engine's; None of numbers."""
+
+
 class Benched(BaseModel, frozen=True, extra="forbid"):
     format: Literal["hydrasurgeon.bench/1"] = "hydrasurgeon.bench/1"
     machine: dict[str, Any]
     settings: dict[str, Any]
-    results: tuple[Contender, ...]
+    results: tuple[Contender, ...] = ()
+    engines: tuple[Timed, ...] = ()
+    """Of `--engine all`, which has no results."""
+    use: str | None = None
+    """The engine that takes least in the largest batches."""
     notes: tuple[str, ...] = ()
 
 
@@ -115,12 +129,18 @@ def bench(options: BenchOptions) -> Benched:
             f"--dtype {options.dtype}: not known", hint=f"Use any of {', '.join(DTYPES)}."
         )
     for dtype in dtypes:
-        check_engine(options, dtype)
+        if options.engine != "all":
+            check_engine(options, dtype)
     report = None
     if options.json_ is not None:
         report = output_file(
             options.json_, option="--json", force=options.force, inputs=options.sources
         )
+    if options.engine == "all":
+        benched = _every_engine(options, batches)
+        if report is not None:
+            write_text(report, json.dumps(benched.model_dump(), indent=1) + "\n")
+        return benched
     entries = _entries(options)
     _check_alike(entries)
     device = device_of(options.device)
@@ -131,12 +151,7 @@ def bench(options: BenchOptions) -> Benched:
     single = next((e.macs for e in entries if e.kind == "single"), None)
     benched = Benched(
         machine=machine(device),
-        settings={
-            "batch": batches,
-            "dtype": dtypes,
-            **{name: getattr(options, name) for name in ("runs", "seed")},
-            **({} if options.data is None else {"data": portable(options.data)}),
-        },
+        settings=_settings(options, batches),
         results=tuple(
             Contender(
                 macs_ratio=each.macs / single if single else None,
@@ -149,6 +164,70 @@ def bench(options: BenchOptions) -> Benched:
     if report is not None:
         write_text(report, json.dumps(benched.model_dump(), indent=1) + "\n")
     return benched
+
+
+def _settings(options: BenchOptions, batches: Sequence[int]) -> dict[str, Any]:
+    """What decided how long it took."""
+    return {
+        "batch": batches,
+        "dtype": [part.strip() for part in options.dtype.split(",")],
+        **{name: getattr(options, name) for name in ("runs", "seed")},
+        **({} if options.data is None else {"data": portable(options.data)}),
+    }
+
+
+def _every_engine(options: BenchOptions, batches: Sequence[int]) -> Benched:
+    """One checkpoint in every engine that this processor runs it in."""
+    if len(options.checkpoints) != 1 or options.vs or options.backbone is not None:
+        hint = "Give one, without --vs and --backbone."
+        raise UsageError("--engine all measures one checkpoint", hint=hint)
+    if options.dtype != "float32" or options.device == "cuda":
+        hint = "Leave --dtype and --device out."
+        raise UsageError("--engine all measures engines of the processor", hint=hint)
+    opened = runnable(options.checkpoints[0], arch=options.arch)
+    first = next(iter(opened.values()))
+    first.check_weights()
+    live = {name: engine_of(each, engine=name, device="cpu") for name, each in opened.items()}
+    passes = {
+        name: lambda inputs, run=engine: [run.ask(batch) for batch in inputs]
+        for name, engine in live.items()
+    }
+    samples = None if options.data is None else open_data(options.data, seed=options.seed)
+    model, cpu = first.manifest.model, torch.device("cpu")
+    torch.manual_seed(options.seed)
+    ms: dict[str, dict[str, float]] = {name: {} for name in live}
+    inputs: Sequence[Any] = ()
+    for at, count in enumerate(batches):
+        if samples is None:
+            inputs = [first.family.example(model, count, device=cpu, dtype=torch.float32)]
+        else:
+            inputs = _real(samples, InTurn([*live.values()]), count)
+        for name, seconds in interleaved(passes, inputs, runs=options.runs).items():
+            ms[name][str(count)] = 1000 * seconds / count / len(inputs)
+        if options.progress is not None:
+            options.progress(f"batch {count}", at + 1, len(batches))
+    said = [
+        getattr(each.answered(inputs[0], cascade=False), "probabilities", None)
+        for each in live.values()
+    ]
+    timed = [
+        Timed(
+            engine=name,
+            ms=ms[name],
+            difference=None if said[0] is None else float(np.abs(answer - said[0]).max()),
+        )
+        for name, answer in zip(live, said, strict=True)
+    ]
+    best = min(timed, key=lambda each: each.ms[str(max(batches))]).engine
+    use = best.partition(" ")[0]
+    notes = [first.note, fitted_otherwise(opened[best], use)]
+    return Benched(
+        machine=machine(cpu),
+        settings=_settings(options, batches),
+        engines=tuple(timed),
+        use=use,
+        notes=tuple(filter(None, notes)),
+    )
 
 
 def _measure(

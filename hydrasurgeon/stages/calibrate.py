@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import (
     classifying,
@@ -20,9 +20,10 @@ from hydrasurgeon.checkpoints.class_names import (
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import check_engine, engine_of
+from hydrasurgeon.engines.openvino import OPENVINO, precisions, processor
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
-from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
+from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision, InOpenvino
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.measuring import known
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from hydrasurgeon.statistics.scores.evidence import Evidence
 
 
+TIMED = 16
+"""Samples in the batch that OpenVINO's precisions are timed on, and how often."""
 LEAST_SAVED = 0.05
 """The fraction of samples that words must answer to come first."""
 
@@ -272,8 +275,13 @@ def _fit(
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     engine: Engine = model
-    if arguments.engine not in ("auto", "torch"):
+    how: dict[str, Any] = {}
+    if arguments.engine == OPENVINO:
+        engine, how["openvino"] = _in_openvino(opened, sets["--data"][0], arguments.skip_bad)
+    elif arguments.engine not in ("auto", "torch"):
         engine = engine_of(opened, engine=arguments.engine)
+    if arguments.engine in ("int8", OPENVINO):
+        how["engine"] = arguments.engine
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
 
@@ -332,9 +340,23 @@ def _fit(
     elif arguments.cascade:
         state, more = _with_cascade(state, val, model, validation, arguments)
         notes = (*notes, *more)
-    if arguments.engine == "int8":
-        state = replace(state, record=state.record.model_copy(update={"engine": "int8"}))
+    state = replace(state, record=state.record.model_copy(update=how))
     return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes), arguments
+
+
+def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, InOpenvino]:
+    """The engine in what is the faster precision on this machine, and how it computes."""
+    from hydrasurgeon.data import first_batch
+    from hydrasurgeon.measuring.cost import interleaved
+
+    names = precisions()
+    engines = {name: engine_of(opened, engine=f"{OPENVINO} {name}") for name in names}
+    batch = first_batch(val, engines[names[0]].transform, TIMED, skip_bad=skip)
+    passes = {name: engine.ask for name, engine in engines.items()}
+    # The least of all runs is that of a quiet machine.
+    seconds = interleaved(passes, batch, runs=TIMED, of_runs=min)
+    fastest = min(names, key=lambda name: seconds[name])
+    return engines[fastest], InOpenvino(precision=fastest, cpu=processor())
 
 
 def _reading(

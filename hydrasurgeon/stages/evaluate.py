@@ -89,7 +89,10 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     check_engine(arguments, arguments.dtype)
     outputs = _outputs(arguments)
     files = of_files(arguments)
-    opened = by_path(open_models(arguments.checkpoints, arch=arguments.arch), arguments.checkpoints)
+    opened = by_path(
+        open_models(arguments.checkpoints, arch=arguments.arch, engine=arguments.engine),
+        arguments.checkpoints,
+    )
     advice = uncalibrated(opened, arguments)
     names = _names(opened, arguments)
     if opened or not arguments.ensemble:
