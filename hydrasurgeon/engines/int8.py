@@ -165,10 +165,17 @@ class _Quantised:
         rows = np.abs(weight).max(
             axis=tuple(each for each in range(weight.ndim) if each != weight.ndim - 2)
         )
-        factors = np.sqrt(np.maximum(rows, TINY) / np.maximum(self.largest[name], TINY))
+        largest = self.largest[name]
+        there = (rows > TINY) & (largest > TINY)
+        if not there.any():
+            return np.ones_like(rows)
+        # What is nothing needs no balance.
+        factors = np.ones_like(rows)
+        factors[there] = np.sqrt(rows[there] / largest[there])
+        factors[there] /= np.median(factors[there])
         # Powers of two: the last digit of what was seen, which depends on the processor, is no part
         # of the file.
-        return np.exp2(np.rint(np.log2(factors / np.median(factors)))).astype(np.float32)
+        return np.exp2(np.rint(np.log2(factors))).astype(np.float32)
 
     def _row(self, name: str) -> tuple[list[Any], tuple[str, str]]:
         """Nodes that make bytes of an input, unless another product has them already; and where
@@ -217,7 +224,8 @@ class _Quantised:
 def _columns(weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Weights as whole numbers, and the step of each column."""
     rows = weight.shape[-2]
-    padded = np.zeros((*weight.shape[:-2], rows + rows % 2, weight.shape[-1]), weight.dtype)
+    # In float64, for in float32 products of small or large neighbours lose their sign.
+    padded = np.zeros((*weight.shape[:-2], rows + rows % 2, weight.shape[-1]))
     padded[..., :rows, :] = weight
     first, second = padded[..., ::2, :], padded[..., 1::2, :]
     sums = np.where(first * second > 0, np.abs(first + second), 0)

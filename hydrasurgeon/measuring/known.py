@@ -1,7 +1,7 @@
 """Rows that a model has seen: what certifies must be distinct, and not what it was trained on.
 
-`finetune` records four bytes of the sha256 of what the model reads of each row, `seen` of its data,
-in base64; of more than `MOST` rows those with the smallest hashes, so that later rows with as small
+`finetune`, `score`, what `prune` refits on and the `--fit-data` of `calibrate` record four bytes of the
+sha256 of what the model reads of each row, `seen` of their data, in base64; of more than `MOST` rows those with the smallest hashes, so that later rows with as small
 ones are known for certain and stand for the others.
 """
 
@@ -48,20 +48,33 @@ def is_seen(samples: Samples, seen: str) -> tuple[NDArray[np.bool_], NDArray[np.
     return np.isin(mine, known), told
 
 
+TRAINED = "trained it"
+"""What rows were for from which a weight, or a part of the decision state, was learnt."""
+
+
 def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
-    """What rows were for, and their hashes; of `finetune` the second set is --val, where it is given."""
-    for step in history:
+    """What rows were for, and their hashes; of `finetune` the second set is --val, where it is given,
+    and a decision state that is no longer there learnt nothing.
+    """
+    for place, step in enumerate(history, start=1):
+        if step.command == "calibrate" and place < len(history):
+            continue
         for number, data in enumerate(step.data):
-            if data.seen is not None:
-                chose = number == 1 and "val" in step.args
-                yield "chose its epochs" if chose else "trained it", data.seen
+            if data.seen is None:
+                continue
+            use = TRAINED
+            if step.command == "score":
+                use = "chose the model's heads"
+            elif number == 1 and "val" in step.args:
+                use = "chose the model's epochs"
+            yield use, data.seen
 
 
 def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
     """A note on rows that a model knows from its training."""
     rows = np.zeros(len(samples), dtype=bool)
     for use, seen in _uses(history):
-        if use == "trained it":
+        if use == TRAINED:
             rows |= is_seen(samples, seen)[0]
     if not rows.any():
         return None
@@ -77,15 +90,16 @@ def certifying(samples: Samples, history: Sequence[Step]) -> tuple[Samples, list
     """
     keep, notes = np.ones(len(samples), dtype=bool), []
     called = f"--data {visible(samples.spec)}"
+    history = [step for step in history if step.command != "calibrate"]  # it is fitted anew
     for use, seen in dict.fromkeys(_uses(history)):
         rows, told = is_seen(samples, seen)
         count, share = int(rows.sum()), float(rows.sum() / max(1, told.sum()))
         if not count:
             continue
-        if use != "trained it":
+        if use != TRAINED:
             notes.append(
-                f"{called}: {count:,} of its {len(rows):,} samples chose the model's epochs, which "
-                "look a little better on them than on new ones"
+                f"{called}: {count:,} of its {len(rows):,} samples {use}, "
+                "which look a little better on them than on new ones"
             )
             continue
         if share > MANY:

@@ -125,7 +125,10 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         "calibrate",
         args=arguments.recorded(),
         inputs=[opened.record(digests)],
-        data=[DataRecord(**samples.fingerprint()) for _, samples in options],
+        data=[
+            known.record(samples) if option == "--fit-data" else DataRecord(**samples.fingerprint())
+            for option, samples in options
+        ],
         seed=arguments.seed,
         uses=("torch", opened.manifest.model.family),
     )

@@ -28,6 +28,7 @@ from hydrasurgeon.files.manifest import (
 )
 from hydrasurgeon.heads import NEURONS, Kept, count
 from hydrasurgeon.lookup import whole_number
+from hydrasurgeon.measuring import known
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import AMOUNTS, PruneOptions
 from hydrasurgeon.surgery.cut import check_stock, plan_pruning
@@ -104,8 +105,9 @@ def prune(arguments: PruneOptions) -> Pruned:
     repaired: dict[str, Raw] = {}
     if samples is not None and arguments.repairs:
         try:
-            repaired, calibration = repaired_tensors(opened, cut, samples=samples, run=arguments)
-            data = tuple(dict.fromkeys((*data, calibration)))
+            repaired = repaired_tensors(opened, cut, samples=samples, run=arguments)
+            fitted = known.record(samples)
+            data = (*(each for each in data if each.spec != fitted.spec), fitted)
         except SurgeryError as error:
             if arguments.compensate is not None:
                 raise

@@ -16,6 +16,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import Manifest, Score
 from hydrasurgeon.files.processes import is_main_process, process_count
+from hydrasurgeon.measuring import known
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import ScoreOptions
 
@@ -60,11 +61,13 @@ def _score(arguments: ScoreOptions) -> Scored:
     target = copy or opened.path
     result, name = compute(opened, key, arguments, arguments, samples, output=target), str(key)
     record = opened.record(digests)
+    data = result.data
+    if samples is not None and data:
+        seen = data[0].model_copy(update={"seen": known.record(samples).seen})
+        data = (seen, *data[1:])
     uses = (*(("torch", opened.manifest.model.family) if method.needs_data else ()), *method.uses)
     args = {**arguments.recorded(), "method": name}
-    entry = step(
-        "score", args=args, inputs=[record], data=result.data, seed=arguments.seed, uses=uses
-    )
+    entry = step("score", args=args, inputs=[record], data=data, seed=arguments.seed, uses=uses)
     base = opened.manifest
     # Scoring again by the same method replaces the entry: the weights do not depend on it.
     before = [s for s in base.history if (s.command, s.args.get("method")) != ("score", name)]

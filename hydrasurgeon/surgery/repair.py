@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import output_of
-from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.heads import NEURONS, Kept
 from hydrasurgeon.options.shared import Run
 
@@ -39,16 +38,14 @@ def sharing() -> Iterator[None]:
 
 def repaired_tensors(
     checkpoint: Single, kept: Kept, *, samples: Samples, run: Run
-) -> tuple[dict[str, Raw], DataRecord]:
-    """Raw output projections and biases of the layers that lose heads, by name, and the data they
-    come from.
-    """
+) -> dict[str, Raw]:
+    """Raw output projections and biases of the layers that lose heads, by name."""
     from hydrasurgeon.runtime.tensors import TORCH, to_raw
     from hydrasurgeon.surgery.refit import refit
 
-    record = DataRecord(**samples.fingerprint())
     kept = {**checkpoint.kept, **kept}
-    unpruned = _unpruned(checkpoint, kept, record.sha256, samples=samples, run=run)
+    content = samples.fingerprint()["sha256"]
+    unpruned = _unpruned(checkpoint, kept, content, samples=samples, run=run)
     anatomy, calibration = unpruned.anatomy, replace(unpruned.calibration, tick=run.tick)
     names = output_names(checkpoint, kept)
     run_through = {b.attention.tower for b in anatomy.blocks}
@@ -86,7 +83,7 @@ def repaired_tensors(
                     ),
                 )
             repaired[name] = to_raw(rounded)[0]
-    return repaired, record
+    return repaired
 
 
 def _unpruned(checkpoint: Single, kept: Kept, data: str, *, samples: Samples, run: Run) -> Unpruned:

@@ -112,6 +112,7 @@ def test_neighbours_fit_into_16_bits(rows: int) -> None:
         rng.uniform(0.9, 1, (rows, 30)),
         np.ones((rows, 3)),
     ]
+    weights += [weights[0] * size for size in (1e-25, 1e30)]
     for weight in weights:
         x = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
         constants = {"w": weight.astype(np.float32)}
@@ -143,6 +144,10 @@ def test_channels_of_a_norm_are_balanced() -> None:
     assert error < 0.05  # in bytes of the largest channel it is 0.8
     alone = np.concatenate([made.run(None, {"x": row[None]})[0] for row in x])
     np.testing.assert_array_equal(made.run(None, {"x": x})[0], alone)
+    gain[3], weight[5] = 0, 0
+    huge = session([norm, product], {"g": gain, "w": weight * 1e30}, ["row", 8], inputs=seen)
+    right = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5) * gain @ weight
+    assert np.abs(huge.run(None, {"x": x})[0] / 1e30 - right).max() < 0.05
 
 
 @pytest.mark.slow

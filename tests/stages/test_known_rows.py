@@ -98,6 +98,39 @@ def test_surgery_keeps_what_was_seen_and_eval_says_it(trained: Path, tmp_path: P
     assert any("trained on 5 of these 20 samples" in note for note in notes)
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
+def test_scores_and_repairs_record_their_rows(tmp_path: Path) -> None:
+    FAMILIES["BERT"].write(tmp_path / "source")
+    data = written(tmp_path / "d.csv", texts(60, 1))
+    out = tmp_path / "s.safetensors"
+    scored = hs.score(tmp_path / "source", method="taylor", data=data, out=out, device="cpu").path
+    done = calibrated(scored, tmp_path, texts(60, 1) + texts(30, 3))
+    assert any("60 of its 90 samples chose the model's heads" in note for note in done.notes)
+    plain = hs.prune(scored, keep=2, out=tmp_path / "plain.safetensors").path
+    again = calibrated(plain, tmp_path, texts(60, 1) + texts(30, 3))
+    assert any("60 of its 90 samples chose the model's heads" in note for note in again.notes)
+    fitted = {"data": data, "device": "cpu", "out": tmp_path / "refitted.safetensors"}
+    refitted = hs.prune(scored, keep=2, **fitted).path
+    with pytest.raises(DataError, match="the model was trained on 67 %"):
+        calibrated(refitted, tmp_path, texts(60, 1) + texts(30, 3))
+
+
+@pytest.mark.usefixtures("labels_need_not_fit")
+def test_what_fitted_a_decision_state_is_said_while_it_decides(
+    trained: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "fitted.safetensors"
+    fitted = {"fit_data": written(tmp_path / "f.csv", texts(90, 4)), "ood_score": "mds"}
+    val = written(tmp_path / "v.csv", texts(90, 7))
+    done = hs.calibrate(trained, data=val, out=out, device="cpu", **fitted)
+    data = written(tmp_path / "some.csv", texts(5, 4) + texts(15, 9))
+    notes = hs.evaluate(done.path, data=data, device="cpu").notes
+    assert any("trained on 5 of these 20 samples" in note for note in notes)
+    again = calibrated(done.path, tmp_path, texts(90, 4))  # of its own validation data now
+    assert not any("trained" in note for note in again.notes)
+    assert not any("trained" in n for n in hs.evaluate(again.path, data=data, device="cpu").notes)
+
+
 def test_hashes_are_those_of_the_texts(trained: Path) -> None:
     data = open_checkpoint(trained).manifest.history[0].data[0]
     assert data.seen is not None
