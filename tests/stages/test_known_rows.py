@@ -106,11 +106,11 @@ def test_scores_and_repairs_record_their_rows(tmp_path: Path) -> None:
     scored = hs.score(tmp_path / "source", method="taylor", data=data, out=out, device="cpu").path
     done = calibrated(scored, tmp_path, texts(60, 1) + texts(30, 3))
     assert any("60 of its 90 samples chose the model's heads" in note for note in done.notes)
-    plain = hs.prune(scored, keep=2, out=tmp_path / "plain.safetensors").path
+    plain = hs.prune(scored, method="taylor", keep=2, out=tmp_path / "plain.safetensors").path
     again = calibrated(plain, tmp_path, texts(60, 1) + texts(30, 3))
     assert any("60 of its 90 samples chose the model's heads" in note for note in again.notes)
     fitted = {"data": data, "device": "cpu", "out": tmp_path / "refitted.safetensors"}
-    refitted = hs.prune(scored, keep=2, **fitted).path
+    refitted = hs.prune(scored, method="taylor", keep=2, **fitted).path
     with pytest.raises(DataError, match="the model was trained on 67 %"):
         calibrated(refitted, tmp_path, texts(60, 1) + texts(30, 3))
 
