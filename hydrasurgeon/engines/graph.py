@@ -225,8 +225,7 @@ class GraphEngine(Engine):
         logits, score = made["logits"], made.get("ood_score")
         expected = (rows, self.members, model.num_classes)
         found = (*logits.shape[:2], *logits.shape[-1:])
-        dimensions = 4 if model.problem == "tokens" else 3
-        if logits.ndim != dimensions or found != expected:
+        if logits.ndim != len(self.problem.axes) or found != expected:
             what = f"logits {[*logits.shape]}, expected {[*expected]}"
         elif score is not None and score.shape != (rows,):
             what = f"ood_score {[*score.shape]}, expected {[rows]}"

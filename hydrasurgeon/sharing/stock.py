@@ -39,6 +39,7 @@ from hydrasurgeon.files.decided import BESIDE, FITTED, PREFIX
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest
 from hydrasurgeon.files.tensors import Planned, Tensors, as_float, from_float, write_tensors
+from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.runtime.tensors import to_weights
@@ -148,7 +149,7 @@ def _of_its_library(checkpoint: Checkpoint) -> Single:
 def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
     """Tensors of the layers that make logits, with what calibrates in them."""
     decision, model = opened.manifest.decision, opened.manifest.model
-    if decision is None or model.problem == "number":
+    if decision is None or problem_of(model).link == "square":
         return {}
     of_labels = () if decision.labels is None else decision.labels.temperatures
     temperatures = np.array(of_labels or [decision.temperature])
