@@ -35,6 +35,7 @@ from numpy import ndarray
 from hydrasurgeon.decision.fitting import fit_state, halves
 from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.abstain import fit_abstention
@@ -43,7 +44,7 @@ from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import auroc, ece
 from hydrasurgeon.statistics.probabilities import Labels, Probs, mean_probs, of_labels, surest
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
-from hydrasurgeon.statistics.scores.fitted import FITTED, fit, scores_of
+from hydrasurgeon.statistics.scores.fitted import fit, scores_of
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 
 ROOT = Path(__file__).parents[1]

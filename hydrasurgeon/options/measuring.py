@@ -156,6 +156,11 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         None, metavar="F", group=WRITTEN, help="Write the logits as safetensors."
     )
 
+    @property
+    def decides(self) -> bool:
+        """Whether models decide by their states, which were fitted to the answers of one model."""
+        return not (self.ensemble or self.no_decision)
+
 
 class BenchOptions(Engines, Bare, Device, Columns, Force):
     """Measure latency, throughput, memory and multiply-adds on this machine, all models in turn."""

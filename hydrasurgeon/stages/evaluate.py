@@ -39,7 +39,6 @@ from hydrasurgeon.runtime.tensors import device_of
 from hydrasurgeon.stages.evaluate_models import (
     Measured,
     by_file,
-    decision_ignored,
     few_ood,
     of_files,
     of_models,
@@ -116,9 +115,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
     if advice is not None:
         notes.append(advice)
-    for each in opened:
-        if arguments.ensemble or decision_ignored([each], arguments):
-            continue
+    for each in opened if arguments.decides else ():
         device, dtype = arguments.device, arguments.dtype
         engine = chosen(each, arguments.engine, device=device, dtype=dtype)
         notes += filter(None, [fitted_otherwise(each, engine)])
@@ -256,12 +253,7 @@ def _settings(
     """What the report says of how it came about; `decision`: as each checkpoint's decision state
     has it.
     """
-    jobs = [opened] if arguments.ensemble else [[checkpoint] for checkpoint in opened]
-    decided = [
-        job
-        for job in jobs
-        if job and job[0].manifest.decision is not None and not decision_ignored(job, arguments)
-    ]
+    decided = arguments.decides and any(each.manifest.decision for each in opened)
     data: str | list[str] | None = None
     if len(labelled) == 1:
         data = portable_entry(labelled[0].spec)

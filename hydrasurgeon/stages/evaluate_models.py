@@ -163,7 +163,7 @@ def _rows(
         said, _ = said_of(models, sets.val, arguments, skipped)
         temperature = temperature_of(*problem.choices(said.logits, said.truth))
     state = State.unfitted(problem, float(temperature or 1))
-    own = state if decision_ignored(job, arguments) else model.state or state
+    own = model.state if arguments.decides and model.state else state
     kinds = scores_wanted(arguments.ood_score, own, name)
     fitted = own.fitted if own.record.ood.score in kinds else None
     if temperature is None:
@@ -209,11 +209,6 @@ def _with_times(rows: Sequence[Row], milliseconds: Sequence[float | None]) -> tu
     return tuple(timed)
 
 
-def decision_ignored(job: Sequence[Checkpoint], arguments: EvaluateOptions) -> bool:
-    """Whether a decision state is left alone: it was fitted to the answers of one model."""
-    return len(job) != 1 or arguments.no_decision
-
-
 def of_files(arguments: EvaluateOptions) -> list[Row]:
     """The rows of predictions files, each by itself; without checkpoints perhaps all as one
     ensemble.
@@ -254,9 +249,8 @@ def by_file(rows: Sequence[Row], paths: Sequence[str | Path], taken: Sequence[st
 
 def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> str | None:
     """What to run where the reference of a report has no decision state, and another model has."""
-    if arguments.ensemble or arguments.no_decision:
-        return None
-    if arguments.temperature is not None or not (arguments.html or arguments.markdown):
+    shown = arguments.html or arguments.markdown
+    if not shown or not arguments.decides or arguments.temperature is not None:
         return None
     names = {name_of([each]): each for each in opened}
     reference = names.get(arguments.reference or next(iter(names), ""))
