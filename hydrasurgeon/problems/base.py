@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.data.labels import READ, Match
-from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.errors import HydraError, SurgeryError
 from hydrasurgeon.files.decided import (
     Conformal,
     Decision,
@@ -448,10 +448,12 @@ class Problem(ABC):
         """
 
 
-def need_feature(problem: Problem, feature: str, name: str) -> None:
+def need_feature(
+    problem: Problem, feature: str, name: str, error: type[HydraError] = SurgeryError
+) -> None:
     """Refuse what a kind has not."""
     if feature in problem.lacks:
-        raise SurgeryError(
+        raise error(
             f"{feature}: is for models that choose one class, and {name} is {problem.name}",
             hint=problem.lacks[feature],
         )

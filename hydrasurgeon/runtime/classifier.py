@@ -93,7 +93,7 @@ class Classifier(LiveModel, Engine):
             >>> hs.load("ready").predict_proba("bag.png").round(2)[0, :3].tolist()
             [0.0, 0.0, 0.0]
         """
-        need_feature(self.problem, "predict_proba", self.name)
+        need_feature(self.problem, "predict_proba", self.name, CheckpointError)
         if not is_prepared(inputs):
             return self._named(inputs, cascade, columns).probabilities
         return self.answered(inputs, cascade=cascade).probabilities
@@ -111,7 +111,7 @@ class Classifier(LiveModel, Engine):
             >>> hs.load("backbone").embed(["bag.png", "boot.png"]).shape
             (2, 64)
         """
-        need_feature(self.problem, "--embeddings", self.name)
+        need_feature(self.problem, "--embeddings", self.name, CheckpointError)
         if is_prepared(inputs):
             (whole,) = self.ask(inputs, features=True)
             read = whole.features

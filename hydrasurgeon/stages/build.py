@@ -237,7 +237,9 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
         if options.stock:
             check_stock(opened, opened.manifest, hint=NO_CLASS)
         if options.sees_ood:
-            need_feature(problem_of(opened.manifest.model), "--objective ood", opened.name)
+            need_feature(
+                problem_of(opened.manifest.model), "--objective ood", opened.name, UsageError
+            )
     fusable(models)
     return models
 

@@ -357,7 +357,7 @@ def _opened(arguments: PredictOptions) -> _Model:
     )
     model = engine_of(opened, engine=engine, device=arguments.device, dtype=arguments.dtype)
     if arguments.embeddings is not None:
-        need_feature(model.problem, "--embeddings", opened.name)
+        need_feature(model.problem, "--embeddings", opened.name, UsageError)
         if arguments.engine not in ("auto", "torch") or model.in_stages(arguments.cascade):
             what = "--embeddings: all members are read, by PyTorch"
             raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
