@@ -55,7 +55,7 @@ docs: $(STAMP)  ## build the site in build/site; a link or an anchor that is not
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
-	for script in circuits decision engines entities front fused kept_epoch speed; do echo "== $$script"; $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in circuits decision engines entities front fused kept_epoch start; do echo "== $$script"; $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python tools/render_docs.py
 
 bench-test: $(STAMP)  ## the tests of the benchmarks

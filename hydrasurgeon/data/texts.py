@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.errors import CheckpointError, DataError
+from hydrasurgeon.errors import CheckpointError, DataError, HydraError
 from hydrasurgeon.run.texts import TYPES, encoded, settled
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def blamed(what: str, *, hide: str = "") -> Iterator[None]:
     """Whatever the tokenizers library raises here is laid to the tokenizer's files."""
     try:
         yield
+    except HydraError:
+        raise
     # For a file that it cannot read it raises Exception itself, or a panic that is none.
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

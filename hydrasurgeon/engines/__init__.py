@@ -103,6 +103,8 @@ def chosen(
     fitted for, else a graph in float32 if there is one, or if so many `rows` pay for making it.
     Without `rows` no graph is looked for: answers are torch's to the last digit.
     """
+    if isinstance(checkpoint, _graph()) and device == "cuda":
+        raise UsageError(f"--device cuda: {checkpoint.name} is a graph, which runs on the CPU")
     if engine != "auto":
         return engine
     decision = checkpoint.manifest.decision

@@ -175,6 +175,7 @@ class GraphEngine(Engine):
             checkpoint.files,
             tokenizer=contents.metadata.get(f"{METADATA}tokenizer"),
             inputs=contents.inputs,
+            where=checkpoint.name,
         )
         self.transform = with_reader(made, None if state is None else state.words)
         self._checkpoint, self._run, self._outputs, self._notes = checkpoint, run, outputs, notes

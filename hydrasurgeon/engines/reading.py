@@ -20,6 +20,7 @@ def transform_of(
     *,
     tokenizer: str | None,
     inputs: Sequence[str],
+    where: str,
 ) -> Any:
     """What makes a graph's `inputs` of samples: with the `tokenizer` that its file holds, or by
     Pillow and numpy.
@@ -28,7 +29,7 @@ def transform_of(
         return family.pictures(model, files=files)
     if tokenizer is None:  # an older version wrote the file
         return family.transform(model, files=files)
-    load = partial(stored, tokenizer, names=inputs)
+    load = partial(stored, tokenizer, names=inputs, where=where)
     length = int(model.preprocess["max_length"])
     if model.pooling == OF_WORDS:
         return TokenizeWords(load, max_length=length, inputs="text")

@@ -150,30 +150,37 @@ class Appended:
 
 def _csv(file: IO[bytes], columns: Mapping[str, str], spread: Callable[[Row], Row]) -> Write:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    table = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    table.writer.writerow(map(harmless, columns))
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(map(harmless, columns))
 
     def write(rows: Sequence[Row]) -> None:
         for row in rows:
-            table.writerow({name: _cell(value) for name, value in spread(row).items()})
+            cells = spread(row)
+            table.writerow([_cell(cells.get(name)) for name in columns])
 
     return write
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return harmless(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | dict):
-        value = json.dumps(value, ensure_ascii=False)
-    return harmless(value) if isinstance(value, str) else value
+        return harmless(json.dumps(value, ensure_ascii=False))
+    return value
 
 
 def harmless(text: str) -> str:
     """A text that neither a spreadsheet runs nor a terminal obeys; numbers stay as they are."""
-    shown = "".join(
-        c.encode("unicode_escape").decode("ascii") if category(c) == "Cc" and c not in LAYOUT else c
-        for c in text
-    )
+    shown = text
+    if not text.isprintable():
+        shown = "".join(
+            c.encode("unicode_escape").decode("ascii")
+            if category(c) == "Cc" and c not in LAYOUT
+            else c
+            for c in text
+        )
     if not shown.lstrip().startswith(FORMULA):
         return shown
     try:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydrasurgeon.errors import CheckpointError, reason
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -28,11 +30,17 @@ class Stored:
     is_fast = True
 
 
-def stored(text: str, *, names: Sequence[str]) -> Stored:
+def stored(text: str, *, names: Sequence[str], where: str) -> Stored:
     """The tokenizer that `settled` was written as; `names` are the model's inputs."""
     from tokenizers import Tokenizer
 
-    return Stored(Tokenizer.from_str(text), names)
+    try:
+        return Stored(Tokenizer.from_str(text), names)
+    except Exception as error:  # it has no kind of its own
+        hint = "Export the checkpoint again."
+        raise CheckpointError(
+            f"{where}: holds no tokenizer ({reason(error)})", hint=hint
+        ) from error
 
 
 def settled(tokenizer: Any, max_length: int) -> Tokenizer:
