@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import (
     CheckpointError,
     Disagreement,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from hydrasurgeon.anatomy.parts import Anatomy
     from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.files.manifest import Manifest, Model, Tower
     from hydrasurgeon.files.tensors import TensorInfo
