@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,7 @@ def batch_size_of(count: int | None) -> int:
     return 256 if has_gpu() else 64
 
 
+@cache
 def has_gpu() -> bool:
     """Whether torch has a GPU, which it is asked only where the system has one."""
     if sys.platform == "linux" and not any(Path(device).exists() for device in DEVICES):
