@@ -58,10 +58,17 @@ bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
 	for script in circuits decision engines entities front fused kept_epoch start; do echo "== $$script"; $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python tools/render_docs.py
 
+DATA ?= ../shared/data
+OTHERS := build/others
+showdown: $(STAMP)  ## the demonstration: SetFit, Trainer and build on the same data, for DATA=folder (an hour or two)
+	[ -f $(OTHERS)/ready ] || { $(PYTHON) -m venv $(OTHERS) && $(OTHERS)/bin/python -m pip install -q -r benchmarks/showdown/requirements.txt && touch $(OTHERS)/ready; }
+	$(BIN)/python benchmarks/showdown.py --data $(DATA) --cache build/showdown --others $(OTHERS) --times
+	$(BIN)/python tools/render_docs.py
+
 bench-test: $(STAMP)  ## the tests of the benchmarks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m bench $(ARGS)
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench bench-test clean
+.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench showdown bench-test clean

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pages import benchmarks, entities, front, readme
+from pages import benchmarks, entities, front, readme, showdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -70,6 +70,11 @@ def write_pages() -> None:
         (DOCS / "reference" / "front.md").write_text(front.page(costs), encoding="utf-8")
         put_between(ROOT / "README.md", readme.FRONT, readme.front_table(costs))
     (DOCS / "reference" / "benchmarks.md").write_text(benchmarks.page(result), encoding="utf-8")
+    shown = result("showdown")
+    if shown is not None:
+        showdown.plot(shown, DOCS / "showdown.svg")
+        (DOCS / "reference" / "showdown.md").write_text(showdown.page(shown), encoding="utf-8")
+        put_between(ROOT / "README.md", showdown.MARKS, showdown.lead(shown))
     tagged = result("entities")
     if tagged is not None:
         (DOCS / "reference" / "entities.md").write_text(entities.page(tagged), encoding="utf-8")

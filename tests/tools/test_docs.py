@@ -17,7 +17,7 @@ from hydrasurgeon.cli.app import application
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from pages import benchmarks, entities, front, readme  # noqa: E402
+from pages import benchmarks, entities, front, readme, showdown  # noqa: E402
 from render_docs import result  # noqa: E402
 
 
@@ -51,6 +51,7 @@ def test_ci_runs_the_commands_that_the_readme_names() -> None:
         ("benchmarks", lambda: benchmarks.page(result)),
         ("entities", lambda: entities.page(result("entities"))),
         ("front", lambda: front.page(result("front"))),
+        ("showdown", lambda: showdown.page(result("showdown"))),
     ],
 )
 def test_the_figures_of_a_page_are_those_measured(name: str, page: Callable[[], str]) -> None:
@@ -59,9 +60,10 @@ def test_the_figures_of_a_page_are_those_measured(name: str, page: Callable[[], 
 
 
 def test_the_figures_of_the_readme_are_those_measured() -> None:
-    begin, end = readme.FRONT
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.split(begin)[1].split(end)[0].strip() == readme.front_table(result("front"))
+    shown = (readme.FRONT, readme.front_table(result("front")))
+    for (begin, end), table in (shown, (showdown.MARKS, showdown.lead(result("showdown")))):
+        assert text.split(begin)[1].split(end)[0].strip() == table
 
 
 def commands_of(text: str) -> Iterator[list[str]]:

