@@ -42,6 +42,8 @@ FILES_KEY = "hydrasurgeon.files"
 MAX_BYTES = 16 << 20
 MOST_SEEN = 1 << 15
 """Rows of training data whose hashes are kept."""
+MOST_LEVELS = 11
+"""Different whole numbers that are levels, as 0 to 10 are, rather than amounts."""
 # Layers, heads and members far beyond any model there is: what loops and masks are made of.
 MAX_COUNT = 4096
 OF_NEURONS = "neurons-"
@@ -161,6 +163,8 @@ class Model(Record):
     """
     pooling: Pooling | None = None
     """That of a sentence embedder; absent where the architecture's own classifier pools."""
+    levels: tuple[int, ...] | None = Field(default=None, min_length=2, max_length=MOST_LEVELS)
+    """The whole numbers that a model of numbers was tuned on, where they are few."""
 
     @model_validator(mode="after")
     def _as_many_labels_as_classes(self) -> Model:
@@ -178,6 +182,11 @@ class Model(Record):
                 self.problem != "number" or self.num_classes in (1, 2),
                 f"number: has {self.num_classes} outputs, a value and perhaps a variance",
             ),
+            (
+                self.levels is None
+                or (self.problem == "number" and [*self.levels] == sorted({*self.levels})),
+                "levels: are of numbers, in rising order",
+            ),
         )
         return self
 
@@ -188,7 +197,12 @@ class Model(Record):
             name: value
             for name, value in handler(self).items()
             if (name, value)
-            not in (("problem", "single_label"), ("pooling", None), ("inputs", None))
+            not in (
+                ("problem", "single_label"),
+                ("pooling", None),
+                ("inputs", None),
+                ("levels", None),
+            )
         }
 
     @property

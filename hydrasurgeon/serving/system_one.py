@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from fastapi import HTTPException
@@ -50,6 +51,10 @@ class Model:
     """Its classes or labels; none where their probabilities cannot be told apart."""
     released: str
     """The day that it was written."""
+    reach: float | None = None
+    """Of a calibrated model of numbers: how many standard deviations its intervals reach up and
+    down. Its labels are the levels that it was tuned on.
+    """
 
     @property
     def types(self) -> Sequence[str]:
@@ -58,12 +63,16 @@ class Model:
             return ("noul",)
         if not self.labels:
             return ()
+        if "value" in self.columns:
+            return ("score",) if self.reach else ()
         return ("noul",) if "labels" in self.columns else ("choice", "score")
 
     @property
     def cannot(self) -> str:
         """Why it answers none."""
         if "value" in self.columns:
+            if self.labels:
+                return "it answers with numbers, and says how sure it is once it is calibrated"
             return "it answers with numbers, and no levels of them are recorded"
         if "top" in self.columns:
             return "two of its classes have one name"
@@ -165,6 +174,9 @@ def _answer(where: str, name: str, question: Any, model: Model) -> Answer:
             }
         _check_known(where, [name], model, "labels; the id of a question is one of them")
         return lambda row: {"type": "noul", "noul": _chances(row)[name], **_verdict(row)}
+    if "value" in model.columns:
+        _check_known(where, options, model, "levels")
+        return lambda row: _chosen(_of_levels(row, model), kind, options)
     _check_known(where, options, model, "classes")
     return lambda row: _chosen(row, kind, options)
 
@@ -233,6 +245,20 @@ def _chosen(row: Row, kind: str, options: Sequence[str]) -> dict[str, Any]:
         "legend": {str(at): level for at, level in enumerate(options)},
         **surely,
     }
+
+
+def _of_levels(row: Row, model: Model) -> Row:
+    """A number as probabilities of levels: those of a normal distribution between their midpoints."""
+    levels, value = [*map(int, model.labels)], row["value"]
+    assert model.reach
+    deviation = max((row["high"] - row["low"]) / 2 / model.reach, 1e-12)
+    below = [
+        (1 + math.erf((sum(pair) / 2 - value) / deviation / math.sqrt(2))) / 2
+        for pair in pairwise(levels)
+    ]
+    chances = [b - a for a, b in pairwise([0.0, *below, 1.0])]
+    top = sorted(zip(model.labels, chances, strict=True), key=lambda each: -each[1])
+    return {**row, "top": top, "label": top[0][0]}
 
 
 def _chances(row: Row) -> dict[str, float]:

@@ -333,12 +333,16 @@ def _ready(
     labels = known.labels or range(known.num_classes)
     if "top" not in columns or len({*labels}) < len(labels):
         labels = ()  # their probabilities could not be told apart
+    levels = known.levels or ()
+    reach = None
+    if levels and model.state is not None:
+        reach = model.state.record.conformal.threshold
     written = datetime.fromtimestamp(opened.path.stat().st_mtime, UTC).date().isoformat()
     return _Ready(
         service,
         columns,
         Signature(name, service.reads, tensors, labels),
-        Model(name, columns, [*map(str, labels)], written),
+        Model(name, columns, [*map(str, labels or levels)], written, reach),
         found,
     )
 

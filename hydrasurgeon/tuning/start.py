@@ -25,6 +25,7 @@ from hydrasurgeon.families.weights import Part, Weight, by_name
 from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import (
+    MOST_LEVELS,
     UNKNOWN,
     Input,
     Model,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydrasurgeon.data import Samples
+    from hydrasurgeon.data.labels import Column
     from hydrasurgeon.families.base import Family
     from hydrasurgeon.heads import Kept
     from hydrasurgeon.tuning.recipes import Recipe
@@ -162,11 +164,23 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
         model = family_of(model).with_classes(model, count, classes, words=words)
         model = model.model_copy(update={"problem": problem, "inputs": None})
     model = reading(model, samples)
+    if column is not None:
+        levels = _levels(column) if model.problem == "number" else None
+        model = model.model_copy(update={"levels": levels})
     longest = model.preprocess.get("max_length")
     if plan.max_length is None or longest is None:
         return model
     shorter = {**model.preprocess, "max_length": min(longest, plan.max_length)}
     return model.model_copy(update={"preprocess": shorter})
+
+
+def _levels(column: Column) -> tuple[int, ...] | None:
+    """The labels' numbers, where they are few whole ones."""
+    import numpy as np
+
+    numbers = np.unique(column.positions)
+    few = 2 <= len(numbers) <= MOST_LEVELS
+    return tuple(map(int, numbers)) if few and (numbers % 1 == 0).all() else None
 
 
 def starting_module(source: Start, model: Model, classifier: str, seed: int) -> nn.Module:

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -210,6 +211,43 @@ def test_what_it_refuses_with_one_message(sent: Any, status: int, says: str, add
     got, reply = post(address, sent)
     assert (got, [*reply]) == (status, ["detail"])
     assert says in reply["detail"]
+
+
+def test_a_number_on_levels(tmp_path: Path) -> None:
+    """Tuned on 0, 1 and 2: a normal distribution around the value, by the interval's width."""
+    from listening import serving
+
+    BERT.write(tmp_path / "bert")
+    data, to_number = BERT.data(tmp_path, 200), {"problem": "number"}
+    rated = hs.finetune(
+        tmp_path / "bert", data=data, recipe="probe", set=to_number, out=tmp_path / "n.safetensors"
+    )
+    assert rated.manifest.model.levels == (0, 1, 2)
+    asked = {"state": TEXT, "questions": {"q": {"type": "score", "criteria": ["0", "1", "2"]}}}
+    with serving(f"q={rated.path}") as at:
+        assert "once it is calibrated" in post(at, asked)[1]["detail"]
+    (tmp_path / "val").mkdir()
+    known = {*Path(data).read_text().splitlines()}
+    val = Path(BERT.data(tmp_path / "val", 300, seed=1))
+    new = [line for line in val.read_text().splitlines() if line not in known]
+    val.write_text("\n".join(new))
+    ready = hs.calibrate(rated.path, data=str(val), out=tmp_path / "ready.safetensors")
+    (row,) = hs.predict(ready.path, text=[TEXT])
+    q = ready.manifest.decision.conformal.threshold
+    around = NormalDist(row["value"], (row["high"] - row["low"]) / 2 / q)
+    first, last = around.cdf(0.5), 1 - around.cdf(1.5)
+    with serving(f"q={ready.path}") as at:
+        answer = post(at, asked)[1]["answers"]["q"]
+        asked["questions"]["q"]["criteria"] = ["0", "5"]
+        assert (
+            "q was not trained on '5'; '0', '1', '2' are its levels" in post(at, asked)[1]["detail"]
+        )
+    assert [*answer["probabilities"].values()] == pytest.approx(
+        [first, 1 - first - last, last], abs=1e-4
+    )
+    assert answer["score"] == pytest.approx(1 - first + last, abs=1e-4)
+    assert answer["legend"] == {"0": "0", "1": "1", "2": "2"}
+    assert answer["answer"] in ("answered", "unfamiliar")
 
 
 def test_probabilities_that_are_no_numbers_are_the_servers_fault() -> None:
