@@ -16,7 +16,7 @@ from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import DataError, HydraError
+from hydrasurgeon.errors import DataError, HydraError, UsageError
 
 BERT, NAMES = FAMILIES["BERT"], ("red", "round", "small")
 MANY = {
@@ -386,3 +386,11 @@ def test_what_many_labels_have_no_meaning_for(
     data = table(tmp_path / "d.jsonl", 50)
     with pytest.raises(HydraError, match="is not for a multi_label model"):
         hs.calibrate(tagger, data=data, out=tmp_path / "x.safetensors", device="cpu", **option)
+
+
+def test_members_that_answer_many_labels_are_not_chosen_by_ood_data(
+    tagger: Path, tmp_path: Path
+) -> None:
+    data = table(tmp_path / "d.jsonl", 50)
+    with pytest.raises(UsageError, match="--objective ood: is for models that choose one class"):
+        hs.build(tagger, data=data, val=data, ood=data, objective="avg", out=tmp_path / "b")

@@ -14,6 +14,7 @@ import pytest
 from tiny_tokens import TEXTS, found, write
 
 import hydrasurgeon as hs
+from hydrasurgeon.errors import UsageError
 
 FIELDS = ["start", "end", "text", "label", "probability", "answer"]
 
@@ -58,6 +59,8 @@ def test_entities_stand_in_their_text(
     assert same(answers, expected)
     assert [*answers[0]] == ["id", "x", "entities", "ood_score", "unfamiliar"]
     assert [row["id"] for row in answers] == ["t0", "t1", "t2", "t3"]
+    with pytest.raises(UsageError, match="--embeddings: is for models that choose one class"):
+        hs.predict(tagger, data=data, device="cpu", embeddings=tmp_path / "read.npz")
     assert answers.answers == {"answered": 4}
     first = expected[0][0]["text"]
     assert f"{first} A" in repr(answers)
