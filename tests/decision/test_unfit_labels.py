@@ -93,7 +93,7 @@ def test_answers_that_are_all_right_are_not_too_sure(kind: str) -> None:
     """They keep the model's own probabilities, and the NLL stays what it is; Platt's bias moves."""
     outputs = few(kind, 200, 0)
     truth = outputs.truth.reshape(200, 1, -1)
-    sure = PROBLEMS[KINDS[kind]].choices(20 * truth.astype(np.float64) - 10)
+    sure = PROBLEMS[KINDS[kind]].read(20 * truth.astype(np.float64) - 10)
     if kind == "three":
         sure = 20.0 * np.eye(3)[outputs.truth][:, None]
     found = calibrated(kind, replace(outputs, logits=sure.astype(np.float32)))
