@@ -21,7 +21,7 @@ from hydrasurgeon.files.decided import Cascade, Seen
 from hydrasurgeon.problems.base import Outputs, Prediction, joined
 from hydrasurgeon.run.shapes import Bool, Float
 from hydrasurgeon.statistics import temperature
-from hydrasurgeon.statistics.scores.fitted import Given, OwnLogits
+from hydrasurgeon.statistics.scores.fitted import Given
 
 NOVELTY = "novelty"
 """The OOD score of a reader of words, which threshold and scale make like the model's."""
@@ -51,7 +51,8 @@ class Said:
         """
         assert state.record.words is not None
         model, reader = state.record.words.weights
-        features = self.logits if isinstance(state.fitted, OwnLogits) else self.features
+        assert state.fitted is not None
+        features = state.fitted.own(self.features, self.logits)
         if isinstance(self.logits, ndarray):
             mixed = model * self.logits.astype(np.float64) + reader * read[:, None]
             return replace(self, logits=mixed.astype(self.logits.dtype), features=features)

@@ -21,7 +21,6 @@ from hydrasurgeon.files import decided
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Floats, Words
-from hydrasurgeon.statistics.scores.fitted import OwnLogits
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class Reading:
 
     def scored(self, state: State, mixed: Outputs, said: Outputs) -> Outputs:
         """With what OOD scores see of what the model itself `said`."""
-        own = isinstance(state.fitted, OwnLogits)
-        return replace(mixed, features=said.logits if own else said.features)
+        assert state.fitted is not None
+        return replace(mixed, features=state.fitted.own(said.features, said.logits))
 
     def joined(self, state: State, mixed: Outputs, said: Outputs) -> State:
         """The state of both, and what it makes of VAL."""

@@ -30,7 +30,7 @@ from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Words
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.probabilities import Logits, Scores
-from hydrasurgeon.statistics.scores.fitted import EnsembleScore, OwnLogits, scores_of
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore, OwnBoth, OwnLogits, scores_of
 from hydrasurgeon.statistics.scores.on_features import K
 
 
@@ -79,7 +79,11 @@ class State:
         """The state of a model that has a reader beside it: OOD scores see what the model itself
         says.
         """
-        fitted = self.fitted or OwnLogits(self.record.ood.score, (), (), read=self.problem.read)
+        fitted, ood = self.fitted, self.record.ood
+        if fitted is None:
+            fitted = OwnLogits(ood.score, (), (), read=self.problem.read)
+        elif ood.score == "vim":
+            fitted = OwnBoth(**vars(fitted), width=ood.width or 0, read=self.problem.read)
         record_with = self.record.model_copy(update={"words": record})
         return State(record_with, fitted, self.problem, words)
 

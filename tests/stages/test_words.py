@@ -199,10 +199,15 @@ def test_graphs_and_tables_answer_alike(place: Path, tmp_path: Path) -> None:
             assert other["members_run"] == row["members_run"]
 
 
-def test_ood_scores_are_the_model_s_own(place: Path) -> None:
-    rows = sentences(place)
+@pytest.mark.parametrize("score", ["msp", "vim", "mds"])
+def test_ood_scores_are_the_model_s_own(score: str, place: Path, tmp_path: Path) -> None:
+    rows, files = sentences(place), place
+    if score != "msp":  # fitted to features; vim reads logits too
+        files = tmp_path
+        for words in ("off", "beside", "first"):
+            calibrated(place, place / "probe", files / words, words=words, ood_score=score)
     alone, beside, first = (
-        hs.load(place / name, device="cpu").decide(rows) for name in ("off", "beside", "first")
+        hs.load(files / name, device="cpu").decide(rows) for name in ("off", "beside", "first")
     )
     assert np.asarray(beside.ood_score) == pytest.approx(np.asarray(alone.ood_score), abs=1e-5)
     assert np.asarray(beside.unfamiliar).tolist() == np.asarray(alone.unfamiliar).tolist()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -56,6 +57,12 @@ class EnsembleScore:
         )
         return replace(self, fits=fits, standards=standards)
 
+    def own(self, features: Any, logits: Any) -> Any:
+        """What comes in place of features, of what the model itself says, where words answer beside
+        it; arrays or tensors.
+        """
+        return features
+
     def __call__(self, features: Features, logits: ndarray) -> Scores:
         each = [
             (_values(self.kind, fit, features[:, m], logits[:, m], self.neighbours) - standard.mean)
@@ -91,8 +98,31 @@ class OwnLogits(EnsembleScore):
     def among(self, members: Sequence[int]) -> OwnLogits:
         return self
 
+    def own(self, features: Any, logits: Any) -> Any:
+        return logits
+
     def __call__(self, features: Features, logits: ndarray) -> Scores:
         return scores_of(self.kind, self.read(features), None, None)
+
+
+@dataclass(frozen=True)
+class OwnBoth(EnsembleScore):
+    """A fitted score that reads logits too: the model's own come behind the features."""
+
+    width: int = 0
+    """Of the features."""
+    read: Callable[[ndarray], ndarray] = np.asarray
+
+    def own(self, features: Any, logits: Any) -> Any:
+        if isinstance(features, ndarray):
+            return np.concatenate([features, logits], axis=-1)
+        import torch
+
+        return torch.cat([features, logits.to(features)], dim=-1)
+
+    def __call__(self, features: Features, logits: ndarray) -> Scores:
+        own = self.read(features[..., self.width :])
+        return super().__call__(features[..., : self.width], own)
 
 
 def _values(kind: str, fit: Fit, features: ndarray, logits: ndarray, neighbours: int) -> Scores:
