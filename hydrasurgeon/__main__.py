@@ -18,10 +18,13 @@ def command() -> int:
 
 
 def main() -> None:
-    """The console script; what is imported is no garbage, and is not looked through for any."""
+    """The console script; what is imported is no garbage, and is not looked through for any, but
+    for torch's parts, which complain of what is left.
+    """
     gc.disable()  # until a command begins
     code = ended(command)
-    gc.freeze()
+    if "torch" not in sys.modules:
+        gc.freeze()
     sys.exit(code)
 
 
