@@ -99,7 +99,11 @@ class Front:
     def references(self) -> list[Entry]:
         """The plain rivals, in the fastest engine of float32."""
         plain = [each for each in self.search.plain if each.members[0].count == 1]
-        return [self._table().entry(self.search.computed(each)[0]) for each in plain]
+        entries = [self._table().entry(self.search.computed(each)[0]) for each in plain]
+        return [
+            replace(each, cost=self.search.cost_of_words) if each.choice.words == "alone" else each
+            for each in entries
+        ]
 
     @property
     def single(self) -> Entry:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hydrasurgeon.building.answers import Asked
 from hydrasurgeon.building.clock import EIGHT_BITS, Clock, Taken
-from hydrasurgeon.building.cost import SMALLEST, Budget, Size, Sizes, cost_of
+from hydrasurgeon.building.cost import SMALLEST, UNITS, Budget, Size, Sizes, cost_of
 from hydrasurgeon.building.members import (
     SEEDS,
     WHOLE,
@@ -354,13 +354,19 @@ class Search:
 
     def pays(self, choice: Choice, budget: Budget) -> bool:
         """Whether a budget is enough for a choice, before it answers anything."""
-        if choice.words == "alone":
-            return False  # nobody would say what is OOD
         if choice.words == "first":
             return True
         if budget.unit == "time":
             return budget.allows(self.timed(replace(choice, assumed=True), 1.0)["time"])
         return budget.allows(sum(member.cost[budget.unit] for member in choice.members))
+
+    @property
+    def cost_of_words(self) -> dict[str, float]:
+        """Of words alone, where nobody says what is OOD: nothing of the model's."""
+        cost = dict.fromkeys(UNITS, 0.0)
+        if self.clock is not None:
+            cost |= {"time": self.words_time.time, "ms": self.words_time.ms}
+        return cost
 
     def timed(self, choice: Choice, on: float) -> dict[str, float]:
         """Time and milliseconds of a choice: its own, or what its members take; of which a fraction

@@ -8,7 +8,6 @@ joined as ranks within their half, so that AUROC is about the mean of the halves
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -51,7 +50,7 @@ FLAGGED = 0.05
 """Of familiar samples, the fraction that a decision state flags if nobody says otherwise."""
 Figures = Mapping[str, ndarray]
 Reads = Literal["off", "beside", "first", "alone"]
-"""Where words answer: nowhere, with the model, before it, or in its place."""
+"""Where words answer: nowhere, with the model, before it, or in its place, and the model says what is OOD."""
 
 
 def right_of(figures: Figures) -> ndarray:
@@ -140,11 +139,15 @@ class Read:
     targets: ndarray
     """What the outputs should be."""
 
-    def beside(self, outputs: Sequence[Outputs], fits: ndarray, judges: ndarray) -> list[Outputs]:
+    def beside(
+        self, outputs: Sequence[Outputs], fits: ndarray, judges: ndarray, *, instead: bool
+    ) -> list[Outputs]:
         """What a model said of each set, with what words add by weights of one half of VAL."""
         model = outputs[0].logits.astype(np.float64)
         parts = (np.intersect1d(rows, self.labelled) for rows in (fits, judges))
-        a, b = fit_beside(self.kind, model, self.sets[0][:, :-1], self.targets, *parts).weights
+        read = self.sets[0][:, :-1]
+        fitted = fit_beside(self.kind, model, read, self.targets, *parts, instead=instead)
+        a, b = fitted.weights
         mixed = (
             a * said.logits.astype(np.float64) + b * read[:, None, :-1]
             for said, read in zip(outputs, self.sets, strict=True)
@@ -289,8 +292,6 @@ class Table:
             unit: sum(member.cost[unit] for member in choice.members) for unit in UNITS
         }
         cost["macs"] *= on
-        if choice.words == "alone":  # it has nothing of the model's
-            cost = dict.fromkeys(UNITS, 0.0)
         cost |= self.timed(choice, on)
         joined = _joined(parts, self.problem)
         return Entry(choice, cost, joined, self.objective, parts[1].score)
@@ -317,7 +318,9 @@ class Table:
 
         fitting, *foreign = halved(sets, 0)
         judging = halved(sets, 1)
-        mixed = sets if read is None else read.beside(sets, *rows[0])
+        mixed: Sequence[Outputs] = sets
+        if read is not None:
+            mixed = read.beside(sets, *rows[0], instead=choice.words == "alone")
         truth = answers.val.truth[rows[0][1]]
         if self.objective.name == "rmse":
             (said, *_) = halved(mixed, 1)
@@ -337,7 +340,7 @@ class Table:
             **constants,
         }
         state = State(Decision.model_construct(**fields), score.fitted, problem)
-        if read is None or choice.words == "beside":
+        if read is None or choice.words != "first":
             scored = [state.ood_score(each.logits, each.features) for each in judging]
             chances, on = [state.answers(each.logits) for each in halved(mixed, 1)], 1.0
         else:
@@ -388,15 +391,11 @@ def _in_stages(
     first: Sequence[Sequence[Outputs]],
     whole: Sequence[Sequence[Outputs]],
 ) -> tuple[list[ndarray], list[ndarray], float]:
-    """OOD scores and answers on one half of each set, of words that answer first or alone and were
+    """OOD scores and answers on one half of each set, of words that answer first and were
     calibrated on the other; and the fraction of VAL that goes on. Both halves are given of what
     words say, and of the whole model.
     """
     (val, *foreign), judging = zip(first[0], whole[0], strict=True), first[1]
-    if choice.words == "alone":
-        state = stage_state(gated(state, *val, words=True, most=math.inf), first=True)
-        scores = [state.ood_score(each.logits, each.features) for each in judging]
-        return scores, [state.answers(each.logits) for each in judging], 0.0
     state = gated(state, *val, foreign=foreign, words=True, most_on=choice.most_on)
     staged = [in_stages(state, *pair) for pair in zip(judging, whole[1], strict=True)]
     on = len(staged[0][1].rows) / len(judging[0].logits)

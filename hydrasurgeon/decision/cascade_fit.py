@@ -112,14 +112,12 @@ def _with(state: State, cascade: Cascade) -> State:
 
 
 def _threshold_of(state: State, first: Outputs, most: float, least: float) -> float:
-    """The highest that lets at most such a fraction of the samples go on, and a standard error less:
-    another sample's fraction is seldom above it.
-    """
+    """The highest that lets at most such a fraction of the samples go on."""
     rule = stage_state(state, first=True)
     stays = ~going_on(rule, 0.0, first)
     certainty = np.sort(rule.certainty(first.logits)[stays])
     count = len(stays)
-    may_go = int(count * (most - math.sqrt(most * (1 - most) / count))) - (count - len(certainty))
+    may_go = int(count * most) - (count - len(certainty))
     needed = int(np.searchsorted(certainty, least))
     if may_go < needed:
         on = (count - len(certainty) + needed) / count

@@ -116,9 +116,10 @@ def fit_reading(
     halves: tuple[ndarray, ndarray],
     *,
     first: bool = False,
+    instead: bool = False,
 ) -> tuple[Reading, Beside]:
     """The reader with the least loss on the half of VAL that fits, beside the model or alone where it
-    comes `first`, and its weight; `tokenizer` is the hash of what makes ids of texts.
+    comes `first` or `instead`, and its weight; `tokenizer` is the hash of what makes ids of texts.
     """
     kind, logits = problem.link or "softmax", outputs.logits.astype(np.float64)
     fitting, certifying = halves
@@ -145,7 +146,8 @@ def fit_reading(
         # As a file stores it: what is weighed is what will answer.
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         reader = reader_of("words" if text else "pixels", parts)
-        worth = fit_beside(kind, logits, reader.outputs(val_seen), truth, fitting, certifying)
+        parts_of_val = (truth, fitting, certifying)
+        worth = fit_beside(kind, logits, reader.outputs(val_seen), *parts_of_val, instead=instead)
         return fitted.loss if first else worth.fitted, reader, worth
 
     every = [made(train_seen, targets[known])]

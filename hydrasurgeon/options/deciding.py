@@ -171,11 +171,11 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         help="Entities: what --risk is a fraction of, answers that are wrong (if not given) or true "
         "entities that are missed.",
     )
-    words: Literal["auto", "off", "beside", "first"] = option(
+    words: Literal["auto", "off", "beside", "first", "alone"] = option(
         "auto",
-        metavar="auto|off|beside|first",
+        metavar="auto|off|beside|first|alone",
         recorded=True,
-        help="Fit a linear reader of words (of images, pixels) to --fit-data: it answers beside the model, or first and the model what it is unsure of; auto: beside, where texts gain by it.",
+        help="Fit a linear reader of words (of images, pixels) to --fit-data: it answers beside the model, or first and the model what it is unsure of; or alone, and the model says what is unfamiliar; auto: beside, where texts gain by it.",
     )
     max_loss: float | None = option(
         None,

@@ -437,7 +437,7 @@ def _weighed(
         raise UsageError(str(why), hint="Leave out --words.")
     split = halves(len(outputs.logits), arguments.seed, outputs.groups)
     about = (problem, see, tokenizer, train, val, outputs, split)
-    reading, worth = fit_reading(*about, first=wanted == "first")
+    reading, worth = fit_reading(*about, first=wanted == "first", instead=wanted == "alone")
     if worth.pays or wanted != "auto":
         told = "learnt from --unlabelled too" if reading.taught else "better without --unlabelled"
         return reading, None if train.more is None else f"words: {told}"

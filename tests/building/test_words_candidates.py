@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from own_models import texts
 from tiny_families import FAMILIES
@@ -64,11 +63,10 @@ def calibrated(place: Path, out: Path, **more: Any) -> Any:
 
 
 def test_a_budget_chooses_the_threshold(place: Path, tmp_path: Path) -> None:
-    """Of samples that fit, (0.5 - 0.05) / 1.0 may go on, less a standard error."""
+    """Of samples that fit, (0.5 - 0.05) / 1.0 may go on; of all about as many."""
     done = calibrated(place, tmp_path / "first", budget="time=0.5", ood_score="msp")
     assert done.decision.words.mode == "first"
-    most = 0.45 - np.sqrt(0.45 * 0.55 / 300)
-    assert done.decision.cascade.share_on == pytest.approx(most, abs=0.06)
+    assert done.decision.cascade.share_on == pytest.approx(0.45, abs=0.06)
     # Made again, it is the same whatever the clock says then.
     step = open_checkpoint(done.path).manifest.history[-1]
     assert step.args["budget"] == "on=0.450000"
@@ -124,7 +122,7 @@ def test_build_tries_words_at_their_time(
     assert rivals["probe"]["time"] == 1
     for rung in (first, whole):
         payable = [row for row in rivals.values() if row["time"] <= rung["budget"]]
-        assert rung["estimate"] >= max(row["estimate"] for row in payable) - 1e-3
+        assert rung["estimate"] >= max(row["estimate"] for row in payable) - 1e-4
     seconds |= {"onnx": 10.0, "torch": 3.0, WORDS: 7.0}
     again = built("again")
     assert (again.front, again.rows) == (done.front, done.rows)
