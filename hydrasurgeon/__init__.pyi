@@ -189,7 +189,7 @@ def calibrate(
     id_flagged: float = ...,
     risk: float | None = ...,
     promise: Literal['wrong', 'missed'] | None = ...,
-    words: Literal['auto', 'off', 'beside', 'first'] = ...,
+    words: Literal['auto', 'off', 'beside', 'first', 'alone'] = ...,
     max_loss: float | None = ...,
     budget: str | None = ...,
     cascade: bool = ...,
