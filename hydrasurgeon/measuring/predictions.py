@@ -145,9 +145,6 @@ def read_predictions(path: Path) -> Predictions:
     file = _opened(path)
     about = _about(path, file)
     contents, logits = _told(path, file, about)
-    groups = dict(about.ood) | {
-        name: "far" for name in contents.ood_names() if name not in dict(about.ood)
-    }
     shifts = {}
     for shift in about.shift:
         key = f"shift.{_key(*shift)}"
@@ -156,14 +153,14 @@ def read_predictions(path: Path) -> Predictions:
     labels = contents.labels("labels", of=logits)
     scores = {"": contents.scores("scores.", rows=len(logits))}
     ood = {}
-    for name in groups:
+    for name in dict.fromkeys([*dict(about.ood), *contents.ood_names()]):
         ood[name], scores[name] = contents.ood_set(name, like=logits)
     return Predictions(
         name=about.name or path.name.removesuffix(".safetensors"),
         kind=about.kind,
         outputs=Outputs(logits, None, labels, groups=contents.groups(len(logits))),
         ood=ood,
-        near=[name for name, group in groups.items() if group == "near"],
+        near=[name for name, group in about.ood if group == "near"],
         shift=shifts,
         scores=scores,
         cost=about.cost,

@@ -117,20 +117,20 @@ def of_models(
         rows += [
             over_sets(row, others, first=first.name) if others else row for row, others in more
         ]
-    orders = [*sets.notes, *(samples.note for _, samples, _ in further if samples.note is not None)]
-    seen = [trained_on(sets.id, each.manifest.history) for each in opened]
+    told = [*sets.notes, *(samples.note for _, samples, _ in further)]
+    told += [trained_on(sets.id, each.manifest.history) for each in opened]
     classes: dict[str, Any] = dict(record_of(opened[0].manifest.model))
     hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
     if any(hashes.values()):
         classes["sets"] = hashes
+    milliseconds = timed.milliseconds()
     return Measured(
-        _with_times(rows, timed.milliseconds()),
+        tuple(_timed(row, milliseconds) for row in rows),
         uses_of(sets, further),
         classes,
         tuple(dict.fromkeys(skipped)),
         (
-            *dict.fromkeys(orders),
-            *dict.fromkeys(filter(None, seen)),
+            *dict.fromkeys(filter(None, told)),
             *in_samples(sets.id, sets.ood.items(), harm=ALIKE),
         ),
         sets.id,
@@ -199,14 +199,9 @@ def _rows(
     return [(each, []) for each in both]
 
 
-def _with_times(rows: Sequence[Row], milliseconds: Sequence[float | None]) -> tuple[Row, ...]:
-    timed = []
-    for row in rows:
-        cost = row.result.cost
-        if cost is not None:
-            cost = cost.model_copy(update={"latency_ms": milliseconds[row.timing or 0]})
-        timed.append(row.but(cost=cost))
-    return tuple(timed)
+def _timed(row: Row, milliseconds: Sequence[float | None]) -> Row:
+    time = {"latency_ms": milliseconds[row.timing or 0]}
+    return row.but(cost=row.result.cost and row.result.cost.model_copy(update=time))
 
 
 def of_files(arguments: EvaluateOptions) -> list[Row]:
