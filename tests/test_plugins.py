@@ -159,7 +159,9 @@ def test_a_kind_from_finetune_to_build(
     words = ["finetune", tiny(), "--data", train, "--recipe", "probe"]
     assert run([*map(str, words), "--set", "problem=ordinal", "-o", str(tuned)]) == 0
     assert open_checkpoint(tuned).manifest.model.problem == "ordinal"
-    assert run(["calibrate", str(tuned), "--data", val, "-o", str(ready)]) == 0
+    words = ["calibrate", str(tuned), "--data", val, "-o", str(ready)]
+    assert run([*words, "--risk", "0.3"]) == 2
+    assert run(words) == 0
     assert run(["predict", str(ready), "--data", test, "-o", str(tmp_path / "a.jsonl")]) == 0
     rows = _rows(tmp_path / "a.jsonl")
     chances = np.zeros((len(rows), 5))

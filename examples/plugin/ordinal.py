@@ -8,7 +8,7 @@ set      all classes between the first and the last that the prediction set hold
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy import ndarray
@@ -46,6 +46,10 @@ class Ordinal(Classes):
 
     name = "ordinal"
     trained_by = "ordinal_losses:Losses"
+    lacks: ClassVar = {
+        **Classes.lacks,
+        "--risk": "It promises that the likeliest class is right, not the median.",
+    }
 
     def decide(self, logits: ndarray, record: Any = None, score: Any = None) -> Any:
         made = super().decide(logits, record, score)

@@ -235,7 +235,7 @@ def _check_promise(
         f"--ood-score {score}": True,
     }
     for flag in (flag for flag, given in flags.items() if given and flag in why):
-        what = f"{flag}: is not for a {problem.name} model, as {name} is"
+        what = f"{flag}: is not for {problem.name} models, such as {name}"
         raise UsageError(what, hint=why[flag])
     if score != "auto":
         option = (

@@ -384,7 +384,7 @@ def test_what_many_labels_have_no_meaning_for(
     option: dict[str, Any], tagger: Path, tmp_path: Path
 ) -> None:
     data = table(tmp_path / "d.jsonl", 50)
-    with pytest.raises(HydraError, match="is not for a multi_label model"):
+    with pytest.raises(HydraError, match="is not for multi_label models"):
         hs.calibrate(tagger, data=data, out=tmp_path / "x.safetensors", device="cpu", **option)
 
 
