@@ -112,8 +112,8 @@ def pruned(result: Pruned) -> None:
             (str(result.path), "bold"),
             f": tokens {trimmed.tokens[0]:,} → {trimmed.tokens[1]:,}, parameters "
             f"{before:,} → {after:,} (−{100 * (1 - after / before):.0f} %); "
-            f"{trimmed.changed:,} of {trimmed.texts:,} texts lost a token, and so will "
-            f"{100 * trimmed.rare:.0f} % or more of new ones",
+            f"{trimmed.changed:,} of {trimmed.texts:,} texts lost a token, of new ones "
+            f"{100 * trimmed.rare:.0f} % or more will",
         )
         if not result.removed and manifest.kept_neurons is None:
             return
