@@ -114,6 +114,8 @@ def _sets(decision: Decision) -> str:
         return f"an entity is as probable as {how} of its words' probabilities"
     if decision.labels is not None:
         return f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of the labels, on average over samples that have one"
+    if decision.joint is not None:  # of numbers
+        return f"intervals that hold the truth in {100 * sets.coverage:g} % of cases"
     return f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases"
 
 
