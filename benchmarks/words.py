@@ -269,7 +269,7 @@ def remembered(unit: str) -> Iterator[None]:
 
     with (
         mock.patch.object(Classifier, "compute", once(Classifier.compute)),
-        mock.patch.object(graph.InOnnxruntime, "compute", once(graph.InOnnxruntime.compute)),
+        mock.patch.object(graph.GraphEngine, "compute", once(graph.GraphEngine.compute)),
         mock.patch.object(graph, "place_of", place_of),
         mock.patch.object(reading, "fit_words", partial(fitted, reading.fit_words)),
         mock.patch.object(reading, "fit_pixels", partial(fitted, reading.fit_pixels)),

@@ -165,7 +165,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
 class BenchOptions(Engines, Bare, Device, Columns, Force):
     """Measure latency, throughput, memory and multiply-adds on this machine, all models in turn."""
 
-    engine: Engine | Literal["all"] = option(
+    engine: Engine | Literal["all"] = option(  # type: ignore[assignment]
         "auto",
         metavar="auto|…|openvino|all",
         group=RUNS,

@@ -192,6 +192,7 @@ def _every_engine(options: BenchOptions, batches: Sequence[int]) -> Benched:
         name: lambda inputs, run=engine: [run.ask(batch) for batch in inputs]
         for name, engine in live.items()
     }
+    contenders: list[Any] = [*live.values()]
     samples = None if options.data is None else open_data(options.data, seed=options.seed)
     model, cpu = first.manifest.model, torch.device("cpu")
     torch.manual_seed(options.seed)
@@ -201,7 +202,7 @@ def _every_engine(options: BenchOptions, batches: Sequence[int]) -> Benched:
         if samples is None:
             inputs = [first.family.example(model, count, device=cpu, dtype=torch.float32)]
         else:
-            inputs = _real(samples, InTurn([*live.values()]), count)
+            inputs = [each.inputs for each in _real(samples, [InTurn(contenders)], count)]
         for name, seconds in interleaved(passes, inputs, runs=options.runs).items():
             ms[name][str(count)] = 1000 * seconds / count / len(inputs)
         if options.progress is not None:

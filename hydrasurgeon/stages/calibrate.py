@@ -355,7 +355,7 @@ def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, 
     names = precisions()
     engines = {name: engine_of(opened, engine=f"{OPENVINO} {name}") for name in names}
     batch = first_batch(val, engines[names[0]].transform, TIMED, skip_bad=skip)
-    passes = {name: engine.ask for name, engine in engines.items()}
+    passes: dict[str, Any] = {name: engine.ask for name, engine in engines.items()}
     # The least of all runs is that of a quiet machine.
     seconds = interleaved(passes, batch, runs=TIMED, of_runs=min)
     fastest = min(names, key=lambda name: seconds[name])
