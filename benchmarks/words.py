@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -308,33 +309,38 @@ def alone(place: Place) -> dict[str, Any]:
 
 def timed_too(path: Path, words: str) -> bool:
     """Whether a file's time is taken: the others take as long."""
-    return (
-        path.stem == "whole-0"
-        or (path.stem in ("mean", "probe") and words == "first")
-        or (path.stem == "ensemble" and words == "off")
-    )
+    ways = {"whole-0": WAYS, "mean": ("first",), "probe": ("first",), "ensemble": ("off",)}
+    return words in ways.get(path.stem, ())
 
 
 def times(place: Place) -> dict[str, float]:
-    """What a text takes, as a multiple of the single model's in float32."""
+    """What a text takes, as a multiple of the single model's in float32; of what rows were made of."""
     samples = open_data(place.data("test"), limit=TIMED)
     texts = [samples.read(i) for i in range(len(samples))]
     batches = [texts[at : at + BATCH] for at in range(0, len(texts), BATCH)]
     calls: dict[str, Callable[[], object]] = {}
-    for model, paths in units(place).items():
-        for words in WAYS:
-            if (model == "ensemble" and words == "first") or not timed_too(paths[0], words):
+    for model in ("whole-0", "probe", "mean", "ensemble"):
+        path = place.file(model)
+        for words, engine in product(WAYS, ("torch", "onnx", "int8")):
+            source = place.file(f"{model}-{words}-{'int8' if engine == 'int8' else 'torch'}")
+            if not source.exists():
                 continue
-            for engine in ("torch", "onnx", "int8"):
-                source = decided(place, paths[0], "int8" if engine == "int8" else "torch", words)
-                with remembered(f"{place.cache.parent.name}-{paths[0].stem}"):
-                    made = engine_of(
-                        open_checkpoint(source), engine=engine, device="cpu", keep=True
-                    )
-                calls[f"{model} {words} {engine}"] = partial(answer, made, batches)
+            with remembered(f"{place.cache.parent.name}-{path.stem}"):
+                made = engine_of(open_checkpoint(source), engine=engine, device="cpu", keep=True)
+            name = model.replace("whole-0", "single")
+            calls[f"{name} {words} {engine}"] = partial(answer, made, batches)
     taken = in_turn(calls, RUNS)
     single = min(taken["single off torch"], taken["single off onnx"])
     return {"ms": 1000 * single / len(texts), **{k: value / single for k, value in taken.items()}}
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to five digits."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 @torch.inference_mode()
@@ -361,13 +367,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for task in given.tasks.split(","):
         place = Place((TEXTS | IMAGES)[task], given.shared, given.cache / task / "0", 0)
         place.cache.mkdir(parents=True, exist_ok=True)
-        if given.times:
-            results.setdefault("times", {})[task] = times(place)
+        if given.times and not place.file("whole 0-off-torch").exists():
+            print(f"{task}: nothing is there to be timed", flush=True)
+        elif given.times:
+            results.setdefault("times", {})[task] = rounded(times(place))
             print(json.dumps(results["times"][task]), flush=True)
         else:
             results["tasks"][task] = []
             for row in (*rows(place), alone(place)):
-                results["tasks"][task].append(row)
+                results["tasks"][task].append(rounded(row))
                 print(json.dumps(row), flush=True)
             results.setdefault("machines", {})[task] = machine()
         write_text(given.out, json.dumps(results, ensure_ascii=False) + "\n")

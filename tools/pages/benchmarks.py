@@ -68,7 +68,7 @@ def goals(task: str, words: dict[str, Any]) -> list[str]:
         first = ("single", "first", "torch")
     single, ensemble = ("single", "off", "torch"), ("ensemble", "off", "torch")
     least = [times[f"single beside {name}"] for name in ("torch", "onnx") if times]
-    told = {
+    told: dict[str, list[tuple[Any, Any]]] = {
         f"{task}, beside: NLL at most the Deep Ensemble's, at 1.05 of the time": [
             (figure(beside, "nll"), figure(ensemble, "nll")),
             (min(least, default=None), 1.05),
