@@ -54,7 +54,7 @@ class Said:
         assert state.fitted is not None
         features = state.fitted.own(self.features, self.logits)
         if isinstance(self.logits, ndarray):
-            mixed = model * self.logits.astype(np.float64) + reader * read[:, None]
+            mixed = model * self.logits.astype(np.float64) + reader * np.asarray(read)[:, None]
             return replace(self, logits=mixed.astype(self.logits.dtype), features=features)
         logits, other = self.logits, read.to(self.logits.device).double()
         mixed = model * logits.double() + reader * other[:, None]
