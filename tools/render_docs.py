@@ -63,12 +63,12 @@ def pasted(page: Path, heading: str, make: Callable[[Path], None]) -> None:
 
 
 def write_pages() -> None:
-    """Those that are figures from top to bottom, and the README's table."""
+    """Those that are figures from top to bottom, and what README says of them."""
     costs = result("front")
     if costs is not None:
         front.plot(costs, DOCS / "front.svg")
         (DOCS / "reference" / "front.md").write_text(front.page(costs), encoding="utf-8")
-        put_between(ROOT / "README.md", readme.FRONT, readme.front_table(costs))
+        put_between(ROOT / "README.md", readme.FRONT, readme.front_says(costs))
     (DOCS / "reference" / "benchmarks.md").write_text(benchmarks.page(result), encoding="utf-8")
     shown = result("showdown")
     if shown is not None:

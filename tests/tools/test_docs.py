@@ -61,7 +61,7 @@ def test_the_figures_of_a_page_are_those_measured(name: str, page: Callable[[], 
 
 def test_the_figures_of_the_readme_are_those_measured() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = (readme.FRONT, readme.front_table(result("front")))
+    shown = (readme.FRONT, readme.front_says(result("front")))
     for (begin, end), table in (shown, (showdown.MARKS, showdown.lead(result("showdown")))):
         assert text.split(begin)[1].split(end)[0].strip() == table
 

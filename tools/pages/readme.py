@@ -14,7 +14,7 @@ from typing import Any
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.report.columns import Cell, Table, brief
 from hydrasurgeon.report.markdown import results_table
-from pages.front import Task, tasks
+from pages.front import tasks
 
 COMMANDS = re.compile(r"```bash\n(?!make|pip)(.*?)```(\n\n```text\n.*?```)?", re.S)
 """Commands, and what they print where it is shown."""
@@ -117,41 +117,26 @@ FRONT = (
     "<!-- results: tools/render_docs.py writes it from benchmarks/results/front.json -->",
     "<!-- end of results -->",
 )
-"""Around the README's table."""
-TITLES_OF_TASKS = {"clinc": "CLINC150", "movies": "movies", "cifar": "CIFAR-10"}
-"""The tasks of the README's table, as many as were measured."""
-METRICS = {"accuracy": "accuracy ↑", "nll": "NLL ↓", "auroc": "AUROC ↑"}
-SHOWN = (
-    ("probe", "float32"),
-    ("single", "float32"),
-    ("mean", "float32"),
-    ("mean", "int8"),
-    ("half of the mean", "int8"),
-    ("hydra behind the mean trunk", "int8"),
-    ("Deep Ensemble", "float32"),
-)
-"""The rows of the README's table."""
+"""Around what the README says."""
+TITLES_OF_TASKS = {"clinc": "CLINC150", "movies": "movies"}
+SAID = {
+    "one model": ("single", "float32"),
+    "the mean of three": ("mean", "float32"),
+    "the mean in 8 bits": ("mean", "int8"),
+    "half of it in 8 bits": ("half of the mean", "int8"),
+    "a hydra in 8 bits": ("hydra behind the mean trunk", "int8"),
+    "the Deep Ensemble": ("Deep Ensemble", "float32"),
+}
+"""What the README says figures of, and its row."""
 
 
-def front_table(results: dict[str, Any]) -> str:
-    """The README's table: means over seeds, the best of each column in bold."""
-    shown = [task for task in tasks(results) if task.name in TITLES_OF_TASKS][:2]
-    columns = [_column(task, metric) for task in shown for metric in METRICS]
-    first, *others = METRICS.values()
-    heads = [head for task in shown for head in (f"{TITLES_OF_TASKS[task.name]}: {first}", *others)]
-    lines = [f"| | engine | time | {' | '.join(heads)} |", f"|---|---|---:|{'---:|' * len(heads)}"]
-    for row, engine in SHOWN:
-        times = [time for task in shown if (time := task.time(row, engine)) is not None]
-        shown_time = f"{statistics.fmean(times):.2f}" if times else "–"
-        cells = [column[row, engine] for column in columns]
-        lines.append(f"| {row} | {engine} | {shown_time} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _column(task: Task, metric: str) -> dict[tuple[str, str], str]:
-    """A metric by row and engine."""
-    known = {row: values for row in SHOWN if (values := task.values(*row, metric))}
-    figures = {row: f"{statistics.fmean(values):.3f}" for row, values in known.items()}
-    best = (min if metric == "nll" else max)(figures.values())
-    marked = {row: f"**{figure}**" if figure == best else figure for row, figure in figures.items()}
-    return dict.fromkeys(SHOWN, "–") | marked
+def front_says(results: dict[str, Any]) -> str:
+    """The README's sentence: time and NLL, means over seeds."""
+    shown = [task for task in tasks(results) if task.name in TITLES_OF_TASKS]
+    said = []
+    for name, row in SAID.items():
+        times = [time for task in shown if (time := task.time(*row)) is not None]
+        losses = [f"{statistics.fmean(task.values(*row, 'nll')):.3f}" for task in shown]
+        said.append(f"{name} {statistics.fmean(times):.2f} ({', '.join(losses)})")
+    names = " and ".join(TITLES_OF_TASKS[task.name] for task in shown)
+    return f"Time of a text, and NLL on {names} ↓: {'; '.join(said)}."
