@@ -6,6 +6,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
+from hydrasurgeon.files.decided import SCORES
 from pages.template import rendered
 
 Points = list[dict[str, Any]]
@@ -133,7 +134,7 @@ def decision_settings(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _setting(name: str, seeds: Points) -> dict[str, Any]:
-    scores = list(seeds[0]["auroc"])
+    scores = [score for score in seeds[0]["auroc"] if score in SCORES]
     aurocs = {score: mean(seed["auroc"][score]["mean"] for seed in seeds) for score in scores}
     auto = {
         by: mean(seed["auroc"][seed["auto"][by]]["mean"] for seed in seeds)
