@@ -179,7 +179,8 @@ def measured(place: Place, path: Path, engine: str, words: str) -> dict[str, Any
     if state is not None and state.record.words is not None:
         found |= state.record.words.model_dump(include={"weights", "worth", "mode"})
     if not timed_too(path, words):
-        made.unlink()
+        for each in (made, made.with_suffix(".heads.json")):
+            each.unlink()
     return found
 
 
