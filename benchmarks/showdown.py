@@ -222,6 +222,8 @@ def times(given: argparse.Namespace) -> dict[str, Any]:
     texts, made = given.data / "clinc-test.jsonl", {}
     for name in WAYS:
         folder = given.cache / f"{name}-clinc-0"
+        if not (folder / "figures.json").exists():
+            continue
         one = command(given, "answer", name, folder, "how much gas is left")
         if name in OURS:
             ready = str(folder / "ready")
