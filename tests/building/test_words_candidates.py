@@ -13,7 +13,7 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.building import clock
-from hydrasurgeon.building.clock import WORDS, Clock
+from hydrasurgeon.building.clock import AT_ONCE, WORDS, Clock, seconds_of
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import SurgeryError, UsageError
@@ -126,3 +126,12 @@ def test_build_tries_words_at_their_time(
     seconds |= {"onnx": 10.0, "torch": 3.0, WORDS: 7.0}
     again = built("again")
     assert (again.front, again.rows) == (done.front, done.rows)
+
+
+def test_words_are_timed_as_they_run_one_text_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of their turns reads a text several times: after a model's pass the first is slow."""
+    monkeypatch.setattr(clock, "interleaved", lambda calls, *_, **__: dict.fromkeys(calls, 2.0))
+    turns = {WORDS: [lambda: None] * 4, "onnx": [lambda: None] * 4}
+    assert seconds_of(turns) == {WORDS: 8.0 / AT_ONCE, "onnx": 8.0}
