@@ -19,7 +19,7 @@ from hydrasurgeon.checkpoints.class_names import (
 )
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
-from hydrasurgeon.engines import check_engine, engine_of
+from hydrasurgeon.engines import check_engine, chosen, engine_of
 from hydrasurgeon.engines.openvino import OPENVINO, precisions, processor
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
@@ -97,6 +97,9 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         several=bool(source.manifest.members),
         named=source.family.named_classes,
     )
+    engine = chosen(source, arguments.engine, device=arguments.device, dtype=arguments.dtype)
+    if engine != "torch":
+        arguments = arguments.model_copy(update={"engine": engine})
     check_engine(arguments, arguments.dtype)
     if arguments.budget is not None:
         _budget(arguments.budget)

@@ -159,6 +159,8 @@ def test_a_file_in_int8_answers_as_the_engine_does(
     data = family.data(tmp_path, rows=90)
     out = tmp_path / "ready.safetensors"
     ready = hs.calibrate(tmp_path / "source", data=data, engine="int8", ood_score="msp", out=out)
+    again = hs.calibrate(ready.path, data=data, ood_score="msp", out=tmp_path / "again")
+    assert again.decision.engine == "int8"
     made = export(ready.path, out=tmp_path / "x.onnx", int8=True, check=data, tolerance=1.0)
     assert not any("float32" in note for note in made.notes)
     engine = hs.predict(ready.path, data=data, engine="int8")
