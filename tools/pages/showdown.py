@@ -136,6 +136,8 @@ def plot(results: Results, path: Path) -> None:
         if answered is not None and broken is not None:
             right.plot(100 * answered, 100 * broken, "o", color=colour, markersize=8, label=label)
     left.set(xlabel="ms a text, one core", ylabel="% wrong", xscale="log", ylim=(0, None))
+    left.set_xticks([1, 2, 5, 10], ["1", "2", "5", "10"])
+    left.minorticks_off()
     right.set(
         xlabel="% answered, promised: at most 2 % wrong", ylabel="% of halvings that broke it"
     )
