@@ -90,21 +90,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     val = read(data)
     source = classifying(opened, arguments, val)
     need_classes(source.manifest, source.path)
-    _check_promise(
-        arguments,
-        problem_of(source.manifest.model),
-        source.name,
-        several=bool(source.manifest.members),
-        named=source.family.named_classes,
-    )
-    engine = chosen(source, arguments.engine, device=arguments.device, dtype=arguments.dtype)
-    if engine != "torch":
-        arguments = arguments.model_copy(update={"engine": engine})
-    check_engine(arguments, arguments.dtype)
-    if arguments.budget is not None:
-        _budget(arguments.budget)
-        if arguments.words != "first":
-            raise UsageError("--budget requires --words first", hint="Or leave it out.")
+    arguments = _checked(arguments, source)
     target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     source.check_weights()
     opened = undecided(source)
@@ -149,15 +135,43 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     written = save(
         target, sorted(tensors, key=lambda each: each.name), manifest, files=opened.files
     )
-    unused = None
-    on_logits = arguments.ood_score not in ("auto", *FITTED)
-    if arguments.fit_data is not None and on_logits and state.words is None:
-        unused = (
-            f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a "
-            "function of the logits alone"
-        )
-    notes = (opened.note, unused, *seen, *odd, few, *fitted_notes)
+    notes = (opened.note, _unused(arguments, state), *seen, *odd, few, *fitted_notes)
     return Calibrated(target, state.record, written, tuple(filter(None, notes)), tuple(skipped))
+
+
+def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOptions:
+    """The options, if the model can keep what they promise; its engine is named where `auto` is not
+    torch.
+    """
+    from hydrasurgeon.problems import problem_of
+
+    _check_promise(
+        arguments,
+        problem_of(source.manifest.model),
+        source.name,
+        several=bool(source.manifest.members),
+        named=source.family.named_classes,
+    )
+    engine = chosen(source, arguments.engine, device=arguments.device, dtype=arguments.dtype)
+    if engine != "torch":
+        arguments = arguments.but(engine=engine)
+    check_engine(arguments, arguments.dtype)
+    if arguments.budget is not None:
+        _budget(arguments.budget)
+        if arguments.words != "first":
+            raise UsageError("--budget requires --words first", hint="Or leave it out.")
+    return arguments
+
+
+def _unused(arguments: CalibrateOptions, state: State) -> str | None:
+    """What is to be said of --fit-data that nothing reads."""
+    on_logits = arguments.ood_score not in ("auto", *FITTED)
+    if arguments.fit_data is None or not on_logits or state.words is not None:
+        return None
+    return (
+        f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a "
+        "function of the logits alone"
+    )
 
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
@@ -264,6 +278,20 @@ def _check_promise(
         )
 
 
+def _computing(
+    opened: Checkpoint, model: Engine, val: Samples, arguments: CalibrateOptions
+) -> tuple[Engine, dict[str, Any]]:
+    """What computes answers, and what the record says of it."""
+    engine, how = model, dict[str, Any]()
+    if arguments.engine == OPENVINO:
+        engine, how["openvino"] = _in_openvino(opened, val, arguments.skip_bad)
+    elif arguments.engine not in ("auto", "torch"):
+        engine = engine_of(opened, engine=arguments.engine)
+    if arguments.engine in ("int8", OPENVINO):
+        how["engine"] = arguments.engine
+    return engine, how
+
+
 def _fit(
     opened: Checkpoint,
     sets: dict[str, list[Samples]],
@@ -280,14 +308,7 @@ def _fit(
     from hydrasurgeon.runtime.features import classifiers
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
-    engine: Engine = model
-    how: dict[str, Any] = {}
-    if arguments.engine == OPENVINO:
-        engine, how["openvino"] = _in_openvino(opened, sets["--data"][0], arguments.skip_bad)
-    elif arguments.engine not in ("auto", "torch"):
-        engine = engine_of(opened, engine=arguments.engine)
-    if arguments.engine in ("int8", OPENVINO):
-        how["engine"] = arguments.engine
+    engine, how = _computing(opened, model, sets["--data"][0], arguments)
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
 

@@ -70,11 +70,8 @@ def prune(arguments: PruneOptions) -> Pruned:
     opened, key, samples = _opened(arguments)
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
     target = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    scores, data, notes = (
-        dict(opened.manifest.scores),
-        tuple[DataRecord, ...](),
-        [opened.note] if opened.note else [],
-    )
+    scores, data = dict(opened.manifest.scores), tuple[DataRecord, ...]()
+    notes = [opened.note] if opened.note else []
     kept: Kept = opened.manifest.kept
     neurons = dict(opened.manifest.kept_neurons or {})
 
@@ -102,17 +99,11 @@ def prune(arguments: PruneOptions) -> Pruned:
         changes = {"kind": "member", "kept": kept, "kept_neurons": neurons or None}
         check_stock(opened, rewritten(opened.manifest, **changes), hint=EVEN)
     cut = {**kept, **{f"{tower}{NEURONS}": rows for tower, rows in neurons.items()}}
-    repaired: dict[str, Raw] = {}
-    if samples is not None and arguments.repairs:
-        try:
-            repaired = repaired_tensors(opened, cut, samples=samples, run=arguments)
-            fitted = known.record(samples)
-            data = (*(each for each in data if each.spec != fitted.spec), fitted)
-        except SurgeryError as error:
-            if arguments.compensate is not None:
-                raise
-            notes.append(f"nothing was refitted: {error.message}")
-    elif arguments.compensate is None and key is not None and criterion(key).needs_data:
+    repaired = _repaired(opened, cut, samples, arguments, notes)
+    if repaired and samples is not None:
+        fitted = known.record(samples)
+        data = (*(each for each in data if each.spec != fitted.spec), fitted)
+    elif samples is None and arguments.compensate is None and key and criterion(key).needs_data:
         notes.insert(0, "nothing was refitted: give --data D to repair what stays by least squares")
     uses = ["torch", opened.manifest.model.family] if repaired else []
     uses += ["tokenizers"] if trimmed is not None else []
@@ -136,14 +127,36 @@ def prune(arguments: PruneOptions) -> Pruned:
         }
         return rewritten(opened.manifest, kept_neurons=neurons or None, **changes)
 
-    chosen = {} if trimmed is None else {trimmed.table: trimmed.rows}
+    chosen, files = {}, opened.files
+    if trimmed is not None:
+        chosen, files = {trimmed.table: trimmed.rows}, trimmed.files
     planned = plan_pruning(opened, cut, hashes, repaired, chosen=chosen)
-    files = opened.files if trimmed is None else trimmed.files
     written = save(target, planned, manifest, files=files)
     clear_search(target, str(key or "mask"))
     removed = count(opened.manifest.kept) - count(kept)
-    sizes = [sum(math.prod(t.shape) for t in part) for part in (opened.tensors.values(), planned)]
-    return Pruned(target, written, removed, (sizes[0], sizes[1]), tuple(notes), trimmed)
+    before, after = (
+        sum(math.prod(t.shape) for t in each) for each in (opened.tensors.values(), planned)
+    )
+    return Pruned(target, written, removed, (before, after), tuple(notes), trimmed)
+
+
+def _repaired(
+    opened: Single,
+    cut: Kept,
+    samples: Samples | None,
+    arguments: PruneOptions,
+    notes: list[str],
+) -> dict[str, Raw]:
+    """What is refitted to the samples; where nobody asked for it by name, why not is a note."""
+    if samples is None or not arguments.repairs:
+        return {}
+    try:
+        return repaired_tensors(opened, cut, samples=samples, run=arguments)
+    except SurgeryError as error:
+        if arguments.compensate is not None:
+            raise
+        notes.append(f"nothing was refitted: {error.message}")
+        return {}
 
 
 def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples | None]:

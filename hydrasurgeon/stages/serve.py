@@ -304,11 +304,8 @@ def _ready(
             keys = [
                 {} if isinstance(row["id"], str) else {"key": secrets.token_hex(8)} for row in rows
             ]
-            named = [
-                {**row, **key}
-                for row, key in zip(shortened(rows, arguments.top), keys, strict=True)
-            ]
-            counts.answers_lost.inc(kept.add(named))
+            named = zip(shortened(rows, arguments.top), keys, strict=True)
+            counts.answers_lost.inc(kept.add([{**row, **key} for row, key in named]))
         return rows
 
     def found(chances: list[float]) -> bool | None:
