@@ -93,7 +93,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     arguments = _checked(arguments, source)
     target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     source.check_weights()
-    opened = undecided(source)
+    opened = replace(undecided(source), note=source.note)  # another state takes its place
     digests = opened.digests()
     model = opened.manifest.model
     fit = [] if arguments.fit_data is None else [read(arguments.fit_data, model=model)]

@@ -107,6 +107,7 @@ def test_the_same_arguments_give_the_same_bytes(made: Path) -> None:
     assert [s.command for s in twice.manifest.history].count("calibrate") == 1
     assert twice.manifest.decision == again.manifest.decision
     assert twice.manifest.weights_sha256 == again.manifest.weights_sha256
+    assert twice.notes == again.notes
 
 
 def test_a_flipped_bit_in_the_state_is_found(made: Path) -> None:
