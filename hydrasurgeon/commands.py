@@ -84,7 +84,7 @@ COMMANDS = (
         MAKE,
         (
             "vit --method taylor --keep 8 -o m1.safetensors",
-            "vit --method taylor --sample 36/72 --seed 1 --compensate lstsq --data val/ "
+            "vit --method taylor --sample 36/72 --seed 1 --compensate lstsq --data train/ "
             "-o m2.safetensors",
         ),
         record="making:PruneOptions",
