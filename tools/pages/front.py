@@ -227,7 +227,6 @@ COLOURS = ("#1b6ca8", "#0b8a5c", "#5c5c5c", "#c7762b", "#a3338b")
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Milliseconds of one answer against NLL: a panel for each task."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     measured = [task for task in tasks(results) if task.milliseconds("single", "float32", 1)]
@@ -241,8 +240,15 @@ def plot(results: dict[str, Any], path: Path) -> None:
         panel.grid(visible=True, alpha=0.25)
         panel.set_xlim(left=0)
     panels[0].set_ylabel("NLL (lower is better)")
+    saved(drawn, panels[0], path)
+
+
+def saved(drawn: Any, panel: Any, path: Path) -> None:
+    """A figure as an SVG, with a panel's legend below it: the same bytes each time."""
+    import matplotlib
+
     drawn.legend(
-        *panels[0].get_legend_handles_labels(),
+        *panel.get_legend_handles_labels(),
         loc="outside lower center",
         ncol=3,
         frameon=False,

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from pages.front import saved
 from pages.template import rendered
 
 WAYS = {
@@ -123,7 +124,6 @@ def claim(results: Results) -> str:
 
 def plot(results: Results, path: Path) -> None:
     """Time against errors; what is answered under a promise against how often that is broken."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(8.2, 3.2), layout="constrained")
@@ -144,13 +144,4 @@ def plot(results: Results, path: Path) -> None:
     right.set(xlim=(-4, 104), ylim=(-4, 104))
     for panel in (left, right):
         panel.grid(visible=True, alpha=0.25)
-    drawn.legend(
-        *right.get_legend_handles_labels(),
-        loc="outside lower center",
-        ncol=3,
-        frameon=False,
-        fontsize=8,
-    )
-    # An SVG otherwise carries random identifiers and the time.
-    with matplotlib.rc_context({"svg.hashsalt": "hydrasurgeon"}):
-        drawn.savefig(path, format="svg", metadata={"Date": None})
+    saved(drawn, right, path)
