@@ -25,10 +25,10 @@ from harness import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.engines.crafted import read_plain
+from hydrasurgeon.engines.file import read_plain
 from hydrasurgeon.engines.int8 import inputs_of, to_int8
 from hydrasurgeon.engines.onnx import to_onnx
-from hydrasurgeon.engines.openvino import precisions, processor, run_of
+from hydrasurgeon.engines.runtimes import precisions, processor, run_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import Classifier

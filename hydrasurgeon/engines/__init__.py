@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.folder import GRAPHS, GRAPHS_INT8, is_graph_folder
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.data.batches import has_gpu
-from hydrasurgeon.engines.openvino import GRAPH_OF, OPENVINO, precisions, processor
-from hydrasurgeon.engines.sealed import MEMBERS
+from hydrasurgeon.engines.file import MEMBERS
+from hydrasurgeon.engines.graph import Graph, as_engine, captured, is_made, open_folder, open_graph
+from hydrasurgeon.engines.runtimes import GRAPH_OF, OPENVINO, precisions, processor
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.engines import ENDING, Engines
 
 if TYPE_CHECKING:
-    from hydrasurgeon.engines.graph import Graph
     from hydrasurgeon.runtime.answering import Engine
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -44,8 +44,6 @@ def open_any(spec: str | Path, *, arch: str | None = None, engine: str = "auto")
     if file is None and folder is None:
         return open_checkpoint(spec, arch=arch)
     need("onnxruntime", purpose=str(spec))
-    from hydrasurgeon.engines.graph import open_folder, open_graph
-
     if arch is not None:
         raise UsageError(f"--arch {arch}: {spec} says what it is")
     return open_graph(file) if file is not None else open_folder(Path(spec), engine)
@@ -103,7 +101,7 @@ def chosen(
     fitted for, else a graph in float32 if there is one, or if so many `rows` pay for making it.
     Without `rows` no graph is looked for: answers are torch's to the last digit.
     """
-    if isinstance(checkpoint, _graph()) and device == "cuda":
+    if isinstance(checkpoint, Graph) and device == "cuda":
         raise UsageError(f"--device cuda: {checkpoint.name} is a graph, which runs on the CPU")
     if engine != "auto":
         return engine
@@ -111,7 +109,7 @@ def chosen(
     fitted = None if decision is None else decision.engine
     if find_spec(OPENVINO if fitted == OPENVINO else "onnxruntime") is None:
         fitted = None
-    if isinstance(checkpoint, _graph()):
+    if isinstance(checkpoint, Graph):
         alone = MEMBERS not in checkpoint.contents.outputs
         return checkpoint.engine if fitted != OPENVINO or alone else OPENVINO
     if device == "cuda" or (device == "auto" and has_gpu()) or dtype != "float32":
@@ -122,17 +120,8 @@ def chosen(
         return "torch"
     if decision is not None and decision.cascade is not None and decision.words is None:
         return "torch"  # a graph answers whole
-    from hydrasurgeon.engines.graph import is_made
-
     packages = all(find_spec(name) for name in PACKAGES)
     return "onnx" if (rows >= MANY and packages) or is_made(checkpoint, "onnx") else "torch"
-
-
-def _graph() -> type[Graph]:
-    """The class of exported graphs."""
-    from hydrasurgeon.engines.graph import Graph
-
-    return Graph
 
 
 def engine_of(
@@ -151,13 +140,11 @@ def engine_of(
     `measuring.cost.interleaved({name: engine}, inputs, runs=9)` the seconds of a batch.
     """
     engine = chosen(checkpoint, engine, device=device, dtype=dtype, rows=rows)
-    if engine == "torch" and not isinstance(checkpoint, _graph()):
+    if engine == "torch" and not isinstance(checkpoint, Graph):
         need("torch", purpose=f"{checkpoint.name}: answering in PyTorch")
         from hydrasurgeon.runtime.classifier import as_classifier
 
         return as_classifier(checkpoint, device=device, dtype=dtype, lean=True)
-    from hydrasurgeon.engines.graph import as_engine
-
     return as_engine(checkpoint, engine, keep=keep)
 
 
@@ -168,7 +155,7 @@ def runnable(spec: str | Path, *, arch: str | None = None) -> dict[str, Checkpoi
     opened = open_any(spec, arch=arch, engine="onnx")
     graphs = {"onnx": opened, "int8": opened} if all(map(find_spec, PACKAGES)) else {}
     made = {"torch": opened}
-    if isinstance(opened, _graph()):
+    if isinstance(opened, Graph):
         made, graphs = {}, {opened.engine: opened}
         if (opened.path / GRAPHS / GRAPHS_INT8[0]).is_file():
             graphs["int8"] = open_any(spec, engine="int8")
@@ -189,8 +176,6 @@ def engines_of(
     live = {name: engine_of(checkpoint, device=device) for name in names if name == "torch"}
     if len(live) == len(names):
         return live
-    from hydrasurgeon.engines.graph import as_engine, captured
-
     content = cache(partial(captured, checkpoint))
     for name in names:
         if name not in live:

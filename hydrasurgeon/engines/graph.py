@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,19 +23,30 @@ from pydantic import ValidationError
 from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, companions_inside
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data.readers import with_reader
-from hydrasurgeon.data.words import WORDS
+from hydrasurgeon.data.texts import Tokenize
+from hydrasurgeon.data.words import WORDS, TokenizeWords
 from hydrasurgeon.decision.cascaded import Said
 from hydrasurgeon.decision.state import State, state_of
-from hydrasurgeon.engines.crafted import Contents, read_plain
-from hydrasurgeon.engines.openvino import GRAPH_OF, OPENVINO, precision_of, run_of
-from hydrasurgeon.engines.reading import transform_of
-from hydrasurgeon.engines.sealed import DECIDED, MEMBERS, METADATA, Told, is_sound, sealed
-from hydrasurgeon.engines.session import (
+from hydrasurgeon.engines.file import (
+    DECIDED,
+    MEMBERS,
+    METADATA,
+    Contents,
+    Told,
+    is_sound,
+    read_plain,
+    sealed,
+)
+from hydrasurgeon.engines.runtimes import (
+    GRAPH_OF,
     HINT,
+    OPENVINO,
     Arrays,
     Run,
     ended_by_signals,
     mapped,
+    precision_of,
+    run_of,
     running,
     session_of,
     wanted,
@@ -45,11 +56,12 @@ from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.decided import BESIDE, FITTED
 from hydrasurgeon.files.history import installed
-from hydrasurgeon.files.manifest import Input, Model, first_mistake, parse_manifest
+from hydrasurgeon.files.manifest import OF_WORDS, Input, Model, first_mistake, parse_manifest
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.engines import ENDING
 from hydrasurgeon.problems import problem_of
+from hydrasurgeon.run.texts import TYPES, stored
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.statistics.scores.fitted import Given
 from hydrasurgeon.statistics.words import NOTHING, mean_of_words
@@ -169,15 +181,8 @@ class GraphEngine(Engine):
         notes: tuple[str, ...] = (),
     ) -> None:
         self.name, self.manifest, self.state = checkpoint.name, checkpoint.manifest, state
-        made = transform_of(
-            checkpoint.family,
-            checkpoint.manifest.model,
-            checkpoint.files,
-            tokenizer=contents.metadata.get(f"{METADATA}tokenizer"),
-            inputs=contents.inputs,
-            where=checkpoint.name,
-        )
-        self.transform = with_reader(made, None if state is None else state.words)
+        words = None if state is None else state.words
+        self.transform = with_reader(transform_of(checkpoint, contents), words)
         self._checkpoint, self._run, self._outputs, self._notes = checkpoint, run, outputs, notes
         self._inputs = contents.inputs
 
@@ -246,6 +251,21 @@ class GraphEngine(Engine):
             logits = of_words(logits, places)
             read = None if read is None else mean_of_words(of_words(read, places))
         return Said(np.arange(len(logits)), logits, read)
+
+
+def transform_of(checkpoint: Checkpoint, contents: Contents) -> Any:
+    """What makes a graph's inputs of samples without the library that the model is of: by Pillow and
+    numpy, or with the tokenizer that its file holds.
+    """
+    model = checkpoint.manifest.model
+    if "input_size" in model.preprocess:
+        return checkpoint.family.pictures(model, files=checkpoint.files)
+    text, names = contents.metadata.get(f"{METADATA}tokenizer", ""), contents.inputs
+    load = partial(stored, text, names=names, where=checkpoint.name)
+    length = int(model.preprocess["max_length"])
+    if model.pooling == OF_WORDS:
+        return TokenizeWords(load, max_length=length, inputs="text")
+    return Tokenize(load, max_length=length, inputs=model.inputs, typed=TYPES in names)
 
 
 def of_words(tokens: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:

@@ -26,7 +26,7 @@ from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.data.texts import IDS
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines.deciding import ood_score
-from hydrasurgeon.engines.sealed import DECIDED, MEMBERS, METADATA
+from hydrasurgeon.engines.file import DECIDED, MEMBERS, METADATA
 from hydrasurgeon.errors import CheckFailed, CheckpointError, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import WithFeatures

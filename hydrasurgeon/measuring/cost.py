@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hydrasurgeon.engines.file import LENGTHS, Told
 from hydrasurgeon.engines.program import Exported, sample
-from hydrasurgeon.engines.sealed import LENGTHS, Told
 from hydrasurgeon.measuring.results import Cost
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.runtime.classifier import Classifier

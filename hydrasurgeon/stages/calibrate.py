@@ -20,7 +20,7 @@ from hydrasurgeon.checkpoints.class_names import (
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import check_engine, chosen, engine_of
-from hydrasurgeon.engines.openvino import OPENVINO, precisions, processor
+from hydrasurgeon.engines.runtimes import OPENVINO, precisions, processor
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision, InOpenvino

@@ -74,7 +74,7 @@ def export(arguments: ExportOptions) -> Export:
 def _check(arguments: ExportOptions) -> None:
     """Options that belong to one format, and the packages that it needs."""
     if arguments.format == "onnx":
-        from hydrasurgeon.engines.session import quiet
+        from hydrasurgeon.engines.runtimes import quiet
 
         quiet()
         # onnxscript is what torch writes with; onnxruntime proves what it wrote.
@@ -93,10 +93,10 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     path = _place(opened, arguments, folder=folder)
     need_classes(opened.manifest, opened.path)
     opened.check_weights()
+    from hydrasurgeon.engines.file import sealed
     from hydrasurgeon.engines.int8 import inputs_of, to_int8
     from hydrasurgeon.engines.onnx import OPSET, to_onnx
     from hydrasurgeon.engines.program import clients_decide
-    from hydrasurgeon.engines.sealed import sealed
     from hydrasurgeon.files.tensors import weights_sha256
     from hydrasurgeon.measuring.cost import told_of
     from hydrasurgeon.problems import problem_of

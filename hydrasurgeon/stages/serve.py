@@ -191,7 +191,7 @@ def _work(server: _Server, folder: Path, identity: Identity, reports: Connection
 
     obey()
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    from hydrasurgeon.engines.session import share_threads
+    from hydrasurgeon.engines.runtimes import share_threads
     from hydrasurgeon.serving.connections import server_of
 
     arguments = server.arguments

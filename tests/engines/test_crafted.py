@@ -18,9 +18,9 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.engines import crafted as crafted_graphs
-from hydrasurgeon.engines import session
-from hydrasurgeon.engines.sealed import SEAL, sealed
+from hydrasurgeon.engines import file as graph_files
+from hydrasurgeon.engines import runtimes
+from hydrasurgeon.engines.file import SEAL, sealed
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, onnx_writes]
@@ -173,9 +173,9 @@ def test_weights_are_mapped_from_the_file(folder: Path) -> None:
     shutil.move(folder / "ready.onnx", place)
     (folder / "link.onnx").symlink_to(place)
     content = place.read_bytes()
-    rest = crafted_graphs.without_weights(content, place.name)
+    rest = graph_files.without_weights(content, place.name)
     assert len(rest) < len(content) / 2
-    runs = [session.session_of(each) for each in (content, place, folder / "link.onnx")]
+    runs = [runtimes.session_of(each) for each in (content, place, folder / "link.onnx")]
     (read,) = runs[0].get_inputs()
     shape = (3, *read.shape[1:])
     inputs = {read.name: np.random.default_rng(0).random(shape, np.float32)}
@@ -211,7 +211,7 @@ def test_a_signal_ends_a_run() -> None:
         sender = threading.Thread(target=send)
         sender.start()
         with pytest.raises(Ended):
-            session.ended_by_signals(Endless(), ["logits"])({"x": np.zeros(1)})
+            runtimes.ended_by_signals(Endless(), ["logits"])({"x": np.zeros(1)})
         sender.join()
     finally:
         signal.signal(signal.SIGTERM, before)

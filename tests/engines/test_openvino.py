@@ -16,7 +16,7 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.engines import openvino as engine
+from hydrasurgeon.engines import runtimes as engine
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, onnx_writes]
