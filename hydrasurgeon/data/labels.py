@@ -48,10 +48,8 @@ CODE = re.compile(r"n?\d+")
 """A number or WordNet's number, as ImageNet's folders are called: it names no class in words."""
 MANY = re.compile(r"\[.*\]|[0-9.]+(\s*[,;|\s]\s*[0-9.]+)+")
 """Several labels as text, or a fraction with a comma."""
-JSON_LIST = re.compile(r"\[.*\]", re.DOTALL)
-"""A list as JSON has it, in a cell of a table."""
-JSON_OBJECT = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
-"""An object as JSON has it, in a cell of a table."""
+JSON = re.compile(r"\s*(\[.*\]|\{.*\})\s*", re.DOTALL)
+"""A list or an object as JSON has it, in a cell of a table."""
 ROUNDED = 0.01
 """How far from 1 probabilities may sum to, which are rounded."""
 MAX_CELLS = 1 << 30
@@ -89,7 +87,7 @@ class Column:
     numbers: tuple[int, ...] | None = None
     """The numbers that `names` were written as: each may also be the position of a class."""
     reading: str | None = None
-    """What `--labels` says of them: names, positions or sorted."""
+    """What `--labels` says of them: names, positions or exact."""
     note: str | None = None
     chances: NDArray[np.float32] | None = None
     """The probability of each class, where they were given: the labels are the most probable."""
@@ -123,10 +121,8 @@ def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
     """A column of numbers, of names, or of lists of them; None where every one is -1."""
     values = [sys.intern(value) if type(value) is str else value for value in values]
     texts = all(isinstance(value, str) for value in values)
-    if texts and values and all(map(JSON_LIST.fullmatch, values)):
-        values = [_cell(spec, row, value, list) for row, value in enumerate(values)]
-    elif texts and values and all(map(JSON_OBJECT.fullmatch, values)):
-        values = [_cell(spec, row, value, dict) for row, value in enumerate(values)]
+    if texts and values and all(map(JSON.fullmatch, values)):
+        values = [_cell(spec, row, value) for row, value in enumerate(values)]
     if any(isinstance(value, Mapping) for value in values):
         return _of_objects(spec, values)
     if any(isinstance(value, list | tuple) for value in values):
@@ -167,15 +163,13 @@ def _index(distinct: Sequence[Any], values: Sequence[Any]) -> NDArray[np.int64]:
     return np.array([position[value] for value in values], dtype=np.int64)
 
 
-def _cell(spec: str, row: int, text: str, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+def _cell(spec: str, row: int, text: str) -> Any:
     """What JSON in a cell of a table holds."""
     try:
-        return kind(json.loads(text))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        what, hint = ("list", LISTS) if kind is list else ("object", CHANCES)
-        raise DataError(
-            f"{spec}: row {row} has the label {_shown(text)}, which is no {what}", hint=hint
-        ) from error
+        what = f"row {row} has the label {_shown(text)}, which is no JSON"
+        raise DataError(f"{spec}: {what}", hint=CHANCES if "{" in text else LISTS) from error
 
 
 def _of_objects(spec: str, values: Sequence[Any]) -> Column:
@@ -190,7 +184,9 @@ def _of_objects(spec: str, values: Sequence[Any]) -> Column:
 
 
 def of_probabilities(spec: str, columns: Mapping[str, Sequence[Any]]) -> Column:
-    """Probabilities by the names of classes: for each a column of numbers, perhaps as texts."""
+    """Probabilities by the names of classes: for each a column of numbers, perhaps as texts. They sum
+    to 1, and the labels are the most probable.
+    """
     names, numbers = sorted(columns), None
     if all(map(INTEGER.fullmatch, names)):
         names.sort(key=int)
@@ -198,7 +194,15 @@ def of_probabilities(spec: str, columns: Mapping[str, Sequence[Any]]) -> Column:
     _check_cells(spec, len(next(iter(columns.values()), ())), len(names))
     each = [[_chance(spec, row, cell) for row, cell in enumerate(columns[n])] for n in names]
     chances = np.array(each, dtype=np.float64).T
-    return _most_probable(spec, chances, class_names(spec, names), numbers, None)
+    sums = chances.sum(axis=1)
+    wrong = np.abs(sums - 1) > ROUNDED
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{spec}: row {row}: its probabilities sum to {sums[row]:.6g}", hint=CHANCES
+        )
+    shares = (chances / sums[:, None]).astype(np.float32)
+    return Column(shares.argmax(axis=1), class_names(spec, names), numbers, chances=shares)
 
 
 def _are_fractions(values: Sequence[Any]) -> bool:
@@ -214,11 +218,8 @@ def _of_fractions(spec: str, values: Sequence[Any]) -> Column:
         if not isinstance(value, list | tuple) or len(value) != len(first):
             what = f"row {row} has the label {_shown(value)} where others have {len(first)} numbers"
             raise DataError(f"{spec}: {what}", hint=CHANCES)
-    _check_cells(spec, len(values), len(first))
-    each = [[_chance(spec, row, cell) for cell in value] for row, value in enumerate(values)]
-    numbers = tuple(range(len(first)))
-    names = tuple(map(str, numbers))
-    return _most_probable(spec, np.array(each, dtype=np.float64), names, numbers, "positions")
+    by_position = {str(at): [value[at] for value in values] for at in range(len(first))}
+    return replace(of_probabilities(spec, by_position), reading="positions")
 
 
 def _chance(spec: str, row: int, cell: Any) -> float:
@@ -229,25 +230,6 @@ def _chance(spec: str, row: int, cell: Any) -> float:
     if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance < 2:
         raise DataError(f"{spec}: row {row} has the probability {_shown(cell)}", hint=CHANCES)
     return float(chance)
-
-
-def _most_probable(
-    spec: str,
-    chances: NDArray[np.float64],
-    names: tuple[str, ...],
-    numbers: tuple[int, ...] | None,
-    reading: str | None,
-) -> Column:
-    """Probabilities that sum to 1, and by them the labels."""
-    sums = chances.sum(axis=1)
-    wrong = np.abs(sums - 1) > ROUNDED
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DataError(
-            f"{spec}: row {row}: its probabilities sum to {sums[row]:.6g}", hint=CHANCES
-        )
-    shares = (chances / sums[:, None]).astype(np.float32)
-    return Column(shares.argmax(axis=1), names, numbers, reading, chances=shares)
 
 
 def _check_cells(spec: str, rows: int, names: int) -> None:
@@ -478,7 +460,7 @@ def positions_of(spec: str, column: Column, model: Model) -> Fit:
     if column.numbers is not None and _are_positions(spec, column, model):
         return _by_position(spec, column, model)
     labels = model.labels
-    in_order = column.reading in ("positions", "sorted")
+    in_order = column.reading == "positions"
     if labels is None or in_order or _same_order(column.names, model):
         return _by_order(spec, column, model)
     return _by_name(spec, column, labels), labels, None
@@ -532,35 +514,9 @@ def _by_order(spec: str, column: Column, model: Model) -> Fit:
             f"{spec}: has {len(names)} classes, the model has {count or 'no classifier'}",
             hint=OTHER_CLASSES,
         )
-    order = tuple(range(count))
-    if all(INTEGER.fullmatch(name) for name in names) and names != labels:
-        order = _numeric_order(spec, column)
-        names = tuple(names[at] for at in order)
     theirs = f"0…{count - 1}" if labels is None else listed(labels)
     note = f"classes of {spec}, in this order, taken as the model's {theirs}: {listed(names)}"
-    return np.argsort(order), labels or names, None if names == labels else note
-
-
-def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
-    """The order of names that are numbers; DataError where their order as text is another, and
-    nobody said which counts.
-    """
-    names = column.names or ()
-    stored = tuple(range(len(names)))
-    by_number = tuple(sorted(stored, key=lambda at: int(names[at])))
-    as_text = tuple(sorted(stored, key=lambda at: names[at]))
-    if column.reading is None and stored == as_text != by_number:
-        raise DataError(
-            f"{spec}: classes are numbers, and their order is not clear: by number "
-            f"{listed([names[at] for at in by_number])}; as text {listed(names)}",
-            hint=(
-                "Say --labels positions for the order of numbers, or --labels sorted for that of "
-                "text, which torchvision's ImageFolder has."
-            ),
-        )
-    if column.reading is None:
-        return stored
-    return as_text if column.reading == "sorted" else by_number
+    return np.arange(count), labels or names, None if names == labels else note
 
 
 def _numbers(column: Column) -> Labels:

@@ -10,17 +10,16 @@ import csv
 import os
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from hydrasurgeon.data.labels import Column, class_names, labels_of, of_probabilities
-from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs
-from hydrasurgeon.data.tags import rows_of_conll, tagged, with_entities
+from hydrasurgeon.data.tags import tagged, with_entities
 from hydrasurgeon.data.words import Tokens, of_tokens
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
@@ -68,8 +67,6 @@ PAIRS = {
 """Columns that hold one of two texts under names of their own."""
 # Bytes of one line of .jsonl, and characters of one field of .csv.
 MAX_LINE = 16 << 20
-# Bytes of a whole .json.
-MAX_WHOLE = 4 << 30
 # Bytes that any packed table may unpack to, and how many times its size a large one: a few bytes can
 # become a thousand times as many, and texts do not shrink to a fiftieth.
 MAX_UNPACKED = 64 << 20
@@ -79,7 +76,7 @@ MAX_RATIO = 50
 SMALL = 8 << 20
 # Blank lines of a file.
 MAX_BLANK = 1_000_000
-# Rows of a text file that are Python's objects at once.
+# Rows of a parquet file that are read at once.
 PIECE = 1 << 14
 # Rows of a table; a limited one is drawn from the first of them.
 MAX_ROWS = 50_000_000
@@ -210,28 +207,7 @@ def tables_in(
     root: Path | None = None,
 ) -> Iterator[Table]:
     """The same of an open file of so many bytes; `kind` is its ending."""
-    source = Source(spec, file, size, root, columns)
-    pieces = READERS[kind](source)
-    if columns.at_once is None:
-        yield _whole(pieces)
-    else:
-        yield from pieces
-
-
-def _whole(pieces: Iterator[Table]) -> Table:
-    """All rows of one file; what the first pieces of many lack is None there."""
-    first = next(pieces)
-    second = next(pieces, None)
-    if second is None:
-        return first
-    table, columns = first, dict[str, Packed | list[Any]]()
-    for number, table in enumerate(chain([first, second], pieces)):
-        for name, values in table.columns.items():
-            if name not in columns:
-                columns[name] = growing(values)
-                columns[name].extend([None] * number * PIECE)
-            columns[name].extend(values)
-    return replace(table, columns=columns)
+    yield from READERS[kind](Source(spec, file, size, root, columns))
 
 
 @dataclass(frozen=True)
@@ -245,13 +221,6 @@ class Source:
     root: Path | None
     """Where paths in it start; None of a remote file, which may hold none."""
     wanted: Columns
-
-    def content(self) -> bytes:
-        """The whole file."""
-        content = self.file.read(MAX_WHOLE + 1)
-        if len(content) > MAX_WHOLE:
-            raise DataError(f"{self.spec}: is too large; at most {MAX_WHOLE:,} bytes are read")
-        return content
 
     def lines(self) -> Iterator[str]:
         """The lines of a UTF-8 file, without a byte order mark."""
@@ -295,7 +264,7 @@ class Source:
         """Records as tables of so many rows; a record may have columns that no other has."""
         known = dict.fromkeys(names)
         columns: dict[str, list[Any]] = {name: [] for name in self.wanted.chosen(known)}
-        rows, begun, at_once = 0, 0, self.wanted.at_once or PIECE
+        rows = begun = 0
         for record in records:
             for name in record:
                 if name not in known:
@@ -305,7 +274,7 @@ class Source:
             for name, values in columns.items():
                 values.append(record.get(name))
             rows += 1
-            if rows - begun == at_once:
+            if rows - begun == self.wanted.at_once:
                 yield self.table(known, columns)
                 columns, begun = {name: [] for name in columns}, rows
             if self.is_enough(rows):
@@ -328,7 +297,7 @@ def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
                 f"{spec}: its files have other columns ({listed(first.names)}; "
                 f"{listed(other.names)})"
             )
-    columns = {name: growing(values) for name, values in first.columns.items()}
+    columns: dict[str, list[Any]] = {name: [] for name in first.columns}
     for table in tables:
         for name, values in columns.items():
             values.extend(_rooted(table, name, wanted))
@@ -464,16 +433,6 @@ def _records(source: Source) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _json(source: Source) -> Iterator[Table]:
-    """A list of records."""
-    spec, content = source.spec, source.content()
-    value = parse_json(content, spec, most=MAX_WHOLE, error=DataError)
-    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
-        hint = 'Such as [{"text": …, "label": …}, …].'
-        raise DataError(f"{spec}: is no list of records", hint=hint)
-    yield from source.tables(value)
-
-
 def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
     csv.field_size_limit(MAX_LINE)
     spec, text = source.spec, source.lines()
@@ -584,18 +543,10 @@ def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, .
     return {n: class_names(spec, f.names) for n, f in each.items() if isinstance(f, ClassLabel)}
 
 
-def _conll(source: Source) -> Iterator[Table]:
-    rows = rows_of_conll(source.lines())
-    names = TOKENS, TAGS[0]
-    yield from source.tables((dict(zip(names, row, strict=True)) for row in rows), names)
-
-
 READERS: dict[str, Callable[..., Iterator[Table]]] = {
     ".jsonl": lambda source: source.tables(_records(source)),
-    ".json": _json,
     ".csv": _csv,
     ".tsv": partial(_csv, separators="\t"),
     ".parquet": _parquet,
-    ".conll": _conll,
 }
 """Ending of a file → its reader."""

@@ -22,7 +22,7 @@ Judgement = Literal["better", "equal", "worse"]
 
 NEGLIGIBLE = 5e-5
 """What a difference must reach to be one: less reads +0.0000 wherever it is printed, and may be
-rounding; of metrics told in points of a hundred, ten times as much: +0.0."""
+rounding."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class Difference:
     def judgement(self) -> Judgement:
         """Equal where the interval holds 0, or where the difference is none to speak of."""
         metric = COMPARED[self.metric]
-        least = 10 * NEGLIGIBLE if metric.points else NEGLIGIBLE
-        if self.low <= 0 <= self.high or abs(self.value) < least:
+        if self.low <= 0 <= self.high or abs(self.value) < NEGLIGIBLE:
             return "equal"
         return "better" if (self.value > 0) == (metric.better == "higher") else "worse"
 

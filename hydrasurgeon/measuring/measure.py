@@ -73,12 +73,6 @@ class Answered:
     calibrated: bool = False
 
     @property
-    def choices(self) -> JudgedClasses:
-        """The answers of problems that choose between classes."""
-        assert isinstance(self.inside, JudgedClasses)
-        return self.inside
-
-    @property
     def used(self) -> str:
         """The OOD score in use."""
         return next(iter(self.scores), "msp")

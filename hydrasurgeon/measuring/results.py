@@ -35,8 +35,6 @@ class Metric:
     """What it is divided by; a metric with a unit is a cost, with so many decimals that the least
     has three digits.
     """
-    points: bool = False
-    """Whether differences are told in points of a hundred."""
     key: str = ""
     """The field, where it is one."""
 
@@ -60,11 +58,10 @@ def column(
     meaning: str = "",
     *,
     unit: float | None = None,
-    points: bool = False,
     default: Any = None,
 ) -> Any:
     """A number of a record that is a column of tables."""
-    metric = Metric(name, better, brief, meaning, unit, points)
+    metric = Metric(name, better, brief, meaning, unit)
     return Field(default, json_schema_extra={COLUMN: metric})  # type: ignore[dict-item]
 
 
@@ -100,7 +97,6 @@ class SetAverage(_Record):
         "higher",
         "Acc",
         "The fraction of samples whose most probable class is right.",
-        points=True,
     )
     brier: Number = column(
         "Brier", "lower", "Brier", "The mean squared distance of the probabilities from the truth."
@@ -196,7 +192,6 @@ class IdResult(SetAverage):
         "higher",
         "F1",
         "Harmonic mean of the precision and recall of entities, by strict IOB2.",
-        points=True,
     )
     precision: Number = column(
         "precision",
@@ -212,7 +207,6 @@ class IdResult(SetAverage):
         "higher",
         "tokens",
         "The fraction of words with the right tag.",
-        points=True,
     )
     entity_ece: Number = column(
         "entity ECE", "lower", "ent.ECE", "ECE of the probabilities of entities."
@@ -236,7 +230,6 @@ class OodAverage(_Record):
         "higher",
         "AUROC",
         "How often an OOD sample has a higher OOD score than an in-distribution one; 0.5 is chance.",
-        points=True,
         default=...,
     )
     fpr95: float = column(
@@ -244,7 +237,6 @@ class OodAverage(_Record):
         "lower",
         "FPR95",
         "The fraction of in-distribution samples flagged by the threshold that flags 95 % of the OOD samples.",
-        points=True,
         default=...,
     )
     aupr: float = column(

@@ -150,7 +150,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         metavar="F|-",
         group=WRITTEN,
         endings=(".md", ".markdown", ".txt"),
-        help="Write verdicts and tables as Markdown; - is stdout.",
+        help="Write differences and tables as Markdown; - is stdout.",
     )
     predictions: PathLike | None = option(
         None, metavar="F", group=WRITTEN, help="Write the logits as safetensors."

@@ -298,6 +298,14 @@ class Judged(ABC):
         """How far members are apart."""
         return {}
 
+    def by_class(self) -> Mapping[int, Mapping[str, float | None]]:
+        """Measures of each class, how many there are first; nothing where answers are no classes."""
+        return {}
+
+    def class_names(self, names: Sequence[str]) -> Sequence[str]:
+        """What those are called, by the names of the model's classes."""
+        return names
+
     def unsteady(self, values: Mapping[str, Any]) -> Sequence[str]:
         """Measures whose resamples say little about them."""
         return ()

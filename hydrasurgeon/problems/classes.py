@@ -7,6 +7,7 @@ z: `read` makes them so, and what is measured of classes then holds for them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -230,6 +231,14 @@ class JudgedClasses(Judged):
         return {
             "mi": float(self.mutual_information.mean()),
             "disagreement": float(self.disagreement.mean()),
+        }
+
+    def by_class(self) -> Mapping[int, Mapping[str, float | None]]:
+        sizes = Counter(self.labels.tolist())
+        right = Counter(self.labels[self.correct].tolist())
+        return {
+            klass: {"samples": size, "accuracy": right[klass] / size}
+            for klass, size in sizes.items()
         }
 
     def unsteady(self, values: Mapping[str, Any]) -> Sequence[str]:

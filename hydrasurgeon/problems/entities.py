@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -258,6 +259,24 @@ class JudgedTokens(Judged):
             "mi": float(self.mutual_information[there].mean()),
             "disagreement": float(self.disagreement[there].mean()),
         }
+
+    def by_class(self) -> Mapping[int, Mapping[str, float | None]]:
+        """By the type of entities."""
+        true, found = entities_of(self.labels), entities_of(self.tags)
+        size, given = Counter(true.kind.tolist()), Counter(found.kind.tolist())
+        right = Counter(found.kind[are_right(found, self.labels)].tolist())
+        return {
+            kind: {
+                "entities": size[kind],
+                "precision": right[kind] / given[kind] if given[kind] else None,
+                "recall": right[kind] / size[kind] if size[kind] else None,
+                "F1": 2 * right[kind] / (given[kind] + size[kind]),
+            }
+            for kind in size | given
+        }
+
+    def class_names(self, names: Sequence[str]) -> Sequence[str]:
+        return [name.removeprefix("B-") for name in names[1::2]]
 
     def unsteady(self, values: Mapping[str, Any]) -> Sequence[str]:
         return BIASED

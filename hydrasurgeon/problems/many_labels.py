@@ -97,6 +97,9 @@ class JudgedLabels(JudgedYesNo):
     def choices(self, rows: Rows) -> Int[ndarray, "repeat choice"]:
         return (rows[..., None] * self.each + np.arange(self.each)).reshape(len(rows), -1)
 
+    def by_class(self) -> Mapping[int, Mapping[str, float | None]]:
+        return {}
+
     def worth(self) -> dict[str, float | None]:
         shape = (self.count, self.each)
         chosen, holds = (

@@ -14,11 +14,9 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.measure import Answered
-from hydrasurgeon.measuring.results import ARROWS, COMPARED, OOD, QUALITY, Result
-from hydrasurgeon.report.columns import short, shown_name
-from hydrasurgeon.report.verdicts import Verdict, listed, macs_of, named
+from hydrasurgeon.measuring.results import Result
+from hydrasurgeon.report.columns import short
 from hydrasurgeon.statistics.metrics import BINS, bins_of, risks
 from hydrasurgeon.statistics.probabilities import spaced, sums_at
 
@@ -79,7 +77,6 @@ def picture(
     *,
     percent: str = "",
     note: str = "",
-    height: float = 3.3,
 ) -> str:
     """A chart under its caption; `says` is what it shows, for who cannot see it, and `percent` names
     the axes of shares: "x", "y" or "xy".
@@ -92,7 +89,7 @@ def picture(
     with rc_context():
         rcdefaults()
         rcParams.update(STYLE)
-        figure = Figure(figsize=(4.6, height), layout="constrained")
+        figure = Figure(figsize=(4.6, 3.3), layout="constrained")
         axes = figure.subplots()
         for axis, name, label in ((axes.xaxis, "x", across), (axes.yaxis, "y", up)):
             axis.set_label_text(f"{label}, %" if name in percent else label)
@@ -179,7 +176,7 @@ def histograms(rows: Drawn) -> list[str]:
             f"{100 * float((each > threshold).astype(np.float64).mean()):.1f} % of {which}"
             for which, each in sets.items()
         ]
-        says = f"Scores by {row.used}. {what} {threshold:.3g} flags {listed(fractions)}."
+        says = f"Scores by {row.used}. {what} {threshold:.3g} flags {', '.join(fractions)}."
         kinds = ["inside", *map(colour, range(len(row.foreign)))]
         legend = " ".join(
             f'<span><span class="key {kind}"></span>{escape(visible(short(title)))}</span>'
@@ -224,70 +221,6 @@ def risk_coverage(rows: Drawn, results: Sequence[Result]) -> list[str]:
         return []
     says, labels = f"Area under the curve: {'; '.join(areas)}.", ("answered", "wrong among them")
     return [picture("Risk over coverage", says, partial(_lines, curves), *labels, percent="xy")]
-
-
-def quality_cost(results: Sequence[Result], reference: int) -> list[str]:
-    """A chart for each of a few metrics: what is got for how many multiply-adds."""
-    costs = {at: macs_of(r.cost) for at, r in enumerate(results) if r.cost is not None}
-    costs = {at: macs for at, macs in costs.items() if macs}
-    if len(costs) < 2:
-        return []
-    unit = costs.get(reference, 1e6)
-    label = "multiply-adds, " + ("times the reference's" if reference in costs else "M")
-    inside = [result.id for result in results]
-    ood = [result.ood_average.get("all") for result in results]
-    charts = []
-    for title, metric, records, percent in (
-        ("Accuracy", QUALITY[0], inside, "y"),
-        ("F1", COMPARED["f1"], inside, "y"),
-        ("NLL", QUALITY[2], inside, ""),
-        ("ECE", QUALITY[3], inside, ""),
-        ("OOD AUROC", OOD[0], ood, "y"),
-    ):
-        values = {at: metric.of(records[at]) for at in costs}
-        points = {at: (costs[at] / unit, y) for at, y in values.items() if y is not None}
-        says = [f"{shown_name(results[at])}: {x:.2f}, {y:.3f}" for at, (x, y) in points.items()]
-        if len(points) > 1:
-            caption = f"{title}{ARROWS[metric.better]} against cost"
-            told, draw = f"{'; '.join(says)}.", partial(_dots, points)
-            charts.append(picture(caption, told, draw, label, title, percent=percent))
-    return charts
-
-
-def _dots(points: Mapping[int, tuple[float, float]], axes: Axes) -> None:
-    axes.margins(0.12)
-    for at, place in points.items():
-        axes.plot(*place, "o", color=COLOURS[at % 8])
-        axes.annotate(str(at + 1), place, (0, 6), textcoords="offset points")
-
-
-def differences(verdicts: Sequence[tuple[int, Verdict]], reference: str) -> list[str]:
-    """A chart for each metric: every row's difference from the reference on one axis, better to the
-    right.
-    """
-    charts = []
-    for metric in dict.fromkeys(d.metric for _, verdict in verdicts for d in verdict.differences):
-        rows = [(at, v, d) for at, v in verdicts for d in v.differences if d.metric == metric]
-        told = [
-            f"{v.name} {d.value:+.4f}, between {d.low:+.4f} and {d.high:+.4f}" for _, v, d in rows
-        ]
-        title = f"Δ {named(metric)}{ARROWS[COMPARED[metric].better]}"
-        says, draw = f"Less {reference}'s: {'; '.join(told)}.", partial(_intervals, rows)
-        height = 1.1 + 0.25 * len(rows)
-        charts.append(picture(title, says, draw, "← worse     better →", height=height))
-    return charts
-
-
-def _intervals(rows: Sequence[tuple[int, Verdict, Difference]], axes: Axes) -> None:
-    for y, (_, _, d) in enumerate(rows):
-        fate = {"better": GOOD, "worse": BAD, "equal": GREY}[d.judgement]
-        axes.plot([d.low, d.high], [y, y], color=fate)
-        axes.plot(d.value, y, "o", color=fate)
-    axes.axvline(0, ls="--", color=GREY)
-    axes.set_yticks(range(len(rows)), [str(at + 1) for at, _, _ in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    if COMPARED[rows[0][2].metric].better != "higher":
-        axes.invert_xaxis()
 
 
 def bins_of_confidence(

@@ -7,22 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hydrasurgeon.files.foreign import code, visible
-from hydrasurgeon.report.columns import Cell, Table, tables
+from hydrasurgeon.report.columns import Cell, Table
 from hydrasurgeon.report.page import Material
 
 
 def markdown(material: Material) -> str:
-    """The verdicts as a list, then each table."""
-    listed = [
-        f"- **{v.head}**: {code(v.name)}. {plain(v.sentence)} {v.cost}".rstrip()
-        for v in material.verdicts
-    ]
-    if material.verdicts:
-        listed.append(f"- {material.chances}")
+    """How each model compares as a list, then each table."""
+    pairs = zip(material.heads, material.names, strict=True)
+    listed = [f"- **{head}**: {code(name)}" for (_, head), name in pairs]
     listed += [f"- Note: {plain(note)}" for note in material.notes]
-    results = [row.result for row in material.rows]
-    parts = ["\n".join(listed)] if listed else []
-    for each in tables(results):
+    parts = ["\n".join(listed)]
+    for each in material.tables:
         parts += [f"### {each.title}", results_table(each, map(code, each.names))]
         parts += [each.note] if each.note else []
     return "\n\n".join(parts) + "\n"

@@ -21,12 +21,11 @@ from markupsafe import Markup
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
-from hydrasurgeon.measuring.bootstrap import compared, is_paired, unlike
-from hydrasurgeon.measuring.measure import Row
+from hydrasurgeon.measuring.bootstrap import Difference
+from hydrasurgeon.measuring.measure import Answered, Row
 from hydrasurgeon.measuring.results import Report, Result
-from hydrasurgeon.problems.entities import JudgedTokens
-from hydrasurgeon.report import charts, entities
-from hydrasurgeon.report.classes import balance, class_tables
+from hydrasurgeon.report import charts
+from hydrasurgeon.report.classes import class_tables
 from hydrasurgeon.report.columns import (
     NARROW,
     WIDEST,
@@ -36,26 +35,22 @@ from hydrasurgeon.report.columns import (
     shown_name,
     tables,
 )
-from hydrasurgeon.report.verdicts import (
-    Verdict,
-    calibration_words,
-    figures,
-    headline,
-    spent,
-    verdict,
-)
+from hydrasurgeon.report.differences import differences, table_of, word_of
 
 PASSED = (
     "names",
     "reference",
-    "verdicts",
-    "numbered",
+    "heads",
+    "headline",
     "notes",
     "manifests",
     "uses",
-    "chances",
 )
 """What the template gets of the material as it is."""
+NAMED = 3
+"""Models that the headline names; of more it says how many."""
+WORDS_SHOWN = {"equal": "not distinguishable", "unknown": "not compared"}
+"""What a word on differences is in a sentence, where it is another."""
 
 
 @dataclass(frozen=True)
@@ -80,41 +75,51 @@ class Material:
     def names(self) -> list[str]:
         return [shown_name(row.result) for row in self.rows]
 
-    @property
-    def numbered(self) -> list[tuple[int, Verdict]]:
-        """Verdicts with the numbers of their rows."""
-        return list(
-            zip(
-                [at for at in range(len(self.rows)) if at != self.reference],
-                self.verdicts,
-                strict=True,
-            )
-        )
-
     @cached_property
-    def verdicts(self) -> list[Verdict]:
-        """Every other row compared with the reference."""
-        first = self.rows[self.reference]
-        verdicts = []
-        for row in self.rows[: self.reference] + self.rows[self.reference + 1 :]:
-            mine, theirs = row.answers, first.answers
-            differences, conditions = None, {}
-            if is_paired(mine, theirs):
-                differences = compared(mine, theirs, level=self.level, seed=self.seed)
-                conditions = unlike(mine, theirs)
-            verdicts.append(verdict(row.result, first.result, differences, unlike=conditions))
-        return verdicts
+    def differing(self) -> list[tuple[Difference, ...]]:
+        """How every other row differs from the reference."""
+        reference = self.rows[self.reference]
+        others = (row for row in self.rows if row is not reference)
+        return [differences(row, reference, level=self.level, seed=self.seed) for row in others]
+
+    @property
+    def others(self) -> list[str]:
+        """What the other rows are called."""
+        return [name for at, name in enumerate(self.names) if at != self.reference]
+
+    @property
+    def heads(self) -> list[tuple[str, str]]:
+        """Each row's difference from the reference in a word, and as it is shown."""
+        words = [word_of(each) for each in self.differing]
+        heads = [(word, WORDS_SHOWN.get(word, word)) for word in words]
+        heads.insert(self.reference, ("reference", "reference"))
+        return heads
+
+    @property
+    def tables(self) -> list[Table]:
+        """Differences first."""
+        first = [table_of(self.others, self.differing)] if any(self.differing) else []
+        return [*first, *tables([row.result for row in self.rows])]
 
     @property
     def headline(self) -> str:
-        return headline(self.verdicts, self.names[self.reference])
+        """One sentence over all rows."""
+        reference = short(self.names[self.reference])
+        if not self.others:
+            return f"The quality of {reference}"
+        heads = [head for word, head in self.heads if word != "reference"]
+        clauses = [f"{short(n)} is {h}" for n, h in zip(self.others, heads, strict=True)]
+        more = [f"{len(clauses) - NAMED} more below"] if len(clauses) > NAMED else []
+        return f"Compared with {reference}: {'; '.join([*clauses[:NAMED], *more])}"
 
-    @property
-    def chances(self) -> str:
-        """Many intervals are many chances to exclude 0 where nothing differs."""
-        count = sum(len(each.differences) for each in self.verdicts)
-        expected = count * (1 - self.level)
-        return f"Of these {count} intervals about {expected:.1g} exclude 0 by chance alone."
+
+def state_line(row: Answered) -> str:
+    """Whether its answers are calibrated, and by what it detects OOD samples."""
+    calibrated = f"Calibrated: {'yes' if row.calibrated else 'no'}."
+    if not row.scores:
+        return calibrated
+    threshold = "no threshold" if row.threshold is None else f"threshold {row.threshold:.3g}"
+    return f"{calibrated} OOD by {row.used}, {threshold}."
 
 
 def document(material: Material) -> str:
@@ -127,7 +132,7 @@ def document(material: Material) -> str:
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
-    listed = [_untimed(each) for each in tables(results)]
+    listed = [_untimed(each) for each in material.tables]
 
     def named(name: str, widest: int = WIDEST) -> str:
         """Names leave room for numbers, and are whole where they would look alike."""
@@ -139,14 +144,11 @@ def document(material: Material) -> str:
     return environment.from_string(part("page.html.j2")).render(
         **{name: getattr(material, name) for name in PASSED},
         **_charts(material, results),
-        headline=material.headline,
         policy=Markup(policy),
         style=style,
         script=script,
         first=reference,
-        figures=figures(reference.result),
-        spent=spent(reference.result),
-        decided=[calibration_words(row.answers) for row in material.rows],
+        states=[state_line(row.answers) for row in material.rows],
         data=data if isinstance(data, list) else [data] if data else [],
         ood_sizes={o.name: o.n for r in results for o in r.ood},
         level=f"{100 * material.level:.4g}",
@@ -169,26 +171,11 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
     ]
     detecting = [row for row in drawn if row[2].foreign]
     return {
-        "differences": charts.differences(material.numbered, material.names[material.reference]),
-        **_classes(material, drawn),
+        "by_class": class_tables(drawn, material.reference, material.classes),
         "reliability": charts.reliability(drawn),
         "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting)],
         "selective": charts.risk_coverage(drawn, results),
-        "cost": charts.quality_cost(results, material.reference),
     }
-
-
-def _classes(material: Material, drawn: charts.Drawn) -> dict[str, Any]:
-    """Tables by class, or by type of entity."""
-    answers, names = material.rows[material.reference].answers, material.classes
-    if isinstance(answers.inside, JudgedTokens):
-        listed = entities.entity_tables(drawn, material.reference, names)
-        balanced = entities.balance(answers.inside, names)
-    else:
-        listed = class_tables(drawn, material.reference, names)
-        balanced = balance(answers.choices)
-    by_entity = isinstance(answers.inside, JudgedTokens)
-    return {"balance": balanced, "by_class": listed, "by_entity": by_entity}
 
 
 def shown(value: object) -> object:

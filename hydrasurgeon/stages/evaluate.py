@@ -62,7 +62,7 @@ class Evaluation:
     printed: Mapping[str, str] = field(default_factory=dict)
     """Reports that are for stdout, by kind."""
     headline: str = ""
-    """The page's verdict in a sentence, where one was written."""
+    """The page's headline, where one was written."""
 
     def __repr__(self) -> str:
         return "\n\n".join(map(str, brief(self.report.results)))

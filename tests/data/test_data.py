@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.data.samples import Rows
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.families.transforms import eval_transform, train_transform
 
@@ -225,3 +227,13 @@ def test_augmentation_does_not_depend_on_workers_or_start(tmp_path: Path) -> Non
     assert torch.equal(whole, run(5, 2, list(range(12))))
     assert torch.equal(whole[4:], run(5, 0, list(range(4, 12))))
     assert not torch.equal(whole, run(6, 0, list(range(12))))
+
+
+def test_digests_are_those_of_each_sample() -> None:
+    texts = [f"row {i % 17} " * (1 + i % 5) for i in range(40)]
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    samples, others = Rows("x", texts, "text"), Rows("x", ["", None, *texts[5:9]], "text")
+    assert samples.fingerprint()["sha256"] == hashlib.sha256(b"".join(digests)).hexdigest()
+    assert samples.content_hash() == hashlib.sha256(b"".join(sorted(digests))).hexdigest()
+    assert samples.shared_with(others) == sum(text in texts[5:9] for text in texts)
+    assert others.shared_with(others) == 4

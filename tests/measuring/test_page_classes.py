@@ -1,4 +1,4 @@
-"""The report's classes: accuracy, balance, held against loops."""
+"""What models make of each class, held against loops, and of each type of entity, counted by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import hydrasurgeon as hs
+from hydrasurgeon.measuring.measure import Answered
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
 from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.problems.entities import JudgedTokens
+from hydrasurgeon.report.classes import class_tables
 from hydrasurgeon.statistics.probabilities import softmax
 
 
@@ -53,14 +56,49 @@ def test_classes_are_those_of_a_loop(tmp_path: Path) -> None:
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     both = [answers(path) for path in paths]
     assert [pair[0] for pair in both[0]] == [pair[0] for pair in both[1]]
-    rows = table(text, "Accuracy by class")
+    rows = table(text, "By class")
     accuracies = []
-    for name, count, fraction, *by_model in rows:
+    for name, count, *by_model in rows:
         of_class = [[taken for true, taken in each if true == int(name)] for each in both]
         assert int(count) == len(of_class[0])
-        assert float(fraction) == pytest.approx(100 * len(of_class[0]) / 203, abs=0.051)
         for value, each in zip(by_model, of_class, strict=True):
             assert float(value) == pytest.approx(each.count(int(name)) / len(each), abs=6e-4)
         accuracies.append(float(by_model[0]))
     assert {int(row[0]) for row in rows} == {true for true, _ in both[0]} == {0, 2, 3, 4}
     assert accuracies == sorted(accuracies)
+
+
+NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+LABELS = [[1, 2, 0, 3], [1, 2, 0, 0], [3, 0, 1, 2], [0, 1, -1, -1]]
+TAGS = [[1, 2, 0, 3], [1, 0, 0, 3], [1, 0, 3, 0], [0, 0, -1, -1]]
+CHANCES = [[0.99, 0, 0, 0.3], [0.6, 0, 0, 0.9], [0.8, 0, 0.7, 0], [0, 0, 0, 0]]
+
+
+def judged(tags: list[list[int]]) -> JudgedTokens:
+    nothing = np.zeros((4, 4))
+    return JudgedTokens(
+        labels=np.array(LABELS),
+        tags=np.array(tags),
+        right=np.array(tags) == np.array(LABELS),
+        chances=np.array(CHANCES),
+        confidence=nothing,
+        nll=nothing,
+        mutual_information=nothing,
+        disagreement=nothing,
+    )
+
+
+def test_types_of_entities_are_counted_by_hand() -> None:
+    rows = [(0, "one", Answered(judged(TAGS))), (1, "right", Answered(judged(LABELS)))]
+    (types,) = class_tables(rows, 0, NAMES)
+    found = dict(zip(types.names, types.rows, strict=True))
+    assert list(found) == ["PER", "LOC"]  # the worst first
+    assert [float(cell.text) for cell in found["PER"]] == pytest.approx(
+        [4, 1 / 3, 1 / 4, 2 / 7, 1, 1, 1], abs=6e-4
+    )
+    assert [float(cell.text) for cell in found["LOC"]] == pytest.approx(
+        [2, 1 / 3, 1 / 2, 2 / 5, 1, 1, 1], abs=6e-4
+    )
+    sure, right = judged(TAGS).sure()
+    assert sure.tolist() == pytest.approx([0.99, 0.3, 0.6, 0.9, 0.8, 0.7])
+    assert right.tolist() == [True, True, False, False, False, False]
