@@ -34,25 +34,24 @@ from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.statistics.scores.evidence import Evidence
 
-Linear = list[tuple[ndarray, ndarray]]
-"""Weight and bias of each member's classifier."""
+Linear = tuple[tuple[ndarray, ndarray], ...]
 
 
 @dataclass(frozen=True)
 class Answers:
     """What the members of one model, or of several side by side, say."""
 
-    val: Outputs
-    ood: tuple[Outputs, ...] = ()
+    sets: tuple[Outputs, ...]
+    """Of VAL, and of each OOD set."""
     evidence: tuple[Evidence, ...] = ()
     """What OOD scores are fitted on, a member each; empty where nothing is OOD."""
-    linear: tuple[tuple[ndarray, ndarray], ...] = ()
+    linear: Linear = ()
+    """Weight and bias of each member's classifier."""
 
     def beside(self, other: Answers) -> Answers:
         """The same samples, answered by the members of both."""
-        ood = tuple(_beside(*pair) for pair in zip(self.ood, other.ood, strict=True))
-        linear = (*self.linear, *other.linear)
-        return Answers(_beside(self.val, other.val), ood, (*self.evidence, *other.evidence), linear)
+        sets = tuple(_beside(*pair) for pair in zip(self.sets, other.sets, strict=True))
+        return Answers(sets, (*self.evidence, *other.evidence), (*self.linear, *other.linear))
 
 
 def _beside(one: Outputs, other: Outputs) -> Outputs:
@@ -153,22 +152,17 @@ class Asked:
 
     def _kept(self, place: Path, more: Path) -> Answers:
         said = read_predictions(place)
-        val = said.outputs
-        if len(val.logits) != len(self.val) or len(said.ood) != len(self.ood):
+        sets = [said.outputs, *said.ood.values()]
+        if len(sets[0].logits) != len(self.val) or len(said.ood) != len(self.ood):
             raise ValueError("of other samples")
         if not self.ood:
-            return Answers(val)
+            return Answers((said.outputs,))
         held = load_file(more)
-        sets = [val, *said.ood.values()]
-        val, *ood = (
-            Outputs(each.logits, held[f"features.{n}"], each.labels) for n, each in enumerate(sets)
-        )
+        sets = [replace(each, features=held[f"features.{n}"]) for n, each in enumerate(sets)]
         linear = tuple(
             self.problem.classifier(held[f"weight.{n}"], held[f"bias.{n}"])
-            for n in range(val.logits.shape[1])
+            for n in range(sets[0].logits.shape[1])
         )
-        fit = self.problem.outputs(
-            Outputs(held["fit.logits"], held["fit.features"], held["fit.labels"])
-        )
-        evidence = tuple(evidence_of(fit, linear, self.options.seed))
-        return Answers(val, tuple(ood), evidence, linear)
+        fit = Outputs(held["fit.logits"], held["fit.features"], held["fit.labels"])
+        evidence = evidence_of(self.problem.outputs(fit), linear, self.options.seed)
+        return Answers(tuple(sets), tuple(evidence), linear)

@@ -10,10 +10,11 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.building.choosing import Pool, decide, proposals, propose
+from hydrasurgeon.building.choosing import decide, propose
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import Budget
 from hydrasurgeon.building.search import LEAST_ON, SINGLE, Search, fusion_of
@@ -62,7 +63,6 @@ class Front:
         """Whether what lies at `out` may be replaced; what was written here always may."""
         self.there = search.state.known.get("made") if ours else None
         """What lies there already, of a build that was ended early."""
-        self.table: Table | None = None
         self.making: Entry | None = None
         """What is being made."""
         self.unfit: list[Entry] = []
@@ -72,34 +72,30 @@ class Front:
         self.rungs: list[Rung] = []
         """What is written, of budgets that something is within."""
 
-    def _table(self) -> Table:
+    @cached_property
+    def table(self) -> Table:
         """The one table; what may be lost of accuracy is known once the first model answered."""
-        if self.table is None:
-            search = self.search
-            named = search.opened.family.named_classes
-            settings: dict[str, Any] = {
-                "problem": search.asked.problem,
-                "leaves_out": () if named else ZERO_SHOT,
-                "seed": self.options.seed,
-            }
-            objective = Objective(self.options.goal)
-            if objective.sees_ood:
-                first = Table(objective, search.asked.read, **settings).entry(search.plain[0])
-                objective = replace(objective, floor=right_of(first.figures()).item() - SPARE)
-            self.table = Table(
-                objective,
-                search.asked.read,
-                search.timed,
-                words=lambda: search.words,
-                **settings,
-            )
-        return self.table
+        search = self.search
+        table = Table(
+            Objective(self.options.goal),
+            search.asked.read,
+            search.timed,
+            words=lambda: search.words,
+            problem=search.asked.problem,
+            leaves_out=() if search.opened.family.named_classes else ZERO_SHOT,
+            seed=self.options.seed,
+        )
+        if self.options.sees_ood:
+            answers = table.entry(search.plain[0]).answers
+            right = right_of(answers.quality(*answers.everything)).item()
+            table.objective.floor = right - SPARE
+        return table
 
     @property
     def references(self) -> list[Entry]:
         """The plain rivals, in the fastest engine of float32."""
         plain = [each for each in self.search.plain if each.members[0].count == 1]
-        entries = [self._table().entry(self.search.computed(each)[0]) for each in plain]
+        entries = [self.table.entry(self.search.computed(each)[0]) for each in plain]
         return [
             replace(each, cost=self.search.cost_of_words) if each.choice.words == "alone" else each
             for each in entries
@@ -144,12 +140,9 @@ class Front:
         """What is decided within each budget, rising."""
         rungs: list[Rung] = []
         before = {rung.budget: rung.entry for rung in self.rungs}
-        pools: list[Pool] = []
-        if len(self.search.members) > 1 or self.search.cuts:
-            pools = [Pool(self._table(), self.search.members, half) for half in (None, 0, 1)]
         for budget in self.search.budgets:
             below = rungs[-1].entry if rungs else None
-            entry = self._decided(self._within(budget, pools), budget, below)
+            entry = self._decided(self._within(budget), budget, below)
             if entry is None:
                 continue
             kept = before.get(budget)
@@ -170,33 +163,31 @@ class Front:
             entry = decide(entries, budget.unit, below)
             if not entry.choice.assumed:
                 return entry
-            measured = self._table().entry(replace(entry.choice, assumed=False))
+            measured = self.table.entry(replace(entry.choice, assumed=False))
             entries = [other for other in entries if other is not entry]
             unfit = any(measured is each for each in self.unfit)
             if budget.allows(measured.cost[budget.unit]) and not unfit:
                 entries.append(measured)
         return below
 
-    def _within(self, budget: Budget, pools: Sequence[Pool]) -> list[Entry]:
+    def _within(self, budget: Budget) -> list[Entry]:
         """Everything that a budget could pay: the plain rivals and what is proposed for it."""
         search, wanted = self.search, self.options.wanted
         choices = [
             each for each in search.plain if wanted in (None, each.count) and search.offers(each)
         ]
-        if pools:
-            whole, first, rest = (
-                propose(pool, search.pools, lambda m: search.allowed(m, budget), wanted)
-                for pool in pools
+        if len(search.members) > 1 or search.cuts:
+            found = propose(
+                self.table, search.pools, lambda some: search.allowed(some, budget), wanted
             )
             # What is a plain rival is measured as one: nobody chose its members.
             plain = [each.members for each in search.plain]
-            found = proposals(whole, first, rest)
             choices += [each for each in found if each.members not in plain]
         entries = []
         for way in (way for each in choices for way in search.ways(each, budget)):
             if search.pays(way, budget):
                 with contextlib.suppress(SurgeryError):  # too many go on where words come first
-                    entries.append(self._table().entry(way))
+                    entries.append(self.table.entry(way))
         return [entry for entry in entries if not any(entry is each for each in self.unfit)]
 
     def _refuse(self, budget: Budget) -> None:

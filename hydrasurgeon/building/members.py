@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,11 @@ class Member:
     """As tables show it."""
     file: Path
     """Where it lies once it is made."""
-    cost: Mapping[Unit, float]
+    cost: Mapping[Unit, float] = field(compare=False)
     """Times the unpruned model's."""
     model: int = 0
     """The number of the model it is made of; the mean of several is one more."""
-    making: tuple[Command, ...] = ()
+    making: tuple[Command, ...] = field(default=(), compare=False)
     """How it is made; nothing for a model that is there."""
     size: Size | None = None
     """What each layer keeps; None: it is not cut to a size."""

@@ -11,6 +11,8 @@ from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any
 
+from numpy import ndarray
+
 from hydrasurgeon.building.answers import Asked
 from hydrasurgeon.building.clock import EIGHT_BITS, Clock, Taken
 from hydrasurgeon.building.cost import SMALLEST, UNITS, Budget, Size, Sizes, cost_of
@@ -25,7 +27,7 @@ from hydrasurgeon.building.members import (
     tuned,
 )
 from hydrasurgeon.building.plan import Plan
-from hydrasurgeon.building.table import Choice, Read
+from hydrasurgeon.building.table import Choice
 from hydrasurgeon.building.work import State, Workshop
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.data import Samples, first_batch
@@ -36,7 +38,6 @@ from hydrasurgeon.decision.reading import (
     lacks,
     lesson,
     seer,
-    targets_of,
 )
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
@@ -292,25 +293,23 @@ class Search:
         }
 
     @cached_property
-    def words(self) -> Read | None:
+    def words(self) -> Sequence[ndarray] | None:
         """What a reader of words says; None where there is none, or nothing to keep it in."""
         model, problem = self.opened.manifest.model, self.asked.problem
-        kind, val = problem.link, self.asked.val
         text = getattr(self._transform, "kind", "image") == "text"
         lost = not self.options.calibrate or self.options.stock or self.options.skip_bad
-        if lost or not text or kind is None:
+        if lost or not text:
             return None
         if lacks(problem, model.num_classes, self.data, first=False) is not None:
             return None
-        sets = self.asked.words(lambda samples: self._reading.read(samples))
-        return Read(kind, sets, *targets_of(val.labels, kind, model.num_classes))
+        return self.asked.words(lambda samples: self._reading.read(samples))
 
     @cached_property
     def _reading(self) -> Reading:
         model, val = self.opened.manifest.model, self.asked.val
         # Weights beside a model are fitted for each; here any answers do, and 8 bits are soonest.
         engine = self.computed(self.plain[0])[-1].engine
-        outputs = self.asked.read(self.plain[0].members[0], engine).val
+        outputs = self.asked.read(self.plain[0].members[0], engine).sets[0]
         parts = halves(len(val), self.options.seed)
         lessons = lesson(self.data), lesson(val), outputs, parts
         tokenizer = model.preprocess.get("files_sha256")

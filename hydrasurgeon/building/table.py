@@ -1,20 +1,19 @@
-"""build's table: what a choice of members is worth, measured once, and by these figures it is
-chosen, shown and recorded.
+"""build's table: what a choice of members is worth, by the fit of `calibrate` and the measures of
+`eval`; by these figures it is chosen, shown and recorded.
 
-Each half of the samples judges what the other half chose: the members, and a decision state, which
-is fitted as `calibrate` fits it: what calibrates, and the OOD score. Scores of the two halves are
-joined as ranks within their half, so that AUROC is about the mean of the halves'.
+Each half of the samples judges what the other half chose: the members, and a decision state. Scores
+of the two halves are joined as ranks within their half, so that AUROC is about the mean of the
+halves'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float
 from numpy import ndarray
 
 from hydrasurgeon.building.answers import Answers
@@ -22,24 +21,24 @@ from hydrasurgeon.building.cost import UNITS
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.decision.beside import fit_beside
 from hydrasurgeon.decision.cascade_fit import gated
-from hydrasurgeon.decision.cascaded import Said, answers_in_stages, in_stages, stage_state
+from hydrasurgeon.decision.cascaded import in_stages
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.ood_score import Choice as Score
 from hydrasurgeon.decision.ood_score import Grounds, choose
+from hydrasurgeon.decision.reading import Reading, targets_of
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.decision.words import Kind
+from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import LOGITS, Conformal, Decision, Ood
-from hydrasurgeon.measuring.measure import Answered, answered
-from hydrasurgeon.measuring.predictions import Predictions
+from hydrasurgeon.measuring.cascades import Staged, side_by_side
+from hydrasurgeon.measuring.measure import Answered, judged
 from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.statistics.bootstrap import Ranked, Rows, Values, bootstrap
-from hydrasurgeon.statistics.scores.fitted import OwnLogits
+from hydrasurgeon.problems.base import Judged, Outputs, Problem, joined
+from hydrasurgeon.statistics.bootstrap import Rows, Values, bootstrap
 
 AUTO = "auto"
 """The OOD score that a decision state chooses."""
-STATE = "state"
-"""What the scores of a decision state are called here."""
+PROPOSES = "msp"
+"""The one by which members are proposed, where it is not named."""
 RESAMPLES = 200
 """Resamples of the samples, by which standard errors are told."""
 PENALTY = 10.0
@@ -48,6 +47,8 @@ ONE_SIDE = 0.6827
 """Level of an interval of one standard error to each side."""
 FLAGGED = 0.05
 """Of familiar samples, the fraction that a decision state flags if nobody says otherwise."""
+SETS = Conformal(method="lac", coverage=0.9, threshold=1.0)
+"""Prediction sets of a state, which nothing here looks at."""
 Figures = Mapping[str, ndarray]
 Reads = Literal["off", "beside", "first", "alone"]
 """Where words answer: nowhere, with the model, before it, or in its place, and the model says what is OOD."""
@@ -58,7 +59,7 @@ def right_of(figures: Figures) -> ndarray:
     return next(figures[name] for name in ("accuracy", "token_accuracy") if name in figures)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Objective:
     """How figures become one number, the higher the better."""
 
@@ -69,27 +70,19 @@ class Objective:
     @property
     def score(self) -> str:
         """The OOD score whose AUROC it looks at."""
-        if self.name in LOGITS:
-            return self.name
-        return AUTO
-
-    @property
-    def sees_ood(self) -> bool:
-        return self.name not in ("acc", "nll", "rmse")
+        return self.name if self.name in LOGITS else AUTO
 
     def value(self, figures: Figures) -> ndarray:
         """`avg` is the mean of accuracy, of the typical probability of the true class e^-NLL, and of
         AUROC where there are OOD data.
         """
-        if self.name == "rmse":
-            return -figures["rmse"]
-        accuracy, typical = right_of(figures), np.exp(-figures["nll"])
-        if self.name == "nll":
-            return -figures["nll"]
+        if self.name in ("rmse", "nll"):
+            return -figures[self.name]
+        accuracy = right_of(figures)
         if self.name == "acc":
             return accuracy
         if self.name == "avg":
-            parts = [accuracy, typical]
+            parts = [accuracy, np.exp(-figures["nll"])]
             if "auroc" in figures:
                 parts.append(figures["auroc"])
             value = np.stack(parts).mean(axis=0)
@@ -124,46 +117,6 @@ class Choice:
     def count(self) -> int:
         """How many answer."""
         return sum(member.count for member in self.members)
-
-
-@dataclass(frozen=True)
-class Read:
-    """What a reader of words says of VAL and of each OOD set, [sample, output], and in the last
-    column how novel each sample is to it.
-    """
-
-    kind: Kind
-    sets: tuple[ndarray, ...]
-    labelled: ndarray
-    """Samples of VAL that have a label."""
-    targets: ndarray
-    """What the outputs should be."""
-
-    def beside(
-        self, outputs: Sequence[Outputs], fits: ndarray, judges: ndarray, *, instead: bool
-    ) -> list[Outputs]:
-        """What a model said of each set, with what words add by weights of one half of VAL."""
-        model = outputs[0].logits.astype(np.float64)
-        parts = (np.intersect1d(rows, self.labelled) for rows in (fits, judges))
-        read = self.sets[0][:, :-1]
-        fitted = fit_beside(self.kind, model, read, self.targets, *parts, instead=instead)
-        a, b = fitted.weights
-        mixed = (
-            a * said.logits.astype(np.float64) + b * read[:, None, :-1]
-            for said, read in zip(outputs, self.sets, strict=True)
-        )
-        return [
-            replace(said, logits=both.astype(said.logits.dtype))
-            for said, both in zip(outputs, mixed, strict=True)
-        ]
-
-    def first(self, outputs: Sequence[Outputs]) -> list[Outputs]:
-        """What words say alone."""
-        each = [read.astype(np.float32)[:, None] for read in self.sets]
-        return [
-            replace(said, logits=read[..., :-1], features=read[..., -1:])
-            for said, read in zip(outputs, each, strict=True)
-        ]
 
 
 @dataclass(frozen=True)
@@ -203,29 +156,13 @@ class Entry:
     @cached_property
     def value(self) -> float:
         """By what is reported."""
-        return self.objective.value(self.figures()).item()
+        return self.objective.value(self.figures(*self.answers.everything)).item()
 
     def figures(self, *rows: Rows) -> dict[str, Values]:
-        """What a row holds, of all samples or of those drawn."""
-        chosen = rows or [np.arange(count)[None] for count in self.counts]
-        figures = self.answers.inside.quality(chosen[0])
-        # Of numbers no deviation is calibrated.
-        figures.pop("nll" if self.objective.name == "rmse" else "brier", None)
-        pairs = zip(self._ranked, chosen[1:], strict=True)
-        sets = [ranked.metrics(chosen[0], drawn) for ranked, drawn in pairs]
-        for name in ("auroc", "fpr95"):
-            if sets:
-                figures[name] = np.stack([each[name] for each in sets]).mean(axis=0)
+        """What a row holds, of resamples of each set."""
+        figures = self.answers.quality(*rows)
+        figures.pop("brier", None)
         return figures
-
-    @property
-    def counts(self) -> list[int]:
-        """Samples of the validation set and of each OOD set."""
-        return self.answers.counts
-
-    @cached_property
-    def _ranked(self) -> list[Ranked]:
-        return self.answers.ranked
 
     def lead(self, other: Entry) -> tuple[float, float]:
         """By how much more it is worth than another, and the standard error of that: both are
@@ -236,20 +173,46 @@ class Entry:
             values = [self.objective.value(each.figures(*rows)) for each in (self, other)]
             return {"lead": values[0] - values[1]}
 
-        ends = bootstrap(difference, *self.counts, level=ONE_SIDE, repeats=RESAMPLES)
+        ends = bootstrap(difference, *self.answers.counts, level=ONE_SIDE, repeats=RESAMPLES)
         low, high = ends["lead"]
         return self.value - other.value, (high - low) / 2
 
     def row(self, name: str) -> Row:
         """As the table shows it."""
-        worth = {key: values.item() for key, values in self.figures().items()}
+        figures = self.figures(*self.answers.everything)
+        worth = {key: values.item() for key, values in figures.items()}
         return Row(name, self.choice.count, self.cost, worth, self.errors)
 
     @cached_property
     def errors(self) -> dict[str, float]:
         """Standard errors of its figures."""
-        ends = bootstrap(self.figures, *self.counts, level=ONE_SIDE)
+        ends = bootstrap(self.figures, *self.answers.counts, level=ONE_SIDE)
         return {key: (high - low) / 2 for key, (low, high) in ends.items()}
+
+
+@dataclass(frozen=True)
+class _Kept(Reading):
+    """A reader of which only the answers are kept: these stand for the samples."""
+
+    reader: Any = None
+    see: Any = None
+
+    def read(self, samples: Any) -> ndarray:
+        answers: ndarray = samples
+        return answers
+
+
+@dataclass(frozen=True)
+class _Half:
+    """Answers on one half of the samples, by what the other one chose."""
+
+    inside: Judged
+    ranks: Sequence[ndarray]
+    """Where each sample of VAL and of each OOD set stands by the OOD score, among all of this half."""
+    score: str
+    """The OOD score."""
+    on: float = 1.0
+    """The fraction of samples that the members answer."""
 
 
 class Table:
@@ -261,7 +224,7 @@ class Table:
         read: Callable[[Member, str], Answers],
         timed: Callable[[Choice, float], Mapping[str, float]] = lambda choice, on: {},
         *,
-        words: Callable[[], Read | None] = lambda: None,
+        words: Callable[[], Sequence[ndarray] | None] = lambda: None,
         problem: Problem = SINGLE,
         leaves_out: Sequence[str] = (),
         seed: int = 0,
@@ -270,154 +233,139 @@ class Table:
         self.read = read
         self.timed = timed
         self.words = words
+        """What a reader of words says of VAL and of each OOD set, [sample, output], and in the last
+        column how novel each sample is to it.
+        """
         self.problem = problem
         self.leaves_out = leaves_out
         """Fitted OOD scores that the model is not made for."""
         self.seed = seed
-        self._entries: dict[tuple[object, ...], Entry] = {}
+        self._entries: dict[Choice, Entry] = {}
+        self._worth: dict[tuple[object, ...], float] = {}
 
     def entry(self, choice: Choice) -> Entry:
         """What a choice is worth."""
-        files = [[member.file for member in members] for members in choice.halves]
-        how = (choice.name, choice.engine, choice.assumed, choice.words, choice.most_on)
-        key = (*(member.file for member in choice.members), str(files), *how)
-        if key not in self._entries:
-            self._entries[key] = self._measured(choice)
-        return self._entries[key]
+        if choice not in self._entries:
+            self._entries[choice] = self._measured(choice)
+        return self._entries[choice]
+
+    def worth(self, members: tuple[Member, ...], half: int | None = None) -> float:
+        """What members are worth together on the samples that calibrate them, all or one half: by
+        this they are proposed.
+        """
+        if (members, half) not in self._worth:
+            sets = [*self._answers(members, "torch").sets]
+            if half is not None:
+                sets = [each.at(halves(len(each.logits), self.seed)[half]) for each in sets]
+            scores: list[ndarray] = []
+            if len(sets) > 1:
+                kind = PROPOSES if self.objective.score == AUTO else self.objective.score
+                scores = [self.problem.outputs(each).scores(kind, None) for each in sets]
+            answers = _answered(judged(sets[0], self._state(sets[0], Score(""))), scores)
+            value = self.objective.value(answers.quality(*answers.everything)).item()
+            self._worth[members, half] = value
+        return self._worth[members, half]
+
+    def _answers(self, members: Sequence[Member], engine: str) -> Answers:
+        return reduce(Answers.beside, (self.read(member, engine) for member in members))
+
+    def _state(self, val: Outputs, score: Score, threshold: float = np.inf) -> State:
+        """A decision state that promises nothing."""
+        ood: dict[str, Any] = {"score": score.kind, "threshold": threshold}
+        fields = {"temperature": 1.0, **self.problem.fitted(self.problem.outputs(val))}
+        fields |= {"ood": Ood.model_construct(**ood), "conformal": SETS}
+        return State(Decision.model_construct(**fields), score.fitted, self.problem)
 
     def _measured(self, choice: Choice) -> Entry:
-        parts = [self._judged(choice, chosen_on) for chosen_on in (1, 0)]
+        parts = [self._half(choice, chosen_on) for chosen_on in (1, 0)]
         on = sum(part.on for part in parts) / 2
         cost: dict[str, float] = {
             unit: sum(member.cost[unit] for member in choice.members) for unit in UNITS
         }
         cost["macs"] *= on
         cost |= self.timed(choice, on)
-        joined = _joined(parts, self.problem)
-        return Entry(choice, cost, joined, self.objective, parts[1].score)
+        ranks = [np.concatenate(each) for each in zip(*(part.ranks for part in parts), strict=True)]
+        answers = _answered(joined([part.inside for part in parts]), ranks)
+        return Entry(choice, cost, answers, self.objective, parts[1].score)
 
-    def answers(self, choice: Choice, members: Sequence[Member]) -> Answers:
-        """Of these together, as the choice's engine computes them."""
+    def _half(self, choice: Choice, chosen_on: int) -> _Half:
+        """What members that one half chose answer on the other, by a state that the first one fits."""
         engine = "torch" if choice.assumed else choice.engine
-        return reduce(Answers.beside, (self.read(member, engine) for member in members))
-
-    def _judged(self, choice: Choice, chosen_on: int) -> _Half:
-        """What members that one half chose answer on the other, by a state that is fitted as
-        `calibrate` fits it.
-        """
-        answers = self.answers(choice, choice.halves[chosen_on])
-        sets = (answers.val, *answers.ood)
-        rows = [
-            each[:: 1 - 2 * chosen_on] for each in (halves(len(s.logits), self.seed) for s in sets)
-        ]
-        problem, read = self.problem, self.words() if choice.words != "off" else None
+        answers, problem = self._answers(choice.halves[chosen_on], engine), self.problem
+        sets = mixed = answers.sets
+        rows = [halves(len(each.logits), self.seed)[:: 1 - 2 * chosen_on] for each in sets]
 
         def halved(outputs: Sequence[Outputs], half: int) -> list[Outputs]:
-            pairs = zip(outputs, rows, strict=True)
-            return [problem.outputs(each.at(places[half])) for each, places in pairs]
+            return [each.at(places[half]) for each, places in zip(outputs, rows, strict=True)]
 
-        fitting, *foreign = halved(sets, 0)
-        judging = halved(sets, 1)
-        mixed: Sequence[Outputs] = sets
-        if read is not None:
-            mixed = read.beside(sets, *rows[0], instead=choice.words == "alone")
-        truth = answers.val.truth[rows[0][1]]
-        if self.objective.name == "rmse":
-            (said, *_) = halved(mixed, 1)
-            return _Half(truth, [problem.said(problem.answers(said.logits, {}))], [])
-        score = Score("msp")
+        fitting, *foreign = map(problem.outputs, halved(sets, 0))
+        score = Score(PROPOSES if problem.scores else "")
         if foreign:
             grounds = Grounds(
                 answers.linear, answers.evidence or None, foreign, (), self.leaves_out
             )
             score = choose(self.objective.score, fitting, grounds, problem=problem, seed=self.seed)
-        constants: dict[str, Any] = {"temperature": 1.0, **problem.fitted(halved(mixed, 0)[0])}
-        scores = fitting.scores(score.kind, score.fitted).astype(np.float64)
-        ood: dict[str, Any] = {"score": score.kind, "threshold": np.quantile(scores, 1 - FLAGGED)}
-        fields = {
-            "ood": Ood.model_construct(**ood),
-            "conformal": Conformal(
-                method="lac", coverage=0.9, threshold=1.0
-            ),  # sets are not judged
-            **constants,
-        }
-        state = State(Decision.model_construct(**fields), score.fitted, problem)
-        if read is None or choice.words != "first":
-            scored = [state.ood_score(each.logits, each.features) for each in judging]
-            chances, on = [state.answers(each.logits) for each in halved(mixed, 1)], 1.0
+        reading, read = self._reading(choice, sets[0], rows[0])
+        threshold, on = np.inf, 1.0
+        if reading is not None:
+            pairs = zip(sets, read, strict=True)
+            mixed = tuple(reading.beside(said, each) for said, each in pairs)
+            threshold = np.quantile(fitting.scores(score.kind, score.fitted), 1 - FLAGGED)
+        state = self._state(mixed[0].at(rows[0][0]), score, float(threshold))
+        if reading is not None:
+            state = state.beside(reading.record, reading.reader)
+            mixed = tuple(reading.scored(state, *pair) for pair in zip(mixed, sets, strict=True))
+        judging = halved(mixed, 1)
+        if reading is None or choice.words != "first":
+            inside = judged(judging[0], state)
+            scores = [state.ood_score(each.logits, each.features) for each in judging if foreign]
         else:
-            whole = mixed
-            if score.fitted is None:
-                state = replace(state, fitted=OwnLogits(score.kind, (), (), read=problem.read))
-                pairs = zip(mixed, sets, strict=True)
-                whole = [replace(each, features=own.logits) for each, own in pairs]
-            first = read.first(sets)
-            early, late = ([halved(each, half) for half in (0, 1)] for each in (first, whole))
-            scored, chances, on = _in_stages(state, choice, early, late)
-        logits = [problem.said(each) for each in chances]
-        ranks = _ranks([each.astype(np.float64) for each in scored]) if foreign else []
-        return _Half(truth, logits, ranks, score.kind if foreign else self.objective.score, on)
+            first = [reading.first(*pair, problem) for pair in zip(read, sets, strict=True)]
+            early, late = halved(first, 0), [problem.outputs(each) for each in halved(mixed, 0)]
+            (val, *others), most = zip(early, late, strict=True), choice.most_on
+            state = gated(state, *val, foreign=others, words=True, most_on=most)
+            inside, scores, on = _in_stages(state, halved(first, 1), judging)
+        kind = score.kind if foreign else self.objective.score
+        return _Half(inside, _ranks(scores) if foreign else [], kind, on)
+
+    def _reading(
+        self, choice: Choice, val: Outputs, rows: Sequence[ndarray]
+    ) -> tuple[Reading | None, Sequence[ndarray]]:
+        """The reader with the weights that the first rows of VAL fit, and what it says of each set."""
+        read, link = self.words() if choice.words != "off" else None, self.problem.link
+        if read is None or link is None:
+            return None, ()
+        labelled, targets = targets_of(val.truth, link, val.logits.shape[-1])
+        parts = (np.intersect1d(each, labelled) for each in rows)
+        logits, instead = val.logits.astype(np.float64), choice.words == "alone"
+        fitted = fit_beside(link, logits, read[0][:, :-1], targets, *parts, instead=instead)
+        record: Any = {"weights": fitted.weights}
+        return _Kept(decided.Words.model_construct(**record)), read
 
 
-@dataclass(frozen=True)
-class _Half:
-    """Calibrated answers on one half of the samples."""
-
-    labels: ndarray
-    logits: Sequence[Float[ndarray, "sample *any klass"]]
-    """Of a single model that would answer so, of the validation set and of each OOD set."""
-    ranks: Sequence[Float[ndarray, " sample"]]
-    """Where each sample stands by the OOD score among all samples of this half."""
-    score: str = AUTO
-    """The OOD score."""
-    on: float = 1.0
-    """The fraction of samples that the members answer."""
-
-
-def _joined(parts: Sequence[_Half], problem: Problem) -> Answered:
-    """Both halves, as one model's answers."""
-    logits, *outside = (
-        np.concatenate(rows)[:, None] for rows in zip(*(part.logits for part in parts), strict=True)
-    )
-    scores = [np.concatenate(ranks) for ranks in zip(*(part.ranks for part in parts), strict=True)]
-    ood = {str(number): Outputs(rows, None) for number, rows in enumerate(outside)}
-    ranks = {name: {STATE: each} for name, each in zip(["", *ood], scores, strict=False)}
-    labels = np.concatenate([part.labels for part in parts])
-    said = Predictions("calibrated", "hydra", Outputs(logits, None, labels), ood, scores=ranks)
-    return answered(said, State.unfitted(problem), (STATE,))
+def _answered(inside: Judged, scores: Sequence[ndarray]) -> Answered:
+    """Answers with the OOD scores of VAL and of each OOD set."""
+    named = [{AUTO: each} for each in scores]
+    foreign = {str(number): each for number, each in enumerate(named[1:])}
+    return Answered(inside, named[0] if named else {}, foreign)
 
 
 def _in_stages(
-    state: State,
-    choice: Choice,
-    first: Sequence[Sequence[Outputs]],
-    whole: Sequence[Sequence[Outputs]],
-) -> tuple[list[ndarray], list[ndarray], float]:
-    """OOD scores and answers on one half of each set, of words that answer first and were
-    calibrated on the other; and the fraction of VAL that goes on. Both halves are given of what
-    words say, and of the whole model.
-    """
-    (val, *foreign), judging = zip(first[0], whole[0], strict=True), first[1]
-    state = gated(state, *val, foreign=foreign, words=True, most_on=choice.most_on)
-    staged = [in_stages(state, *pair) for pair in zip(judging, whole[1], strict=True)]
-    on = len(staged[0][1].rows) / len(judging[0].logits)
-    scores = [_scores_in_stages(state, parts) for parts in staged]
-    return scores, [answers_in_stages(state, parts) for parts in staged], on
-
-
-def _scores_in_stages(state: State, parts: Sequence[Said]) -> ndarray:
-    """Each sample's by the stage that answers it."""
-    each = [
-        stage_state(state, first=part.first).ood_score(part.logits, part.features) for part in parts
-    ]
-    return np.concatenate(each)[np.concatenate([part.rows for part in parts]).argsort()]
+    state: State, first: Sequence[Outputs], whole: Sequence[Outputs]
+) -> tuple[Judged, list[ndarray], float]:
+    """Answers and OOD scores of samples that words answer first, and the fraction that goes on."""
+    kind, said, on = state.record.ood.score, [], []
+    for pair in zip(first, map(state.problem.outputs, whole), strict=True):
+        parts, (count, members, *classes) = in_stages(state, *pair), pair[1].logits.shape
+        said.append(side_by_side(state, parts, (count, 1 + members, *classes), [kind]))
+        on.append(len(parts[1].rows) / count)
+    stages = Staged(state.record, None, state.problem, whole=state)
+    inside = judged(Outputs(said[0]["logits"], None, whole[0].labels), stages)
+    return inside, [each[kind] for each in said], on[0]
 
 
 def _ranks(sets: Sequence[ndarray]) -> list[ndarray]:
     """The place of each value among all of them, equal ones sharing theirs, between 0 and 1."""
-    if not sets:
-        return []
-    everything = np.concatenate([*sets])
-    distinct, places = np.unique(everything, return_inverse=True)
+    distinct, places = np.unique(np.concatenate(sets).astype(np.float64), return_inverse=True)
     ends = np.cumsum([len(each) for each in sets])[:-1]
     return np.split(places / max(1, len(distinct) - 1), ends)

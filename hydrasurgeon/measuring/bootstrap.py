@@ -6,8 +6,7 @@ measure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -15,8 +14,7 @@ import numpy as np
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.measuring.measure import Answered
 from hydrasurgeon.measuring.results import COMPARED
-from hydrasurgeon.problems.base import Judged
-from hydrasurgeon.statistics.bootstrap import Ranked, Rows, Values, bootstrap
+from hydrasurgeon.statistics.bootstrap import Rows, Values, bootstrap
 
 Judgement = Literal["better", "equal", "worse"]
 
@@ -58,29 +56,15 @@ def compared(
     row: Answered, reference: Answered, *, level: float = 0.95, seed: int = 0
 ) -> tuple[Difference, ...]:
     """What differs from the reference, on resamples of the samples that both have answered for."""
-    ranked = [each.ranked if same_foreign(row, reference) else [] for each in (row, reference)]
+    if not same_foreign(row, reference):
+        row, reference = (replace(each, foreign={}) for each in (row, reference))
 
-    def measures(
-        inside: Judged, sets: Sequence[Ranked], rows: Rows, of_sets: Sequence[Rows]
-    ) -> dict[str, Values]:
-        ood = [each.metrics(rows, chosen) for each, chosen in zip(sets, of_sets, strict=True)]
-        means = {
-            name: np.stack([each[name] for each in ood]).mean(axis=0)
-            for name in ("auroc", "fpr95")
-            if ood
-        }
-        return inside.quality(rows) | means
-
-    def differences(rows: Rows, *of_sets: Rows) -> dict[str, Values]:
-        mine, theirs = (
-            measures(each.inside, sets, rows, of_sets)
-            for each, sets in zip((row, reference), ranked, strict=True)
-        )
+    def differences(*rows: Rows) -> dict[str, Values]:
+        mine, theirs = (each.quality(*rows) for each in (row, reference))
         return {name: mine[name] - theirs[name] for name in mine}
 
-    counts = [row.inside.count, *(len(each.ood_ranks) for each in ranked[0])]
-    ends = bootstrap(differences, *counts, level=level, seed=seed)
-    values = differences(*(np.arange(count)[None] for count in counts))
+    ends = bootstrap(differences, *row.counts, level=level, seed=seed)
+    values = differences(*row.everything)
     # What is not a number on any resample has no ends; a plugin's measures say not what is better.
     known = [name for name in ends if name in COMPARED]
     return tuple(Difference(name, values[name].item(), *ends[name]) for name in known)

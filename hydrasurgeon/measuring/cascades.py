@@ -74,6 +74,26 @@ class Cascading(nn.Module):
         return said(self.model, inputs, features=self.model.reads)
 
 
+def side_by_side(
+    state: State, parts: Sequence[Stage], shape: tuple[int, ...], kinds: Sequence[str]
+) -> dict[str, ndarray]:
+    """The logits of both stages, and these OOD scores, each by the stage that answers."""
+    logits = np.full(shape, np.nan, dtype=np.float32)
+    scores = {kind: np.empty(len(logits), dtype=np.float64) for kind in kinds}
+    for part in parts:
+        if not len(part.rows):
+            continue
+        rule, columns = stage_state(state, first=part.first), slice(1, None)
+        if part.first:
+            columns = slice(0, 1)
+        logits[part.rows, columns] = part.logits
+        choices = rule.problem.read(part.logits)
+        for kind, values in scores.items():
+            score = scores_of(kind, choices, part.features, rule.fitted)
+            values[part.rows] = np.round(score.astype(np.float64), decimals=DIGITS)
+    return {"logits": logits, **scores}
+
+
 def in_stages(model: Engine, samples: Any, run: Run, kinds: Sequence[str]) -> Said:
     """What a cascade says of samples, and these OOD scores, in one pass."""
     assert model.state is not None
@@ -81,20 +101,7 @@ def in_stages(model: Engine, samples: Any, run: Run, kinds: Sequence[str]) -> Sa
 
     def read(piece: Piece) -> dict[str, ndarray | None]:
         shape = len(piece.index), 1 + model.members, model.facts.num_classes
-        logits = np.full(shape, np.nan, dtype=np.float32)
-        scores = {kind: np.empty(len(logits), dtype=np.float64) for kind in kinds}
-        for part in piece.parts:
-            if not len(part.rows):
-                continue
-            rule, columns = stage_state(state, first=part.first), slice(1, None)
-            if part.first:
-                columns = slice(0, 1)
-            logits[part.rows, columns] = part.logits
-            choices = rule.problem.read(part.logits)
-            for kind, values in scores.items():
-                score = scores_of(kind, choices, part.features, rule.fitted)
-                values[part.rows] = np.round(score.astype(np.float64), decimals=DIGITS)
-        return {"logits": logits, "labels": piece.labels, **scores}
+        return {**side_by_side(state, piece.parts, shape, kinds), "labels": piece.labels}
 
     pieces = Answering([model], samples, run, cascade=True, features=model.reads)
     whole = gathered(samples, ((piece.index, read(piece)) for piece in pieces))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -82,10 +83,25 @@ class Answered:
         """Samples of the labelled set and of each OOD set."""
         return [self.inside.count, *(len(each[self.used]) for each in self.foreign.values())]
 
-    @property
+    @cached_property
     def ranked(self) -> list[Ranked]:
         """Each OOD set against the labelled one, by the score in use."""
         return [Ranked(self.scores[self.used], each[self.used]) for each in self.foreign.values()]
+
+    def quality(self, rows: Rows, *of_sets: Rows) -> dict[str, Drawn]:
+        """What models are compared by, of resamples of each set."""
+        sets = [each.metrics(rows, drawn) for each, drawn in zip(self.ranked, of_sets, strict=True)]
+        means = {
+            name: np.stack([each[name] for each in sets]).mean(axis=0)
+            for name in ("auroc", "fpr95")
+            if sets
+        }
+        return self.inside.quality(rows) | means
+
+    @property
+    def everything(self) -> list[Rows]:
+        """Each sample of each set once."""
+        return [np.arange(count)[None] for count in self.counts]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics import words
 from hydrasurgeon.statistics.bootstrap import Rows, Values
-from hydrasurgeon.statistics.probabilities import TINY, Labels, Scores, yes_or_no
+from hydrasurgeon.statistics.probabilities import Labels, Scores, yes_or_no
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, scores_of
 
 if TYPE_CHECKING:
@@ -178,10 +178,10 @@ class Prediction(ABC):
         return self.rows.to_pandas()
 
 
-PredictionT = TypeVar("PredictionT", bound=Prediction)
+Each = TypeVar("Each", bound="Prediction | Judged")
 
 
-def joined(parts: Sequence[PredictionT], order: ndarray | slice = slice(None)) -> PredictionT:
+def joined(parts: Sequence[Each], order: ndarray | slice = slice(None)) -> Each:
     """One after another, or in this order."""
     first = parts[0]
     whole = {
@@ -397,10 +397,6 @@ class Problem(ABC):
     @abstractmethod
     def answers(self, logits: ndarray, constants: Constants) -> ndarray:
         """What thresholds are taken on: calibrated probabilities, or numbers and deviations."""
-
-    def said(self, answers: ndarray) -> Float[ndarray, "sample klass"]:
-        """Logits of a single model that gives these answers."""
-        return np.log(np.maximum(answers, TINY))
 
     def chances(self, answers: ndarray) -> Float[ndarray, "choice klass"]:
         """The probabilities of each choice."""

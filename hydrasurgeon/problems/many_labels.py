@@ -152,9 +152,6 @@ class ManyLabels(YesNo):
     def answers(self, logits: ndarray, constants: Constants) -> Chances:
         return probs_of(self.read(logits), _temperatures(constants))
 
-    def said(self, answers: Chances) -> Float[ndarray, "sample label"]:
-        return Problem.said(self, answers) - Problem.said(self, 1 - answers)
-
     def uncertainties(self, choices: Choices, constants: Constants) -> tuple[Scores, Scores]:
         return doubts_of(choices, _temperatures(constants))
 

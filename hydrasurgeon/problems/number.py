@@ -180,9 +180,6 @@ class Numbers(Problem):
         deviation = _deviation(joint.aleatoric, joint.epistemic, variance, unit)
         return np.stack([value, deviation], axis=-1)
 
-    def said(self, answers: ndarray) -> Float[ndarray, "sample klass"]:
-        return answers[:, :1]
-
     def decide(
         self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
     ) -> NumberPrediction:
@@ -227,8 +224,8 @@ class Numbers(Problem):
         """How much members' own variance and their spread count, by the Gaussian NLL; the labels fit
         where the values are nearer to them than their mean is.
         """
-        joint = _fitted(fitting)
-        answers = self.answers(certifying.logits, {"joint": joint})
+        constants = self.fitted(fitting)
+        answers = self.answers(certifying.logits, constants)
         truth = _truth(certifying)
         loss = float(_nll(answers, truth).mean())
         mean, deviation = _truth(fitting).mean(), _truth(fitting).std()
@@ -243,7 +240,10 @@ class Numbers(Problem):
                 f"{error:.4g}, that of the mean {spread:.4g}",
                 hint=LOSS,
             )
-        return Calibration(fitting, {"joint": joint}, None, {"before": guessing, "joint": loss})
+        return Calibration(fitting, constants, None, {"before": guessing, "joint": loss})
+
+    def fitted(self, outputs: Outputs) -> dict[str, Any]:
+        return {"joint": _fitted(outputs)}
 
     def promised(
         self,

@@ -50,7 +50,7 @@ from hydrasurgeon.statistics.entities import (
 )
 from hydrasurgeon.statistics.metrics import ece_of
 from hydrasurgeon.statistics.probabilities import TINY, Scores, of_labels, softmax, tempered
-from hydrasurgeon.statistics.words import NOTHING, are_there, widened
+from hydrasurgeon.statistics.words import are_there, widened
 
 BEYOND = 0.01
 """The fraction of entities that may stand in texts with more than count."""
@@ -132,10 +132,6 @@ class Tokens(Problem):
         there = are_there(logits[:, 0])[..., None]
         mean = softmax(logits.astype(np.float64)).mean(axis=1)
         return tempered(mean, constants.get("temperature", 1.0)) * there
-
-    def said(self, answers: Chances) -> Chances:
-        logs = np.log(np.maximum(answers, TINY))
-        return np.where((answers > 0).any(axis=-1, keepdims=True), logs, NOTHING)
 
     def decide(
         self, logits: ndarray, record: Decision | None = None, score: Scores | None = None

@@ -107,10 +107,6 @@ class YesNo(Classes):
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return yes_or_no(logits)
 
-    def said(self, answers: ndarray) -> Float[ndarray, "sample klass"]:
-        logs = super().said(answers)
-        return logs[..., 1:] - logs[..., :1]
-
     def outputs(self, outputs: Outputs) -> Outputs:
         labels = None if outputs.labels is None else true_classes(outputs.labels)
         logits, shares = self.read(outputs.logits), outputs.labels

@@ -1,4 +1,4 @@
-"""Members are proposed as a slow, plain search would, and decided by the table's own figures."""
+"""Members are proposed as a plain search would, and decided by the table's own figures."""
 
 from __future__ import annotations
 
@@ -8,83 +8,66 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_answers import MEMBERS, answers, member
+from drawn_answers import MEMBERS, ROWS, answers, member
 
 from hydrasurgeon.building.answers import Answers
-from hydrasurgeon.building.choosing import MARGIN, Pool, decide, propose
+from hydrasurgeon.building.choosing import MARGIN, decide, propose
 from hydrasurgeon.building.cost import parse_budgets
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.building.table import Objective, Table
+from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.probabilities import softmax
-from hydrasurgeon.statistics.temperature import temperature_of
 
 EVERYONE = [member(number) for number in range(MEMBERS)]
 
 
-def pool(name: str, everyone: Sequence[Answers], floor: float = 0.0) -> Pool:
-    table = Table(Objective(name, floor), lambda each, engine: everyone[EVERYONE.index(each)])
-    return Pool(table, EVERYONE[: len(everyone)])
-
-
-def worth(summed: Pool, chosen: Sequence[int]) -> float:
-    *rest, last = (EVERYONE[number] for number in chosen)
-    return summed.worth_with(rest, [last])[0]
+def table(name: str, everyone: Sequence[Answers]) -> Table:
+    return Table(Objective(name), lambda each, engine: everyone[EVERYONE.index(each)])
 
 
 def numbers(members: Sequence[Member]) -> tuple[int, ...]:
     return tuple(EVERYONE.index(each) for each in members)
 
 
-def accuracy(chosen: Sequence[Answers]) -> float:
-    """By eval's metrics, in float64, from the logits at each member's temperature."""
-    logits = [
-        each.val.logits[:, 0].astype(np.float64) / temperature_of(each.val.logits, each.val.truth)
-        for each in chosen
-    ]
-    probs = softmax(np.stack(logits)).mean(axis=0)
-    return metrics.accuracy(probs, chosen[0].val.truth)
+def accuracy(chosen: Sequence[Answers], rows: np.ndarray) -> float:
+    """By eval's metrics, in float64, of the mean probabilities; a temperature changes none."""
+    logits = np.stack([each.sets[0].logits[rows, 0].astype(np.float64) for each in chosen])
+    return metrics.accuracy(softmax(logits).mean(axis=0), chosen[0].sets[0].truth[rows])
 
 
-def test_sums_are_evals_metrics() -> None:
-    everyone = answers()
-    summed = pool("acc", everyone)
-    for chosen in ([2], [0, 5], [1, 2, 6]):
-        expected = accuracy([everyone[i] for i in chosen])
-        assert worth(summed, chosen) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(("name", "seed"), [("avg", 0), ("nll", 1), ("msp", 2)])
-def test_what_is_proposed_is_forward_selection_and_swaps(name: str, seed: int) -> None:
-    summed = pool(name, answers(seed))
+@pytest.mark.parametrize(("name", "seed"), [("avg", 0), ("nll", 1), ("msp", 2), ("acc", 3)])
+def test_what_is_proposed_is_forward_selection(name: str, seed: int) -> None:
+    """On all samples, and on each half of them."""
+    everyone = answers(seed)
+    measured = table(name, everyone)
 
     def affordable(chosen: Sequence[int]) -> bool:
         return sum(1 + i % 3 for i in chosen) <= 6
 
-    chosen: list[int] = []
-    best: dict[int, float] = {}
-    while len(chosen) < 5:
-        options = [i for i in range(MEMBERS) if i not in chosen and affordable([*chosen, i])]
-        if not options:
-            break
-        chosen.append(max(options, key=lambda i: worth(summed, [*chosen, i])))
-        improved = len(chosen) > 1
-        while improved:
-            improved = False
-            for place in range(len(chosen)):
-                for other in range(MEMBERS):
-                    swapped = [*chosen[:place], other, *chosen[place + 1 :]]
-                    able = other not in chosen and affordable(swapped)
-                    if able and worth(summed, swapped) > worth(summed, chosen) + 1e-9:
-                        chosen, improved = swapped, True
-        best[len(chosen)] = worth(summed, chosen)
-    proposed = propose(summed, [EVERYONE], lambda members: affordable(numbers(members)))
-    assert proposed.keys() == best.keys()
-    for count, members in proposed.items():
-        assert len(members) == count
-        assert affordable(numbers(members))
-        assert worth(summed, numbers(members)) == pytest.approx(best[count], abs=1e-6)
+    def selected(half: int | None) -> list[list[int]]:
+        rows = np.arange(ROWS) if half is None else halves(ROWS, 0)[half]
+
+        def worth(chosen: list[int]) -> float:
+            value = measured.worth(tuple(EVERYONE[i] for i in sorted(chosen)), half)
+            if name == "acc":
+                assert value == pytest.approx(accuracy([everyone[i] for i in chosen], rows))
+            return value
+
+        chosen, every = list[int](), list[list[int]]()
+        while len(chosen) < 5:
+            options = [i for i in range(MEMBERS) if i not in chosen and affordable([*chosen, i])]
+            if not options:
+                break
+            chosen = [*chosen, max(options, key=lambda i: worth([*chosen, i]))]
+            every.append(sorted(chosen))
+        return every
+
+    expected = zip(*map(selected, (None, 0, 1)), strict=False)
+    proposed = propose(measured, [EVERYONE], lambda members: affordable(numbers(members)))
+    found = [tuple([*numbers(each)] for each in (c.members, *c.halves)) for c in proposed]
+    assert found == [*expected]
 
 
 def entry(value: float, members: int = 1, cost: float = 1.0, *, plain: str = "") -> Any:

@@ -35,9 +35,9 @@ def test_each_half_judges_what_the_other_chose() -> None:
     chosen = [everyone[0].beside(everyone[1]), everyone[2]]
     losses, right, areas = [], [], []
     for fits, together in enumerate(chosen):
-        sets = [together.val, *together.ood]
+        sets = together.sets
         rows = [halves(len(each.logits), 0) for each in sets]
-        fitting = together.val.at(rows[0][fits])
+        fitting = sets[0].at(rows[0][fits])
         judging = [each.at(half[1 - fits]) for each, half in zip(sets, rows, strict=True)]
         constants = SINGLE.calibrated(fitting, judging[0]).constants
         probs = calibrated(judging[0].logits, **constants)
@@ -64,7 +64,7 @@ def test_tags_are_judged_text_by_text() -> None:
     logits, tags, _ = drawn(200, seed=4)
     tags = tags[:, : logits.shape[2]]
     val = Outputs(logits[:, :1], None, tags)
-    row = table([Answers(val)], "nll", problem).entry(Choice.of(MEMBERS[0])).row("tagger")
+    row = table([Answers((val,))], "nll", problem).entry(Choice.of(MEMBERS[0])).row("tagger")
     said, true, losses, right = [], [], [], []
     parts = halves(len(logits), 0)
     for fits in (0, 1):

@@ -34,8 +34,11 @@ def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[Answe
 
     return [
         Answers(
-            Outputs((truth + 1.5 * drawn(rows, CLASSES))[:, None], None, labels),
-            (foreign(rows // 2, 1), foreign(rows, 2)),
+            (
+                Outputs((truth + 1.5 * drawn(rows, CLASSES))[:, None], None, labels),
+                foreign(rows // 2, 1),
+                foreign(rows, 2),
+            )
         )
         for _ in range(count)
     ]
