@@ -31,11 +31,9 @@ def build(
     ood: str | Sequence[str] = ...,
     budget: str = ...,
     objective: Literal['avg', 'acc', 'nll', 'rmse', 'ood', 'msp', 'entropy', 'energy', 'max-logit', 'mi'] | None = ...,
-    members: int | Literal['auto'] = ...,
     seeds: int | None = ...,
     tune: str | None = ...,
     teachers: str | None = ...,
-    calibrate: bool = ...,
     cache: str | Path | None = ...,
     stock: bool = ...,
     max_minutes: float = ...,
@@ -51,7 +49,7 @@ def build(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Built: ...
 
@@ -80,7 +78,7 @@ def score(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Scored: ...
 
@@ -115,7 +113,7 @@ def prune(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Pruned: ...
 
@@ -146,7 +144,7 @@ def finetune(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Finetuned: ...
 
@@ -169,7 +167,7 @@ def fuse(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Fused: ...
 
@@ -205,7 +203,7 @@ def calibrate(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Calibrated: ...
 
@@ -242,7 +240,7 @@ def evaluate(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Evaluation: ...
 
@@ -262,7 +260,7 @@ def bench(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Benched: ...
 
@@ -294,7 +292,7 @@ def predict(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Predicted: ...
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from hydrasurgeon.building.front import Front, Rung, engine_of, words_of
+from hydrasurgeon.building.front import Front, Rung, how_of
 from hydrasurgeon.building.plan import TimeIsUp
 from hydrasurgeon.building.search import PROBE, Search
 from hydrasurgeon.building.table import Entry
@@ -85,7 +85,7 @@ def _what(entry: Entry) -> str:
         what = entry.choice.name
     elif count == 1:
         what = "one smaller model"
-    return f"{what}{words_of(entry)}{engine_of(entry)}"
+    return f"{what}{how_of(entry)}"
 
 
 def _change(difference: Difference) -> str:

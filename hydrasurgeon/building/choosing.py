@@ -18,7 +18,7 @@ from hydrasurgeon.building.members import Member
 from hydrasurgeon.building.table import Choice, Entry, Table
 
 MOST_MEMBERS = 5
-"""Members of a hydra whose number is left open."""
+"""Members of a hydra."""
 MARGIN = 1e-3
 """So little is no lead, whatever its standard error: a tenth of a point."""
 ROUNDING = 1e-4
@@ -30,34 +30,25 @@ def propose(
     table: Table,
     pools: Sequence[Sequence[Member]],
     affordable: Callable[[Members], bool],
-    members: int | None = None,
 ) -> list[Choice]:
-    """A choice of each number of members that all samples, and each half of them, find affordable;
-    `members` asks for exactly so many.
-    """
+    """A choice of each number of members that all samples, and each half of them, find affordable."""
     whole, first, rest = (
-        _selected(partial(table.worth, half=half), pools, affordable, members or MOST_MEMBERS)
-        for half in (None, 0, 1)
+        _selected(partial(table.worth, half=half), pools, affordable) for half in (None, 0, 1)
     )
     counts = sorted(whole.keys() & first.keys() & rest.keys())
-    return [
-        Choice(whole[count], (first[count], rest[count]))
-        for count in counts
-        if members in (None, count)
-    ]
+    return [Choice(whole[count], (first[count], rest[count])) for count in counts]
 
 
 def _selected(
     worth: Callable[[Members], float],
     pools: Sequence[Sequence[Member]],
     affordable: Callable[[Members], bool],
-    most: int,
 ) -> dict[int, Members]:
     """The best of each number that forward selection finds in any of the pools."""
     best: dict[int, Members] = {}
     for pool in pools:
         chosen: Members = ()
-        while len(chosen) < most:
+        while len(chosen) < MOST_MEMBERS:
             options = [
                 tuple(each for each in pool if each in chosen or each is member)
                 for member in pool

@@ -17,9 +17,10 @@ from typing import Any
 from hydrasurgeon.building.choosing import decide, propose
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import Budget
+from hydrasurgeon.building.members import Member
 from hydrasurgeon.building.search import LEAST_ON, SINGLE, Search, fusion_of
-from hydrasurgeon.building.table import AUTO, Entry, Objective, Row, Table, right_of
-from hydrasurgeon.building.work import Copy, Making, mark_of
+from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Row, Table, right_of
+from hydrasurgeon.building.work import mark_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, hold, real, staged, sweep, write_text
@@ -79,7 +80,7 @@ class Front:
         table = Table(
             Objective(self.options.goal),
             search.asked.read,
-            search.timed,
+            search.cost,
             words=lambda: search.words,
             problem=search.asked.problem,
             leaves_out=() if search.opened.family.named_classes else ZERO_SHOT,
@@ -97,7 +98,9 @@ class Front:
         plain = [each for each in self.search.plain if each.members[0].count == 1]
         entries = [self.table.entry(self.search.computed(each)[0]) for each in plain]
         return [
-            replace(each, cost=self.search.cost_of_words) if each.choice.words == "alone" else each
+            replace(each, cost=self.search.cost(each.choice, on=0.0))
+            if each.choice.words == "alone"
+            else each
             for each in entries
         ]
 
@@ -172,14 +175,10 @@ class Front:
 
     def _within(self, budget: Budget) -> list[Entry]:
         """Everything that a budget could pay: the plain rivals and what is proposed for it."""
-        search, wanted = self.search, self.options.wanted
-        choices = [
-            each for each in search.plain if wanted in (None, each.count) and search.offers(each)
-        ]
+        search = self.search
+        choices = [each for each in search.plain if search.offers(each)]
         if len(search.members) > 1 or search.cuts:
-            found = propose(
-                self.table, search.pools, lambda some: search.allowed(some, budget), wanted
-            )
+            found = propose(self.table, search.pools, lambda some: search.allowed(some, budget))
             # What is a plain rival is measured as one: nobody chose its members.
             plain = [each.members for each in search.plain]
             choices += [each for each in found if each.members not in plain]
@@ -191,22 +190,15 @@ class Front:
         return [entry for entry in entries if not any(entry is each for each in self.unfit)]
 
     def _refuse(self, budget: Budget) -> None:
-        wanted, search = self.options.wanted, self.search
-        what = f"--members {wanted}: no {wanted} candidates cost at most {budget}"
-        hint = "Allow more, or ask for fewer members."
-        if wanted in (None, 1):
-            members = [each.members for each in search.plain] + [[each] for each in search.members]
-            if search.clock is not None:
-                costs = [t.time for each in members for t in search.times(each).values()]
-                if search.words is not None:
-                    costs.append(search.words_time.time + LEAST_ON * min(costs))
-            else:
-                costs = [sum(m.cost[budget.unit] for m in each) for each in members]
-            what = f"--budget {budget}: the cheapest candidate has {budget.unit}={min(costs):.2g}"
-            if budget.unit == "time":
-                what = f"--budget {budget}: the fastest candidate takes time={min(costs):.2g} on this machine"
-            hint = "Allow more than that."
-        raise SurgeryError(what, hint=hint)
+        search, unit = self.search, budget.unit
+        choices = [*search.plain, *(Choice.of(member) for member in search.members)]
+        costs = [search.cost(way)[unit] for each in choices for way in search.computed(each)]
+        what = f"the cheapest candidate has {unit}={min(costs):.2g}"
+        if unit == "time":
+            if search.words is not None:
+                costs.append(search.words_time.time + LEAST_ON * min(costs))
+            what = f"the fastest candidate takes time={min(costs):.2g} on this machine"
+        raise SurgeryError(f"--budget {budget}: {what}", hint="Allow more than that.")
 
     def _write(self, rungs: Sequence[Rung]) -> None:
         """Make what was decided, and put it where it belongs."""
@@ -226,52 +218,44 @@ class Front:
 
     def _make(self, entry: Entry, out: Path) -> None:
         self.making = entry
-        for making in commands_of(self.search, entry, out):
-            if making.out != out:
-                assert isinstance(making, Command)
-                self.search.workshop.perform(making)
-            else:
-                device, tick = self.options.device, self.search.plan.tick
-                force = self.force or out != self.out
-                making.run(device=device, progress=tick, force=force)
+        options, made = self.options, made_of(entry, self.options)
+        for command in made.making:
+            self.search.workshop.perform(command)
+        force = self.force or out != self.out
+        calibration = calibration_of(self.search, entry, made.file, out)
+        calibration.run(device=options.device, progress=self.search.plan.tick, force=force)
 
 
-def commands_of(search: Search, entry: Entry, out: Path) -> list[Making]:
-    """What makes a checkpoint of the members that were chosen; the last writes the output."""
-    options, members = search.options, entry.choice.members
-    made = members[0] if len(members) == 1 else fusion_of(members, options)
-    if options.calibrate:
-        return [*made.making, replace(_calibration(search, entry, made.file), out=out)]
-    if made.count == 1:
-        return [*made.making, Copy(made.file, out)]
-    return [*made.making[:-1], replace(made.making[-1], out=out)]
+def made_of(entry: Entry, options: BuildOptions) -> Member:
+    """The member that was chosen, or the hydra of several."""
+    members = entry.choice.members
+    return members[0] if len(members) == 1 else fusion_of(members, options)
 
 
-def _calibration(search: Search, entry: Entry, file: Path) -> Command:
-    """The decision state that the table's figures are of."""
-    options = search.options
+def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Command:
+    """What writes a checkpoint with the decision state that the table's figures are of."""
+    options, choice = search.options, entry.choice
     words: dict[str, Any] = {"data": options.val, **options.names, **options.running}
     words |= {"limit": options.limit, "seed": options.seed, "arch": options.arch}
     if entry.score not in (AUTO, "mi"):
         words["ood_score"] = entry.score
     else:
         words["ood"] = list(options.ood)
-    if search.asked.problem.features or entry.choice.words != "off":
+    if search.asked.problem.features or choice.words != "off":
         words["fit_data"] = options.data
-    if entry.choice.engine == EIGHT_BITS:
+    if choice.engine == EIGHT_BITS:
         words["engine"] = EIGHT_BITS
-    words["words"] = entry.choice.words
-    if entry.choice.words == "first":
-        words["budget"] = f"on={entry.choice.most_on:.6f}"
-    return Command("calibrate", (file,), words)
+    words["words"] = choice.words
+    if choice.words == "first":
+        words["budget"] = f"on={choice.most_on:.6f}"
+    return Command("calibrate", (file,), words, out)
 
 
 def rung_file(search: Search, entry: Entry) -> Path:
     """Where a rung's checkpoint is made, in the work folder."""
-    about = {str(place): member.file.name for place, member in enumerate(entry.choice.members)}
-    about |= {"calibrate": str(search.options.calibrate)}
-    about |= {"8 bits": str(entry.choice.engine == EIGHT_BITS), "score": entry.score}
-    about |= {"words": f"{entry.choice.words} {entry.choice.most_on:.6f}"}
+    choice = entry.choice
+    how = (choice.engine == EIGHT_BITS, entry.score, choice.words, f"{choice.most_on:.6f}")
+    about = {"made": made_of(entry, search.options).file.name, "how": repr(how)}
     return search.options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
 
 
@@ -280,20 +264,19 @@ def name_of(rung: Rung) -> str:
     name = str(rung.budget)
     if rung.entry.is_plain:
         name = f"{rung.budget}: {rung.entry.choice.name}"
-    return f"{name}{words_of(rung.entry)}{engine_of(rung.entry)}"
+    return f"{name}{how_of(rung.entry)}"
 
 
-def words_of(entry: Entry) -> str:
-    """`, words beside`: where a reader of words answers."""
-    words = entry.choice.words
-    return "" if words in ("off", "alone") else f", words {words}"
-
-
-def engine_of(entry: Entry) -> str:
-    """`, --engine int8`: by what its time was measured."""
-    if "time" not in entry.cost:
-        return ""
-    return f", --engine {entry.choice.engine}"
+def how_of(entry: Entry) -> str:
+    """`, words beside, --engine int8`: where a reader of words answers, and by what its time was
+    measured.
+    """
+    words, how = entry.choice.words, ""
+    if words not in ("off", "alone"):
+        how = f", words {words}"
+    if "time" in entry.cost:
+        how = f"{how}, --engine {entry.choice.engine}"
+    return how
 
 
 def claim_front(options: BuildOptions, *, force: bool) -> Path:

@@ -108,6 +108,7 @@ class Cuts:
 
     def __init__(self, models: Sequence[Member], opened: Sequence[Single], options: BuildOptions):
         self.models = models
+        self.opened = opened
         self.options = options
         kept = opened[0].manifest.kept
         self.words = reading(options)

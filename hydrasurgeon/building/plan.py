@@ -150,7 +150,7 @@ def steps_of(
     seen = val
     if sets["ood"]:  # OOD scores are fitted on TRAIN
         seen += sum(map(len, sets["ood"])) + scored
-    written = budgets * (data + seen) * float(options.calibrate)
+    written = budgets * (data + seen)
     quick = 2.0 * data + val + 2 * seen + written
     steps = [Step("quick", "what takes seconds: the model as it is, a probe, words", quick, timed)]
     if body:

@@ -8,7 +8,6 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
-from pathlib import Path
 from typing import Any
 
 from numpy import ndarray
@@ -143,10 +142,9 @@ class Search:
         count = self.tried = len(self.models)
         self.plain.append(Choice.of(*self.models, name=f"ensemble of {count}"))
         yield
-        opened = [self._opened(each.file) for each in self.models]
-        if not averaged(opened):
+        cuts = self._cuts()
+        if not averaged(cuts.opened):
             return
-        cuts = Cuts(self.models, opened, self.options)
         self._make(mean := cuts.mean())
         self.mean = mean
         self.plain.insert(-1, Choice.of(mean, name=f"mean of {count}"))
@@ -181,8 +179,7 @@ class Search:
         sizes = self._ladder()
         if not sizes:
             return
-        opened = [self._opened(each.file) for each in self.models]
-        cuts = Cuts(self.models, opened, self.options)
+        cuts = self._cuts()
         whole = [*self.models] if self.mean is None else [self.mean, *self.models]
         with sharing():
             for number, member in enumerate(whole):
@@ -198,15 +195,10 @@ class Search:
     def distil(self, members: Sequence[Member]) -> Iterator[None]:
         """These again, distilled: to be chosen where VAL says that it is better."""
         self.plan.begin("distilled")
-        opened = [self._opened(each.file) for each in self.models]
-        maker, options, teachers = (
-            Cuts(self.models, opened, self.options),
-            self.options,
-            list[str](),
-        )
+        cuts, options, teachers = self._cuts(), self.options, list[str]()
         if options.teachers is not None and options.teachers.isdigit():
-            self._make(maker.scored(self.models[0]))
-            for command in maker.teachers(int(options.teachers)):
+            self._make(cuts.scored(self.models[0]))
+            for command in cuts.teachers(int(options.teachers)):
                 self.workshop.perform(command)
                 teachers.append(str(command.out))
         elif options.teachers is not None:
@@ -215,7 +207,7 @@ class Search:
         for member in {each.file: each for each in members}.values():
             # Without teachers a whole model would learn from itself.
             if member.model in whole and (member.size is not None or teachers):
-                other = maker.distilled(member, teachers, whole[member.model])
+                other = cuts.distilled(member, teachers, whole[member.model])
                 self._make(other)
                 self.cuts.append(other)
                 yield
@@ -224,8 +216,10 @@ class Search:
         for command in member.making:
             self.workshop.perform(command)
 
-    def _opened(self, file: Path) -> Single:
-        return undecided(open_single(file, arch=self.options.arch))
+    def _cuts(self) -> Cuts:
+        arch = self.options.arch
+        opened = [undecided(open_single(each.file, arch=arch)) for each in self.models]
+        return Cuts(self.models, opened, self.options)
 
     @property
     def _transform(self) -> Callable[[Any], Any]:
@@ -253,10 +247,12 @@ class Search:
         return [Size(*size) for size in kept[key]]
 
     def offers(self, choice: Choice) -> bool:
-        """Whether the models' library builds it, where only that may be chosen."""
-        if not self.options.stock or self.probe not in choice.members:
+        """Whether it is one model that its library builds, where only that may be chosen."""
+        if not self.options.stock or (choice.count == 1 and self.probe not in choice.members):
             return True
-        return self.opened.family.stock_sizes(self.opened.manifest) is not None
+        return (
+            choice.count == 1 and self.opened.family.stock_sizes(self.opened.manifest) is not None
+        )
 
     @property
     def members(self) -> list[Member]:
@@ -272,11 +268,10 @@ class Search:
 
     def allowed(self, members: Sequence[Member], budget: Budget) -> bool:
         """Whether these may answer together within a budget."""
-        if not compatible(members):
+        choice = Choice.of(*members)
+        if not compatible(members) or not self.offers(choice):
             return False
-        if budget.unit == "time":
-            return any(budget.allows(taken.time) for taken in self.times(members).values())
-        return budget.allows(sum(member.cost[budget.unit] for member in members))
+        return any(self.pays(way, budget) for way in self.computed(choice))
 
     def times(self, members: Sequence[Member]) -> Mapping[str, Taken]:
         """How long these take one after another, by engine."""
@@ -297,8 +292,7 @@ class Search:
         """What a reader of words says; None where there is none, or nothing to keep it in."""
         model, problem = self.opened.manifest.model, self.asked.problem
         text = getattr(self._transform, "kind", "image") == "text"
-        lost = not self.options.calibrate or self.options.stock or self.options.skip_bad
-        if lost or not text:
+        if self.options.stock or self.options.skip_bad or not text:
             return None
         if lacks(problem, model.num_classes, self.data, first=False) is not None:
             return None
@@ -355,24 +349,18 @@ class Search:
         """Whether a budget is enough for a choice, before it answers anything."""
         if choice.words == "first":
             return True
-        if budget.unit == "time":
-            return budget.allows(self.timed(replace(choice, assumed=True), 1.0)["time"])
-        return budget.allows(sum(member.cost[budget.unit] for member in choice.members))
+        return budget.allows(self.cost(replace(choice, assumed=True))[budget.unit])
 
-    @property
-    def cost_of_words(self) -> dict[str, float]:
-        """Of words alone, where nobody says what is OOD: nothing of the model's."""
-        cost: dict[str, float] = dict.fromkeys(UNITS, 0.0)
-        if self.clock is not None:
-            cost |= {"time": self.words_time.time, "ms": self.words_time.ms}
-        return cost
-
-    def timed(self, choice: Choice, on: float) -> dict[str, float]:
-        """Time and milliseconds of a choice: its own, or what its members take; of which a fraction
-        goes `on` to them.
+    def cost(self, choice: Choice, on: float = 1.0) -> dict[str, float]:
+        """Multiply-adds and parameters, with a clock also time and milliseconds, of a choice or of its
+        members; of which a fraction goes `on` to them, and none where words are all that answers.
         """
+        cost: dict[str, float] = {
+            unit: sum(member.cost[unit] for member in choice.members) * bool(on) for unit in UNITS
+        }
+        cost["macs"] *= on
         if self.clock is None:
-            return {}
+            return cost
         if choice.assumed or len(choice.members) == 1:
             taken = self.times(choice.members)[choice.engine]
         else:
@@ -384,7 +372,7 @@ class Search:
         taken *= on
         if choice.words != "off":
             taken += self.words_time
-        return {"time": taken.time, "ms": taken.ms}
+        return {**cost, "time": taken.time, "ms": taken.ms}
 
 
 def single(search: Search) -> Choice | None:

@@ -17,7 +17,6 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.building.answers import Answers
-from hydrasurgeon.building.cost import UNITS
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.decision.beside import fit_beside
 from hydrasurgeon.decision.cascade_fit import gated
@@ -222,7 +221,7 @@ class Table:
         self,
         objective: Objective,
         read: Callable[[Member, str], Answers],
-        timed: Callable[[Choice, float], Mapping[str, float]] = lambda choice, on: {},
+        cost: Callable[[Choice, float], Mapping[str, float]] = lambda choice, on: {},
         *,
         words: Callable[[], Sequence[ndarray] | None] = lambda: None,
         problem: Problem = SINGLE,
@@ -231,7 +230,7 @@ class Table:
     ) -> None:
         self.objective = objective
         self.read = read
-        self.timed = timed
+        self.cost = cost
         self.words = words
         """What a reader of words says of VAL and of each OOD set, [sample, output], and in the last
         column how novel each sample is to it.
@@ -279,14 +278,9 @@ class Table:
     def _measured(self, choice: Choice) -> Entry:
         parts = [self._half(choice, chosen_on) for chosen_on in (1, 0)]
         on = sum(part.on for part in parts) / 2
-        cost: dict[str, float] = {
-            unit: sum(member.cost[unit] for member in choice.members) for unit in UNITS
-        }
-        cost["macs"] *= on
-        cost |= self.timed(choice, on)
         ranks = [np.concatenate(each) for each in zip(*(part.ranks for part in parts), strict=True)]
         answers = _answered(joined([part.inside for part in parts]), ranks)
-        return Entry(choice, cost, answers, self.objective, parts[1].score)
+        return Entry(choice, self.cost(choice, on), answers, self.objective, parts[1].score)
 
     def _half(self, choice: Choice, chosen_on: int) -> _Half:
         """What members that one half chose answer on the other, by a state that the first one fits."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint, open_single, undecided
-from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
+from hydrasurgeon.checkpoints.reading import open_checkpoint, open_single
 from hydrasurgeon.errors import CheckpointError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, write_text
 from hydrasurgeon.files.foreign import read_json
@@ -109,27 +108,6 @@ class Workshop:
         """Whether a copy has the scores of its neurons already."""
         scores = open_single(command.inputs[0]).manifest.scores
         return any(name.startswith("neurons") for name in scores)
-
-
-@dataclass(frozen=True)
-class Copy:
-    """The last step of a checkpoint that needs no other: a model as it is."""
-
-    source: Path
-    out: Path
-
-    def run(self, *, force: bool, **_: Any) -> None:
-        opened = undecided(open_single(self.source))
-        slash = "" if self.out.name.endswith(SUFFIX) else "/"
-        save(
-            claim_checkpoint(f"{self.out}{slash}", force=force),
-            opened.tensors.planned(),
-            lambda sha256: opened.manifest.model_copy(update={"weights_sha256": sha256}),
-            files=opened.files,
-        )
-
-
-Making = Command | Copy
 
 
 def identity_of(weights: Mapping[str, str], options: BuildOptions) -> dict[str, Any]:

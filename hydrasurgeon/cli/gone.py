@@ -43,6 +43,9 @@ GONE: dict[str, str] = {
     "build --max-drop": "OOD data may cost half a point of accuracy.",
     "build --track": "Tune models with `finetune --track`, and build of them.",
     "bench --compile": "Nothing else runs compiled models.",
+    "build --members": "VAL says how many; `fuse` makes a hydra of so many.",
+    "build --calibrate": "It always is; `calibrate` replaces the decision state.",
+    "build --no-calibrate": "`calibrate` replaces the decision state.",
     "build --plot": "Use `eval FRONT/*.safetensors --data TEST --html F`.",
 }
 

@@ -388,7 +388,6 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     first; a build that was ended continues when the command is repeated.
     """
 
-    conflicts: ClassVar = (("stock", "members"),)
     requires: ClassVar = {"teachers": ("tune",)}
 
     checkpoints: Paths = argument(
@@ -420,9 +419,6 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         metavar="NAME",
         help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood. Numbers: rmse.",
     )
-    members: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = option(
-        "auto", metavar="auto|N", help="How many; auto: one to five."
-    )
     seeds: int | None = option(
         None,
         ge=1,
@@ -442,9 +438,6 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         metavar="T,T|N",
         group=READ,
         help="Teachers: checkpoints, or N to train first. Default: the model each was cut from.",
-    )
-    calibrate: bool = option(
-        True, flags=("--calibrate/--no-calibrate",), help="Fit a decision state at the end."
     )
     cache: PathLike | None = option(
         None,
@@ -485,13 +478,6 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     def sees_ood(self) -> bool:
         """Whether OOD data choose too."""
         return self.goal not in ("acc", "nll", "rmse")
-
-    @property
-    def wanted(self) -> int | None:
-        """How many members; None: as many as are worth most."""
-        if self.stock:
-            return 1
-        return None if self.members == "auto" else self.members
 
     @property
     def work(self) -> Path:

@@ -121,13 +121,10 @@ def build(options: BuildOptions) -> Built:
     notes = [*(each.note for each in models if each.note), built(search, front), *notes]
     if len(models) > 1 and not averaged(models):
         notes.append("the models share no start: their mean and its parts are left out")
-    if options.calibrate:
-        notes.append(
-            "the decision state was fitted on --val, by which the members were chosen: run "
-            "calibrate on fresh data for the full guarantee"
-        )
-    else:
-        notes.append("the table is of calibrated models; --no-calibrate writes none: run calibrate")
+    notes.append(
+        "the decision state was fitted on --val, by which the members were chosen: run calibrate on "
+        "fresh data for the full guarantee"
+    )
     last = front.rungs[-1].entry
     return Built(
         path=out,

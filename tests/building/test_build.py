@@ -158,7 +158,7 @@ def test_a_dry_run_says_what_is_ahead(task: Task) -> None:
 
 
 def test_a_work_folder_of_other_work_or_that_somebody_changed(task: Task) -> None:
-    how: dict[str, Any] = {"budget": "macs=1", "ood": [], "force": True, "calibrate": False}
+    how: dict[str, Any] = {"budget": "macs=1", "ood": [], "force": True}
     task.build(**how)
     work = task.folder / "hydra.build"
     other = images(task.folder, "other", 9)
@@ -208,7 +208,7 @@ def test_no_link_is_followed(task: Task) -> None:
     (task.folder / "linked").symlink_to(elsewhere)
     with pytest.raises(OutputError, match="linked: is a link"):
         task.build(cache=task.folder / "linked")
-    how: dict[str, Any] = {"ood": [], "calibrate": False}
+    how: dict[str, Any] = {"ood": []}
     task.build(**how)
     answers = task.folder / "hydra.build" / "answers"
     for path in answers.iterdir():
@@ -221,6 +221,7 @@ def test_no_link_is_followed(task: Task) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("labels_need_not_fit")
 @pytest.mark.parametrize("family", thoroughly("BERT", "ModernBERT", "DINOv3", "OpenCLIP"))
 def test_every_family(family: Family, tmp_path: Path) -> None:
     """What is chosen is what the file answers, budget and all."""
@@ -235,7 +236,6 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
         out=tmp_path / "h.safetensors",
         ood=[family.data(tmp_path / "foreign", rows=41, seed=2)],
         budget="macs=0.7",
-        calibrate=False,
         batch_size=43,
     )
     assert built.objective == "avg"
