@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 
-from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.measuring.measure import Answered
 from hydrasurgeon.measuring.results import COMPARED
 from hydrasurgeon.statistics.bootstrap import Rows, Values, bootstrap
@@ -68,16 +67,3 @@ def compared(
     # What is not a number on any resample has no ends; a plugin's measures say not what is better.
     known = [name for name in ends if name in COMPARED]
     return tuple(Difference(name, values[name].item(), *ends[name]) for name in known)
-
-
-def unlike(model: Answered, reference: Answered) -> dict[str, str]:
-    """What a fair comparison would hold alike: {"calibration": "calibrated, the reference not"}."""
-    phrases = {}
-    if model.foreign and reference.foreign and model.used != reference.used:
-        phrases["OOD score"] = (
-            f"OOD by {visible(model.used)}, the reference by {visible(reference.used)}"
-        )
-    if model.calibrated != reference.calibrated:
-        mine, its = ("calibrated", "not") if model.calibrated else ("not calibrated", "is")
-        phrases["calibration"] = f"{mine}, the reference {its}"
-    return phrases

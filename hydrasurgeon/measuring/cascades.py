@@ -18,9 +18,9 @@ from torch import nn
 from hydrasurgeon.decision.cascaded import Said as Stage
 from hydrasurgeon.decision.cascaded import answers_in_stages, cascade_of, stage_state
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.measuring.cost import SideBySide, stage_macs
+from hydrasurgeon.measuring.cost import SideBySide, first_inputs, stage_macs
 from hydrasurgeon.measuring.measure import Row, row_of
-from hydrasurgeon.measuring.running import Said, first, predicted
+from hydrasurgeon.measuring.predictions import Said, predicted
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems.base import Outputs
@@ -132,7 +132,7 @@ def with_cascade(
     )
     logits = predictions.outputs.logits
     share = sum(len(part.rows) for part in stages_in(logits) if not part.first)
-    macs = stage_macs(model, first(model, sets.id, run, 1))
+    macs = stage_macs(model, first_inputs(model, sets.id, run, 1))
     expected = round(macs.expected(share / len(logits)))
     cost = result.cost.model_copy(update={"expected_macs": expected})
     cascade = cascade_of(state)
@@ -140,5 +140,5 @@ def with_cascade(
     stages = Staged(state.record.model_copy(update=own), None, state.problem, whole=state)
     with torch.inference_mode():
         row = row_of(replace(predictions, cost=cost), stages, kinds, **intervals)
-    timing = timed.add(Cascading(model), first(model, sets.id, run))
+    timing = timed.add(Cascading(model), first_inputs(model, sets.id, run))
     return [replace(row, timing=timing), whole.but(name=result.name + WHOLE)]

@@ -25,9 +25,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hydrasurgeon.data import first_batch, moved
 from hydrasurgeon.engines.file import LENGTHS, Told
 from hydrasurgeon.engines.program import Exported, sample
 from hydrasurgeon.measuring.results import Cost
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
@@ -52,6 +54,8 @@ ATTENTION = ("scaled_dot_product_attention", "_scaled_dot_product_")
 """How operators of attention begin; the first in inference mode. With gradients, the second is
 followed by what device, version and dtype choose. Written out as products, it counts as those.
 """
+TIMED = 16
+"""Samples in the batch whose time the table shows."""
 
 
 class MultiplyAdds(TorchDispatchMode):
@@ -323,3 +327,12 @@ def _processor() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
+
+
+def first_inputs(model: Any, samples: Any, run: Run, count: int = TIMED) -> Any:
+    """The first samples as a batch of this model's; no more than it is run on at a time."""
+    size = min(run.batch_size or TIMED, count)
+    few = first_batch(samples, model.transform, size, skip_bad=run.skip_bad)
+    for weight in getattr(model, "parameters", tuple)():  # a graph has none
+        return moved(few, weight.device, weight.dtype)
+    return few

@@ -103,6 +103,18 @@ class Answered:
         """Each sample of each set once."""
         return [np.arange(count)[None] for count in self.counts]
 
+    def unlike(self, reference: Answered) -> dict[str, str]:
+        """What a fair comparison would hold alike: {"calibration": "calibrated, the reference not"}."""
+        phrases = {}
+        if self.foreign and reference.foreign and self.used != reference.used:
+            phrases["OOD score"] = (
+                f"OOD by {visible(self.used)}, the reference by {visible(reference.used)}"
+            )
+        if self.calibrated != reference.calibrated:
+            mine, its = ("calibrated", "not") if self.calibrated else ("not calibrated", "is")
+            phrases["calibration"] = f"{mine}, the reference {its}"
+        return phrases
+
 
 @dataclass(frozen=True)
 class Row:

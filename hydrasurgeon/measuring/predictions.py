@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,11 +31,16 @@ from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake, usual
 from hydrasurgeon.files.npz import ArrayFile
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.measuring.results import Cost, Count
+from hydrasurgeon.measuring.sets import DataSets
+from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import PROBLEMS, SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.run.words import MOST, WordIds
-from hydrasurgeon.statistics.probabilities import in_pieces
+from hydrasurgeon.runtime.answering import collected, numbered
+from hydrasurgeon.statistics.metrics import DIGITS
+from hydrasurgeon.statistics.probabilities import in_pieces, yes_or_no
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 
 Group = Literal["near", "far"]
 Shift = tuple[str, int | None]
@@ -591,3 +597,53 @@ def _samples_of(predictions: Predictions) -> dict[str, Any]:
         },
         "shifted sets": {key: said.truth.tolist() for key, said in predictions.shift.items()},
     }
+
+
+Said = tuple[Outputs, dict[str, ndarray]]
+"""What a model said of some samples, and OOD scores that are no functions of it."""
+
+
+def said_of(
+    models: Sequence[Any],
+    samples: Samples,
+    run: Run,
+    skipped: list[str],
+    fitted: EnsembleScore | None = None,
+) -> Said:
+    """Logits and labels, and a score of the features, in one pass."""
+    outputs = collected(models, samples, run, features=fitted is not None, skipped=skipped)
+    if fitted is None or outputs.features is None:
+        return outputs, {}
+    score = fitted(outputs.features, yes_or_no(outputs.logits)).round(decimals=DIGITS)
+    return replace(outputs, features=None), {fitted.kind: score}
+
+
+def predicted(sets: DataSets, answer: Callable[[Any, bool], Said], **about: Any) -> Predictions:
+    """What one model says of all sets; `answer` gives OOD scores where they are asked for."""
+    outputs, scores = answer(sets.id, True)
+    foreign = {name: answer(samples, True) for name, samples in sets.ood.items()}
+    return Predictions(
+        outputs=grouped(outputs, sets.id),
+        ood={name: said for name, (said, _) in foreign.items()},
+        near=sets.near,
+        shift={shift: answer(samples, False)[0] for shift, samples in sets.shift.items()},
+        scores={"": scores, **{name: scores for name, (_, scores) in foreign.items()}},
+        **about,
+    )
+
+
+def grouped(outputs: Outputs, samples: Samples) -> Outputs:
+    """With a number for the query of each sample, where data say so and all samples were read."""
+    groups = samples.groups
+    if groups is None or len(groups) != len(outputs.logits):
+        return outputs
+    sizes = Counter(groups)
+    alone = next((row for row, group in enumerate(groups) if sizes[group] == 1), None)
+    if alone is not None:
+        raise DataError(
+            f"{samples.spec}: row {alone} is alone in its group {groups[alone][:60]!r}",
+            hint=(
+                "A query needs rows to order: give each two or more, or leave the column group out."
+            ),
+        )
+    return replace(outputs, groups=numbered(groups))

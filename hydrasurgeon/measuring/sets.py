@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.errors import CheckpointError, DataError, UsageError
+from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.foreign import code, is_name, portable, visible
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.options.shared import ClassNames
-from hydrasurgeon.runtime.answering import CALIBRATE
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -112,6 +113,24 @@ class DataSets:
         """Which orders of classes were assumed."""
         labelled = (self.id, *self.shift.values())
         return [each.note for each in labelled if each.note is not None]
+
+
+def name_of(job: Sequence[Checkpoint]) -> str:
+    """A checkpoint's name, or that of several which answer together."""
+    return " + ".join(each.alias or each.name.removesuffix(SUFFIX) for each in job)
+
+
+def by_path(checkpoints: Sequence[Checkpoint], paths: Sequence[str | Path]) -> list[Checkpoint]:
+    """Different checkpoints of one name are called by the paths they were given as."""
+    places = [
+        (name_of([each]), Path(path).absolute())
+        for each, path in zip(checkpoints, paths, strict=True)
+    ]
+    counts = Counter(name for name, _ in {*places})
+    return [
+        each if counts[name] == 1 else replace(each, alias=str(path).removesuffix(SUFFIX))
+        for each, (name, _), path in zip(checkpoints, places, paths, strict=True)
+    ]
 
 
 def uses_of(sets: DataSets, further: Sequence[Further]) -> dict[str, DataRecord]:
@@ -241,17 +260,6 @@ def parse_shift(text: str) -> tuple[str, int | None, str]:
             ),
         )
     return name, int(severity), spec
-
-
-def check_cascades(checkpoints: Sequence[Checkpoint]) -> None:
-    """Every checkpoint has one."""
-    for checkpoint in checkpoints:
-        decision = checkpoint.manifest.decision
-        if decision is None or decision.cascade is None:
-            raise CheckpointError(
-                f"--cascade: {checkpoint.name} has no cascade in a decision state",
-                hint=CALIBRATE,
-            )
 
 
 def kind_read(manifest: Manifest) -> Literal["image", "text"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hydrasurgeon.measuring.bootstrap import Difference, compared, is_paired, unlike
+from hydrasurgeon.measuring.bootstrap import Difference, compared, is_paired
 from hydrasurgeon.measuring.measure import Row
 from hydrasurgeon.measuring.results import ABSENT, COMPARED
 from hydrasurgeon.report.columns import Cell, Column, Rank, Table
@@ -27,7 +27,7 @@ def differences(row: Row, reference: Row, *, level: float, seed: int = 0) -> tup
     mine, theirs = row.answers, reference.answers
     if mine.inside.count < FEWEST or not is_paired(mine, theirs):
         return ()
-    spoiled = {metric for what in unlike(mine, theirs) for metric in SPOILED_BY[what]}
+    spoiled = {metric for what in mine.unlike(theirs) for metric in SPOILED_BY[what]}
     if any(each.n < FEWEST for each in row.result.ood):
         spoiled.update(OF_OOD)
     every = compared(mine, theirs, level=level, seed=seed)

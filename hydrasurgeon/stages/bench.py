@@ -30,7 +30,7 @@ from hydrasurgeon.measuring.cost import (
     peak_bytes,
     together,
 )
-from hydrasurgeon.measuring.running import by_path, name_of
+from hydrasurgeon.measuring.sets import by_path, name_of
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions

@@ -176,9 +176,9 @@ def _unused(arguments: CalibrateOptions, state: State) -> str | None:
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     """The same of what any model answered: a decision in a file of its own."""
+    from hydrasurgeon.decision.file import Decision as Alone
     from hydrasurgeon.decision.fitting import check_count, fit_alone, too_few_ood
     from hydrasurgeon.measuring.predictions import read_outputs
-    from hydrasurgeon.runtime.standalone import Decision as Alone
 
     out, folder = named(arguments.out)
     if folder:

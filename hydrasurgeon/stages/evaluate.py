@@ -11,7 +11,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data.batches import batch_size_of
 from hydrasurgeon.engines import check_engine, chosen, fitted_otherwise, open_models
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import installed
@@ -21,11 +21,11 @@ from hydrasurgeon.measuring.cascades import WHOLE
 from hydrasurgeon.measuring.cost import machine
 from hydrasurgeon.measuring.measure import Row, with_mce
 from hydrasurgeon.measuring.results import Report
-from hydrasurgeon.measuring.running import by_path, name_of
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
-    check_cascades,
+    by_path,
     labelled_sets,
+    name_of,
     portable_entry,
 )
 from hydrasurgeon.options.base import stage
@@ -35,6 +35,7 @@ from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.report.columns import brief
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
+from hydrasurgeon.runtime.answering import CALIBRATE
 from hydrasurgeon.runtime.tensors import device_of
 from hydrasurgeon.stages.evaluate_models import (
     Measured,
@@ -130,12 +131,15 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
 
 def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str]:
     """What the rows of models will be called, once each is known to be sound."""
-    check_cascades(opened if arguments.cascade else ())
     wanted = {
         "--html": arguments.html,
         "--shift": arguments.shift,
     }
     for checkpoint in opened:
+        decision = checkpoint.manifest.decision
+        if arguments.cascade and (decision is None or decision.cascade is None):
+            what = f"--cascade: {checkpoint.name} has no cascade in a decision state"
+            raise CheckpointError(what, hint=CALIBRATE)
         for option in (name for name, given in wanted.items() if given):
             need_feature(problem_of(checkpoint.manifest.model), option, checkpoint.name)
         checkpoint.check_weights()

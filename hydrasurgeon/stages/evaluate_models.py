@@ -16,9 +16,8 @@ from hydrasurgeon.engines import engine_of
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.measuring.bootstrap import unlike
 from hydrasurgeon.measuring.cascades import with_cascade
-from hydrasurgeon.measuring.cost import SideBySide, cost_of, together
+from hydrasurgeon.measuring.cost import SideBySide, cost_of, first_inputs, together
 from hydrasurgeon.measuring.known import trained_on
 from hydrasurgeon.measuring.measure import (
     Row,
@@ -32,12 +31,13 @@ from hydrasurgeon.measuring.measure import (
 from hydrasurgeon.measuring.predictions import (
     Predictions,
     ensembled,
+    grouped,
+    predicted,
     read_predictions,
+    said_of,
     write_predictions,
 )
 from hydrasurgeon.measuring.results import SetResult
-from hydrasurgeon.measuring.running import first as first_of
-from hydrasurgeon.measuring.running import grouped, name_of, predicted, said_of
 from hydrasurgeon.measuring.sets import (
     DataSets,
     Further,
@@ -45,6 +45,7 @@ from hydrasurgeon.measuring.sets import (
     check_classes,
     check_same_classes,
     in_samples,
+    name_of,
     open_sets,
     uses_of,
 )
@@ -176,14 +177,14 @@ def _rows(
         name=name,
         kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
         # Of a text without the padding that others bring.
-        cost=cost_of(models, first_of(model, sets.id, arguments, 1)),
+        cost=cost_of(models, first_inputs(model, sets.id, arguments, 1)),
         problem=problem,
     )
     if place is not None:
         write_predictions(predictions, place, data=sets.id.fingerprint()["sha256"])
     row = row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
     one = together(models)
-    row = replace(row, timing=timed.add(one, first_of(model, sets.id, arguments)))
+    row = replace(row, timing=timed.add(one, first_inputs(model, sets.id, arguments)))
     results = []
     for called, samples, ours in further:
         # Models have the classes of the first data set.
@@ -275,7 +276,7 @@ def unlike_notes(rows: Sequence[Row]) -> Iterator[str]:
     first, *others = rows
     of_models: dict[str, list[str]] = {}
     for row in others:
-        phrases = unlike(row.answers, first.answers)
+        phrases = row.answers.unlike(first.answers)
         if phrases:
             of_models.setdefault("; ".join(phrases.values()), []).append(visible(row.name))
     for text, names in of_models.items():

@@ -24,7 +24,6 @@ from hydrasurgeon.engines import check_engine, chosen, engine_of, fitted_otherwi
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file, replacing
 from hydrasurgeon.files.rows import line, writing, writing_parts
-from hydrasurgeon.measuring.sets import check_cascades
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
 from hydrasurgeon.problems import problem_of
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
     from hydrasurgeon.data import Samples
+    from hydrasurgeon.decision.file import Decision
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.options.shared import Run
     from hydrasurgeon.runtime.answering import Engine
-    from hydrasurgeon.runtime.standalone import Decision
 
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
@@ -347,7 +346,6 @@ def _opened(arguments: PredictOptions) -> _Model:
     opened = classifying(opened, arguments, first)
     need_classes(opened.manifest, opened.path)
     opened.check_weights()
-    check_cascades([opened] if arguments.cascade else [])
     engine = chosen(
         opened,
         arguments.engine if arguments.embeddings is None else "torch",
@@ -401,8 +399,8 @@ class _Predictions:
 
 def _read(arguments: PredictOptions) -> _Predictions:
     """A decision and predictions, once they are known to belong together."""
+    from hydrasurgeon.decision.file import Decision
     from hydrasurgeon.measuring.predictions import read_outputs
-    from hydrasurgeon.runtime.standalone import Decision
 
     assert arguments.decision is not None
     assert arguments.predictions is not None

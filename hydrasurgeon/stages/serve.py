@@ -23,7 +23,7 @@ from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.files.rows import Appended
 from hydrasurgeon.lookup import need
-from hydrasurgeon.measuring.sets import NAMED, check_cascades, kind_read
+from hydrasurgeon.measuring.sets import NAMED, kind_read
 from hydrasurgeon.options.base import PathLike, stage
 from hydrasurgeon.options.deciding import ServeOptions
 from hydrasurgeon.problems.columns import columns_of, without_state
@@ -103,7 +103,7 @@ class _Server:
 
 
 def _opened(arguments: ServeOptions) -> Models:
-    """The checkpoints, which have classes and the cascade that is asked for."""
+    """The checkpoints, which have classes."""
     models: dict[str, Checkpoint] = {}
     for place in arguments.checkpoints:
         match = None if os.path.exists(place) else NAMED.fullmatch(str(place))
@@ -119,7 +119,6 @@ def _opened(arguments: ServeOptions) -> Models:
         raise UsageError("CKPT is required")
     if len(models) > 1:
         _check_several(models, arguments)
-    check_cascades([*models.values()] if arguments.cascade else [])
     return models
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.measuring.running import by_path, name_of
+from hydrasurgeon.measuring.sets import by_path, name_of
 
 MAKE = Callable[..., Path]
 
