@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from hydrasurgeon.decision.file import Decision as Decision
 from hydrasurgeon.errors import HydraError as HydraError
 from hydrasurgeon.errors import HydraWarning as HydraWarning
 from hydrasurgeon.runtime.classifier import load as load
-from hydrasurgeon.decision.file import Decision as Decision
 from hydrasurgeon.stages.bench import Benched as Benched
 from hydrasurgeon.stages.build import Built as Built
 from hydrasurgeon.stages.calibrate import Calibrated as Calibrated
