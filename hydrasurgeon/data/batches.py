@@ -139,10 +139,9 @@ class Batches:
             arrays=arrays,
         )
         if workers is None:
-            workers = max(1, min(os.cpu_count() or 1, 8) - 1)
             # A tokenizer is faster than the way to another process.
-            if samples.kind == "text" or len(self._order) < FEW:
-                workers = 0
+            alone = arrays or samples.kind == "text" or len(self._order) < FEW
+            workers = 0 if alone else max(1, min(os.cpu_count() or 1, 8) - 1)
         self._workers, self._arrays = workers, arrays
 
     @property
@@ -155,7 +154,7 @@ class Batches:
         return whole + (rest > 0 and not self._drop_last)
 
     def _loaded(self) -> Iterator[tuple[Batch | None, list[Failure]]]:
-        if self._workers == 0 or self._arrays:
+        if self._workers == 0:
             for at in range(len(self)):
                 places = self._order[at * self._size : (at + 1) * self._size]
                 yield self._collated([self._prepared[int(i)] for i in places])

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 READ = "hydrasurgeon.read"
 """The input that holds a reader's outputs, and in its last column how novel each sample is."""
+TEXTS = "hydrasurgeon.texts"
+"""The input that holds texts which the model has yet to read."""
 
 
 class Tokens:
@@ -68,8 +70,10 @@ class Beside:
         return {**_named(made), READ: torch.from_numpy(read)}
 
     def arrays(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """The same as arrays."""
+        """The same as arrays; texts as they are, of which the model reads those that go on."""
         plain, read = self.parts(samples)
+        if isinstance(self.reader, Words):
+            return {TEXTS: np.fromiter(plain, object, len(plain)), READ: read}
         return {**_named(self.inner.arrays(plain)), READ: read}
 
     def parts(self, samples: Sequence[Any]) -> tuple[list[Any], Floats]:
@@ -80,8 +84,7 @@ class Beside:
         else:
             seen = np.stack([seen for _, seen in samples])
             plain = [image for image, _ in samples]
-        columns = [self.reader.outputs(seen), self.reader.novelty(seen)[:, None]]
-        return plain, np.concatenate(columns, axis=1)
+        return plain, self.reader.read(seen)
 
 
 def _named(inputs: Any) -> Mapping[str, Any]:

@@ -15,7 +15,6 @@ from hydrasurgeon.decision.cascaded import (
     cascade_of,
     going_on,
     in_stages,
-    stage_state,
 )
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.state import State
@@ -61,7 +60,7 @@ def fit_cascade(
     _, late = parts
     familiar[late.rows] = state.ood_score(late.logits, late.features) <= record.ood.threshold
     kept, _ = problem.promised(answers, whole.at(certifying), promise, familiar)
-    going = going_on(stage_state(state, first=True), cascade.threshold, first)
+    going = going_on(state.stages[True], cascade.threshold, first)
     share = float(going.astype(np.float64).mean())
     return _with(state, cascade.model_copy(update={**kept, "share_on": share}))
 
@@ -113,7 +112,7 @@ def _with(state: State, cascade: Cascade) -> State:
 
 def _threshold_of(state: State, first: Outputs, most: float, least: float) -> float:
     """The highest that lets at most such a fraction of the samples go on."""
-    rule = stage_state(state, first=True)
+    rule = state.stages[True]
     stays = ~going_on(rule, 0.0, first)
     certainty = np.sort(rule.certainty(first.logits)[stays])
     count = len(stays)
@@ -133,7 +132,7 @@ def _threshold_of(state: State, first: Outputs, most: float, least: float) -> fl
 
 def _flagging(state: State, first: Outputs, whole: Outputs) -> float:
     """The lowest that lets nearly all OOD samples go on which the whole model flags."""
-    rule = stage_state(state, first=True)
+    rule = state.stages[True]
     flagged = state.ood_score(whole.logits, whole.features) > state.record.ood.threshold
     stays = flagged & ~going_on(rule, 0.0, first)
     certainty = rule.certainty(first.logits)[stays]
@@ -146,7 +145,7 @@ def _flagging(state: State, first: Outputs, whole: Outputs) -> float:
 
 def _threshold(state: State, first: Outputs, whole: Outputs, most: float) -> float:
     """The lowest that keeps the NLL: halfway between two samples, so that rounding moves none."""
-    rule = stage_state(state, first=True)
+    rule = state.stages[True]
     rises = _losses(rule, first) - _losses(state, whole)
     rises[going_on(rule, 0.0, first)] = 0.0  # they go on, however sure the first is of them
     certainty = rule.certainty(first.logits)

@@ -21,10 +21,6 @@ from hydrasurgeon.files.decided import Cascade, Seen
 from hydrasurgeon.problems.base import Outputs, Prediction, joined
 from hydrasurgeon.run.shapes import Bool, Float
 from hydrasurgeon.statistics import temperature
-from hydrasurgeon.statistics.scores.fitted import Given
-
-NOVELTY = "novelty"
-"""The OOD score of a reader of words, which threshold and scale make like the model's."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +75,6 @@ def cascade_of(state: State) -> Cascade:
     return state.record.cascade
 
 
-def stage_state(state: State, *, first: bool) -> State:
-    """The decision state for what one stage answers."""
-    cascade = cascade_of(state)
-    names = ["conformal", "abstain", "limits", "group"]
-    changes: dict[str, Any] = {"cascade": None}
-    fitted = state.fitted
-    if first:
-        names += ["temperature", "bias", "labels"]
-        fitted = None if fitted is None else fitted.among([0])
-        if cascade.novelty is not None:  # a reader of words says itself what is novel to it
-            shift = state.record.ood.threshold - cascade.novelty
-            fitted = Given(NOVELTY, (), (), shift=shift)
-            changes["ood"] = state.record.ood.model_copy(update={"score": NOVELTY})
-    changes |= {name: getattr(cascade, name) for name in names}
-    return State(state.record.model_copy(update=changes), fitted, state.problem)
-
-
 def going_on(rule: State, threshold: float, first: Outputs) -> Bool[ndarray, " sample"]:
     """Which rows go on, by the decision state for what the first reader answers."""
     certainty = rule.certainty(first.logits)
@@ -105,7 +84,7 @@ def going_on(rule: State, threshold: float, first: Outputs) -> Bool[ndarray, " s
 
 def in_stages(state: State, first: Outputs, whole: Outputs) -> list[Said]:
     """What would be said of rows that both have read."""
-    going = going_on(stage_state(state, first=True), cascade_of(state).threshold, first)
+    going = going_on(state.stages[True], cascade_of(state).threshold, first)
     parts = []
     for which, said, early in ((~going, first, True), (going, whole, False)):
         rows = np.flatnonzero(which)
@@ -116,7 +95,7 @@ def in_stages(state: State, first: Outputs, whole: Outputs) -> list[Said]:
 
 def answers_in_stages(state: State, parts: Sequence[Said]) -> ndarray:
     """Calibrated probabilities of all rows, in their order."""
-    each = [stage_state(state, first=part.first).answers(part.logits) for part in parts]
+    each = [state.stages[part.first].answers(part.logits) for part in parts]
     return np.concatenate(each)[np.concatenate([part.rows for part in parts]).argsort()]
 
 
@@ -125,10 +104,12 @@ def decide_in_stages(state: State, parts: Sequence[Said]) -> Prediction:
     some = [part for part in parts if len(part.rows)] or parts[-1:]
     each = []
     for part in some:
-        answers = decide(stage_state(state, first=part.first), part.logits, part.features)
+        answers = decide(state.stages[part.first], part.logits, part.features)
         if part.first and cascade_of(state).novelty is not None:  # words are no member
             answers = replace(answers, members_run=0 * answers.members_run)
         each.append(answers)
+    if len(each) == 1:
+        return each[0]
     return joined(each, np.concatenate([part.rows for part in some]).argsort())
 
 

@@ -35,9 +35,7 @@ class Reading:
 
     def read(self, samples: Any) -> ndarray:
         """[sample, output], and in the last column how novel each sample is."""
-        seen = self.see(samples)
-        columns = [self.reader.outputs(seen), self.reader.novelty(seen)[:, None]]
-        return np.concatenate(columns, axis=1)
+        return self.reader.read(self.see(samples))
 
     def first(self, samples: Any, said: Outputs, problem: Problem) -> Outputs:
         """What it says of samples before the model has `said` anything."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,17 @@ from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Words
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.probabilities import Logits, Scores
-from hydrasurgeon.statistics.scores.fitted import EnsembleScore, OwnBoth, OwnLogits, scores_of
+from hydrasurgeon.statistics.scores.fitted import (
+    EnsembleScore,
+    Given,
+    OwnBoth,
+    OwnLogits,
+    scores_of,
+)
 from hydrasurgeon.statistics.scores.on_features import K
+
+NOVELTY = "novelty"
+"""The OOD score of a reader of words, which threshold and scale make like the model's."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,27 @@ class State:
     def found(self) -> Found | None:
         """When something was found for a group."""
         return self.record.group
+
+    @cached_property
+    def stages(self) -> tuple[State, State]:
+        """Of a cascade, the states for what the whole model answers, and for what the first stage does."""
+        return self._stage(first=False), self._stage(first=True)
+
+    def _stage(self, *, first: bool) -> State:
+        cascade = self.record.cascade
+        assert cascade is not None
+        names = ["conformal", "abstain", "limits", "group"]
+        changes: dict[str, Any] = {"cascade": None}
+        fitted = self.fitted
+        if first:
+            names += ["temperature", "bias", "labels"]
+            fitted = None if fitted is None else fitted.among([0])
+            if cascade.novelty is not None:  # a reader of words says itself what is novel to it
+                shift = self.record.ood.threshold - cascade.novelty
+                fitted = Given(NOVELTY, (), (), shift=shift)
+                changes["ood"] = self.record.ood.model_copy(update={"score": NOVELTY})
+        changes |= {name: getattr(cascade, name) for name in names}
+        return State(self.record.model_copy(update=changes), fitted, self.problem)
 
     def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
         """How far members are apart: mutual information, and whether they disagree."""

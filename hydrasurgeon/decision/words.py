@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hydrasurgeon.run.pixels import Pixels
-from hydrasurgeon.run.words import BUCKETS, Floats, Ids, Words, counted, flattened, unit
+from hydrasurgeon.run.words import BUCKETS, Flat, Floats, Ids, Words, unit
 
 Kind = Literal["softmax", "sigmoid", "square"]
 """What outputs mean: log-odds of classes, log-odds of each label, or numbers."""
@@ -42,7 +42,7 @@ def fit_words(
     """The reader with the least loss of its outputs on VAL, of all strengths, with and without
     pairs; targets are [text, output]: probabilities, or numbers.
     """
-    ids = np.unique(flattened(texts)[1])
+    ids = np.unique(np.concatenate(texts))
     alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
     pairs = path(texts, targets, kind, ids, (alone.strength,), pairs=True)
     return min(alone, chosen(pairs, loss, val), key=lambda fitted: fitted.loss)
@@ -82,7 +82,7 @@ def path(
     """Readers of all strengths, each started from the one before."""
     from scipy.sparse import csr_matrix
 
-    found = counted(texts, ids, pairs=pairs)
+    found = Flat.of(texts, ids).counted(len(ids), pairs=pairs)
     width = len(ids) + BUCKETS * pairs
     seen = np.bincount(found.columns, minlength=width)
     idf = np.log((1 + len(texts)) / (1 + seen)) + 1

@@ -16,7 +16,7 @@ from numpy import ndarray
 from torch import nn
 
 from hydrasurgeon.decision.cascaded import Said as Stage
-from hydrasurgeon.decision.cascaded import answers_in_stages, cascade_of, stage_state
+from hydrasurgeon.decision.cascaded import answers_in_stages, cascade_of
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.measuring.cost import SideBySide, first_inputs, stage_macs
 from hydrasurgeon.measuring.measure import Row, row_of
@@ -83,7 +83,7 @@ def side_by_side(
     for part in parts:
         if not len(part.rows):
             continue
-        rule, columns = stage_state(state, first=part.first), slice(1, None)
+        rule, columns = state.stages[part.first], slice(1, None)
         if part.first:
             columns = slice(0, 1)
         logits[part.rows, columns] = part.logits

@@ -37,6 +37,10 @@ class Pixels:
     """[number, output]."""
     bias: Floats
 
+    def read(self, features: Floats) -> Floats:
+        """Outputs, and in the last column novelty."""
+        return np.concatenate([self.outputs(features), self.novelty(features)[:, None]], axis=1)
+
     def outputs(self, features: Floats) -> Floats:
         """[image, output] of `features_of` some images."""
         result: Floats = self.standardised(features) @ self.weight + self.bias

@@ -92,56 +92,65 @@ class Words:
 
     def outputs(self, texts: Sequence[Ids]) -> Floats:
         """[text, output]; the bias alone for a text without a known id."""
-        found = counted(texts, self.ids, pairs=self.pairs)
-        values = unit(found, self.idf)
-        summed = np.zeros((len(texts), self.weight.shape[1]))
-        np.add.at(summed, found.rows, values[:, None] * self.weight[found.columns])
-        return summed + self.bias
+        return self.read(texts)[:, :-1]
 
     def novelty(self, texts: Sequence[Ids]) -> Floats:
         """The fraction of each text's weight that lies on ids without a column; 1 for a text without
         ids. An unknown id weighs as much as the rarest known one.
         """
-        rows, flat = flattened(texts)
-        columns = columns_of(flat, self.ids)
-        known = columns >= 0
-        weights = np.full(len(flat), self.idf.max(initial=1.0))
-        weights[known] = self.idf[columns[known]]
-        total = np.bincount(rows, weights, len(texts))
-        unknown = np.bincount(rows[~known], weights[~known], len(texts))
-        return np.where(total > 0, unknown / np.maximum(total, 1e-12), 1.0)
+        return self.read(texts)[:, -1]
+
+    def read(self, texts: Sequence[Ids]) -> Floats:
+        """Outputs, and in the last column novelty."""
+        flat = Flat.of(texts, self.ids)
+        found = flat.counted(len(self.ids), pairs=self.pairs)
+        values = unit(found, self.idf)
+        read = np.zeros((len(texts), len(self.bias) + 1))
+        np.add.at(read[:, :-1], found.rows, values[:, None] * self.weight[found.columns])
+        read[:, :-1] += self.bias
+        weights = np.append(self.idf, self.idf.max(initial=1.0))[flat.columns]
+        total = np.bincount(flat.rows, weights, len(texts))
+        unknown = np.bincount(flat.rows, weights * (flat.columns < 0), len(texts))
+        read[:, -1] = np.where(total > 0, unknown / np.maximum(total, 1e-12), 1.0)
+        return read
 
 
-def flattened(texts: Sequence[Ids]) -> tuple[Ids, Ids]:
-    """All ids in one array, and the text that each is of."""
-    rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    return rows, np.concatenate([np.zeros(0, np.int64), *texts]).astype(np.int64)
+@dataclass(frozen=True)
+class Flat:
+    """All ids of some texts, one after another."""
 
+    rows: Ids
+    """The text that each is of."""
+    ids: Ids
+    columns: Ids
+    """The column of each; -1 where it has none."""
+    texts: int
 
-def columns_of(flat: Ids, ids: Ids) -> Ids:
-    """The column of each id; -1 where it has none."""
-    if not len(ids):
-        return np.full(len(flat), -1)
-    places = np.searchsorted(ids, flat).clip(max=len(ids) - 1)
-    return np.where(ids[places] == flat, places, -1)
+    @classmethod
+    def of(cls, texts: Sequence[Ids], ids: Ids) -> Flat:
+        """`ids` are those that have a column, ascending."""
+        flat = np.concatenate([np.zeros(0, np.int64), *texts])
+        rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+        columns = np.full(len(flat), -1)
+        if len(ids):
+            places = np.minimum(np.searchsorted(ids, flat), len(ids) - 1)
+            columns = np.where(ids[places] == flat, places, -1)
+        return cls(rows, flat, columns, len(texts))
 
-
-def counted(texts: Sequence[Ids], ids: Ids, *, pairs: bool) -> Counts:
-    """How often each column occurs in each text."""
-    rows, flat = flattened(texts)
-    columns = columns_of(flat, ids)
-    known = columns >= 0
-    owners, width = [rows[known]], len(ids) + BUCKETS * pairs
-    places = [columns[known]]
-    if pairs:
-        within = rows[:-1] == rows[1:]
-        buckets = (flat[:-1] * FACTOR + flat[1:]) % BUCKETS
-        owners.append(rows[:-1][within])
-        places.append(len(ids) + buckets[within])
-    keys, counts = np.unique(
-        np.concatenate(owners) * width + np.concatenate(places), return_counts=True
-    )
-    return Counts(keys // width, keys % width, counts.astype(np.float64), len(texts))
+    def counted(self, width: int, *, pairs: bool) -> Counts:
+        """How often each column occurs in each text; so many are of ids."""
+        known = self.columns >= 0
+        owners, places = [self.rows[known]], [self.columns[known]]
+        if pairs:
+            within = self.rows[:-1] == self.rows[1:]
+            buckets = (self.ids[:-1] * FACTOR + self.ids[1:]) % BUCKETS
+            owners.append(self.rows[:-1][within])
+            places.append(width + buckets[within])
+            width += BUCKETS
+        keys, counts = np.unique(
+            np.concatenate(owners) * width + np.concatenate(places), return_counts=True
+        )
+        return Counts(keys // width, keys % width, counts.astype(np.float64), self.texts)
 
 
 def unit(found: Counts, idf: Floats) -> Floats:

@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
-from hydrasurgeon.data.readers import parted
+from hydrasurgeon.data.readers import TEXTS, parted
 from hydrasurgeon.decision.cascaded import Said, decide_in_stages
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import CheckpointError, UsageError
@@ -101,6 +101,8 @@ class Engine(ABC):
     def whole(self, inputs: Any, *, features: bool = False) -> Said:
         """What the model says of a batch, and what reads beside it."""
         plain, read = parted(inputs)
+        if isinstance(plain, Mapping) and TEXTS in plain:
+            plain = self.transform.inner.arrays(plain[TEXTS].tolist())  # type: ignore[attr-defined]
         whole = self.compute(plain, features=features)
         if read is None or self.state is None:
             return whole

@@ -10,7 +10,7 @@ import numpy as np
 
 from hydrasurgeon.data.readers import READ
 from hydrasurgeon.data.words import WORDS
-from hydrasurgeon.decision.cascaded import Said, cascade_of, going_on, single, stage_state
+from hydrasurgeon.decision.cascaded import Said, cascade_of, going_on, single
 from hydrasurgeon.problems.base import Outputs
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def said(engine: Engine, inputs: Any, *, features: bool) -> list[Said]:
     assert reader is not None
     first, whole = reader(inputs, features)
     early = first.arrays()
-    rule, threshold = stage_state(state, first=True), cascade_of(state).threshold
+    rule, threshold = state.stages[True], cascade_of(state).threshold
     going = going_on(rule, threshold, Outputs(early.logits, early.features))
     stopped, went = np.flatnonzero(~going), np.flatnonzero(going)
     parts = [replace(first.at(stopped), first=True)]

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
+from hydrasurgeon.data.readers import TEXTS
 from hydrasurgeon.engines import check_engine, chosen, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
@@ -283,8 +284,12 @@ def _ready(
         top = max(top for _, _, top in samples)
         begun = [{"id": name} for name, _, _ in samples]
         rows = model.rows(answers, begun, top, lambda: [text for _, text, _ in samples])
-        if isinstance(batch, dict) and "attention_mask" in batch:
+        counted = None
+        if isinstance(batch, dict) and TEXTS in batch:
+            counted = [len(ids) for ids in model.transform.tokens(batch[TEXTS])]
+        elif isinstance(batch, dict) and "attention_mask" in batch:
             counted = batch["attention_mask"].sum(1).tolist()
+        if counted is not None:
             rows = [{**row, TOKENS: count} for row, count in zip(rows, counted, strict=True)]
         return rows
 

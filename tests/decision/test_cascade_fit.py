@@ -13,7 +13,6 @@ from hydrasurgeon.decision.cascaded import (
     cascade_of,
     decide_in_stages,
     in_stages,
-    stage_state,
 )
 from hydrasurgeon.decision.fitting import fit_state, halves
 from hydrasurgeon.decision.ood_score import Grounds
@@ -64,7 +63,7 @@ def test_the_fewest_go_on_that_keep_the_nll(name: str) -> None:
     cascade = cascade_of(state)
     fitting, _ = halves(400, 0)
     every = whole.at(fitting)
-    first, rule = every.among([0]), stage_state(state, first=True)
+    first, rule = every.among([0]), state.stages[True]
     probabilities = rule.answers(first.logits)
     sure = probabilities.max(axis=-1)
     if name == "multi_label":

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from hydrasurgeon.decision.beside import fit_beside, losses
 from hydrasurgeon.decision.words import Kind, fit_words, path
 from hydrasurgeon.run.pixels import WIDTH, features_of
-from hydrasurgeon.run.words import BUCKETS, FACTOR, Words, flattened
+from hydrasurgeon.run.words import BUCKETS, FACTOR, Words
 
 TEXTS = 60
 CLASSES = 3
@@ -45,7 +45,7 @@ def dense(texts: list[np.ndarray], words: Words) -> np.ndarray:
 @pytest.mark.parametrize("pairs", [False, True])
 def test_outputs_are_a_sum_over_columns(pairs: bool) -> None:
     texts, labels = drawn(0)
-    ids = np.unique(flattened(texts)[1])
+    ids = np.unique(np.concatenate(texts))
     words = path(texts, np.eye(CLASSES)[labels], "softmax", ids, (1.0,), pairs=pairs)[1.0]
     new = [*drawn(1, 5)[0], np.array([999, 998]), np.zeros(0, np.int64), np.array([10, 10, 999])]
     expected = dense(new, words) @ words.weight + words.bias
@@ -61,7 +61,7 @@ def test_outputs_are_a_sum_over_columns(pairs: bool) -> None:
 
 def test_classes_are_those_of_scikit_learn() -> None:
     texts, labels = drawn(0)
-    ids = np.unique(flattened(texts)[1])
+    ids = np.unique(np.concatenate(texts))
     words = path(texts, np.eye(CLASSES)[labels], "softmax", ids, (0.3, 3.0))[3.0]
     theirs = LogisticRegression(C=3.0, tol=1e-8, max_iter=2000).fit(dense(texts, words), labels)
     new = drawn(1)[0]
@@ -72,7 +72,7 @@ def test_classes_are_those_of_scikit_learn() -> None:
 
 def test_labels_and_numbers_are_those_of_scikit_learn() -> None:
     texts, labels = drawn(0)
-    ids = np.unique(flattened(texts)[1])
+    ids = np.unique(np.concatenate(texts))
     several = np.stack([labels == 0, labels != 1], axis=1).astype(float)
     words = path(texts, several, "sigmoid", ids, (3.0,))[3.0]
     for column in range(2):
