@@ -8,7 +8,7 @@ has: one row a sample. A place without a word holds `NOTHING` in all classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -71,18 +71,3 @@ def widened(values: Tensor, count: int, axis: int) -> Tensor:
     shape = [*values.shape]
     shape[axis] = lacking
     return torch.cat([values, values.new_full(shape, fill)], dim=axis)
-
-
-def alike(*parts: Tensor) -> list[Tensor]:
-    """With as many places for words in all of them, where they differ in that."""
-    axes = [i for i in range(1, parts[0].dim()) if len({part.shape[i] for part in parts}) > 1]
-    if not axes:
-        return [*parts]
-    (axis,) = axes
-    most = max(part.shape[axis] for part in parts)
-    return [widened(part, most, axis) for part in parts]
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Samples one behind the other."""
-    return torch.cat(alike(*parts))

@@ -139,16 +139,15 @@ def _config(checkpoint: Checkpoint) -> Iterator[Check]:
 
 def _code(checkpoint: Checkpoint) -> Check:
     """Whoever loads a directory with `trust_remote_code` runs its Python, and what its configs name."""
-    folder, family = checkpoint.path, checkpoint.family
-    ours = json.loads(family.directory(checkpoint.manifest).get("config.json", "{}"))
+    folder, written = checkpoint.path, checkpoint.family.directory(checkpoint.manifest)
+    ours = json.loads(written.get("config.json", "{}"))
     wrote = list[str]()
     for home, _, names in os.walk(folder):
         for name in sorted(names):
             path = Path(home, name)
             where = path.relative_to(folder).as_posix()
             if name.endswith(CODE):
-                text = _text(path)
-                if text is None or not family.wrote_code(where, text, checkpoint.manifest.model):
+                if where not in written or _text(path) != written[where]:
                     return Check("code", False, f"{visible(where)} is not what we write")
                 wrote.append(where)
             elif NAMES_CODE.fullmatch(name):

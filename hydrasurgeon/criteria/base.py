@@ -11,7 +11,7 @@ from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.options.shared import Run, Scoring
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.reading import Single
@@ -108,9 +108,6 @@ class Subject:
     @property
     def samples(self) -> int:
         return len(self.loaders[0].samples)
-
-    def load(self) -> tuple[nn.Module, tuple[Attention, ...]]:
-        return self.module, self.sites
 
     @property
     def problem(self) -> Problem:

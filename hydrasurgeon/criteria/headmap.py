@@ -28,7 +28,7 @@ SHARE = 4
 
 
 def score(subject: Subject) -> Verdict:
-    model, sites = subject.load()
+    model, sites = subject.module, subject.sites
     circuit: list[Head] = []
     scores = {}
     for site in sites:

@@ -6,7 +6,6 @@ magnitude   mean |W| of its rows of W_1, times that of its column of W_2
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,30 +15,26 @@ from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.criteria.selection import scored_layers
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.files.tensors import as_float
 from hydrasurgeon.heads import NEURONS, Layers, parse_towers
 from hydrasurgeon.options.making import PruneOptions
 
 
-def taylor(subject: Subject) -> Score:
+def taylor(subject: Subject) -> HeadScores:
     sums = _over_samples(subject)
-    return _recorded(
-        subject, {place: [value / subject.samples for value in row] for place, row in sums.items()}
-    )
+    return {place: [value / subject.samples for value in row] for place, row in sums.items()}
 
 
-def random(subject: Subject) -> Score:
+def random(subject: Subject) -> HeadScores:
     check_neurons(subject.checkpoint, subject.towers)
     rng = np.random.default_rng(subject.run.seed)
     rows = {tower: subject.checkpoint.kept[f"{tower}{NEURONS}"] for tower in subject.towers}
-    drawn = {
+    return {
         (tower, at): rng.random(len(row)).tolist()
         for tower in rows
         for at, row in enumerate(rows[tower])
     }
-    return _recorded(subject, drawn, seed=subject.run.seed)
 
 
 def _over_samples(subject: Subject) -> HeadScores:
@@ -50,7 +45,7 @@ def _over_samples(subject: Subject) -> HeadScores:
     from hydrasurgeon.anatomy.words import samples_of
 
     check_neurons(subject.checkpoint, subject.towers)
-    model, _ = subject.load()
+    model = subject.module
     blocks = [
         b
         for b in subject.checkpoint.family.anatomy(model).blocks
@@ -93,7 +88,7 @@ def _spread(mask: Any, dims: int) -> Any:
     return mask.view(len(mask), *[1] * (dims - 1), -1)
 
 
-def magnitude(subject: Subject) -> Score:
+def magnitude(subject: Subject) -> HeadScores:
     checkpoint = subject.checkpoint
     check_neurons(checkpoint, subject.towers)
     scores: HeadScores = {}
@@ -114,7 +109,7 @@ def magnitude(subject: Subject) -> Score:
                 else:
                     out.append(values.reshape(-1, len(row)).mean(axis=0))
             scores[tower, layer] = (np.mean(into, axis=0) * out[0]).tolist()
-    return _recorded(subject, scores)
+    return scores
 
 
 def check_neurons(checkpoint: Single, towers: tuple[str, ...]) -> None:
@@ -125,30 +120,6 @@ def check_neurons(checkpoint: Single, towers: tuple[str, ...]) -> None:
             f"{checkpoint.path}: its MLPs have a norm over their neurons, which none can leave",
             hint="Prune heads only.",
         )
-
-
-def _recorded(subject: Subject, scores: HeadScores, **settings: Any) -> Score:
-    """Scores as [layer][neuron] of the original model, in six digits; neurons that are gone score
-    0.
-    """
-    checkpoint, values = subject.checkpoint, {}
-    whole = all_neurons(checkpoint.weights.values())
-    for tower in dict.fromkeys(tower for tower, _ in scores):
-        group, layers = f"{tower}{NEURONS}", []
-        for layer, row in enumerate(checkpoint.kept[group]):
-            present = dict(zip(row, scores[tower, layer], strict=True))
-            if not all(map(math.isfinite, present.values())):
-                raise SurgeryError(
-                    f"--part neurons: a score in {tower} layer {layer} is not finite",
-                    hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the "
-                    "tensors), or the model"
-                    " overflows: then use --dtype float32.",
-                )
-            layers.append(
-                tuple(float(f"{present.get(neuron, 0.0):.6g}") for neuron in whole[group][layer])
-            )
-        values[tower] = tuple(layers)
-    return Score(values=values, settings=settings)
 
 
 def choose_neurons(

@@ -13,8 +13,9 @@ from hydrasurgeon.criteria import ScoreKey, criterion
 from hydrasurgeon.criteria.base import HeadScores, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
+from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import Score
-from hydrasurgeon.heads import parse_layers, parse_towers
+from hydrasurgeon.heads import NEURONS, parse_layers, parse_towers
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.shared import Run, Scoring
 
@@ -75,7 +76,7 @@ def _recorded(verdict: HeadScores | Verdict | Score, subject: Subject) -> Score:
             update={"settings": {**verdict.settings, **about}, "data": subject.records}
         )
     settings: dict[str, Any] = {}
-    if subject.keep is not None and key.method == "taylor":
+    if subject.keep is not None and str(key) == "taylor":
         settings = {"keep": subject.keep, "sequential": True}
     if key.method == "random":
         settings["seed"] = subject.run.seed
@@ -100,27 +101,29 @@ def _check_use(key: ScoreKey, scoring: Scoring) -> None:
 def _by_original_number(
     subject: Subject, scores: HeadScores
 ) -> dict[str, tuple[tuple[float, ...], ...]]:
-    """Scores as [layer][head] of the original model; heads that are gone score 0."""
-    manifest = subject.checkpoint.manifest
-    values: dict[str, list[tuple[float, ...]]] = {tower: [] for tower in subject.towers}
-    for tower, layers in values.items():
-        for layer, row in enumerate(manifest.kept[tower]):
+    """Scores as [layer][head] of the original model, of neurons in six digits; what is gone scores 0."""
+    checkpoint, of_neurons = subject.checkpoint, subject.key.part == "neurons"
+    whole = all_neurons(checkpoint.weights.values()) if of_neurons else {}
+    values: dict[str, tuple[tuple[float, ...], ...]] = {}
+    for tower in subject.towers:
+        if (tower, 0) not in scores:
+            continue
+        group, layers = f"{tower}{NEURONS}" if of_neurons else tower, []
+        for layer, row in enumerate(checkpoint.kept[group]):
             present = dict(zip(row, scores[tower, layer], strict=True))
-            wrong = next(
-                (head for head, value in present.items() if not math.isfinite(value)), None
-            )
+            wrong = next((at for at, value in present.items() if not math.isfinite(value)), None)
             if wrong is not None:
+                what = f"the score of {'neuron' if of_neurons else 'head'} {wrong} in {tower} layer {layer}"
                 raise SurgeryError(
-                    (
-                        f"--method {subject.key}: the score of head {wrong} in {tower} layer "
-                        f"{layer} "
-                        f"is {present[wrong]}"
-                    ),
+                    f"--method {subject.key}: {what} is {present[wrong]}",
                     hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the "
-                    "tensors), or the model"
-                    " overflows: then use --dtype float32.",
+                    "tensors), or the model overflows: then use --dtype float32.",
                 )
-            layers.append(
-                tuple(float(present.get(h, 0.0)) for h in range(manifest.towers[tower].heads))
-            )
-    return {tower: tuple(layers) for tower, layers in values.items()}
+            if of_neurons:
+                told = (float(f"{present.get(at, 0.0):.6g}") for at in whole[group][layer])
+            else:
+                heads = range(checkpoint.manifest.towers[tower].heads)
+                told = (float(present.get(at, 0.0)) for at in heads)
+            layers.append(tuple(told))
+        values[tower] = tuple(layers)
+    return values

@@ -18,7 +18,7 @@ from hydrasurgeon.heads import Head
 
 
 def score(subject: Subject) -> HeadScores:
-    model, sites = subject.load()
+    model, sites = subject.module, subject.sites
     if subject.keep is None:
         _gradients(subject, model, sites, "gradients")
         return {(site.tower, site.layer): _importance(site) for site in sites}

@@ -235,10 +235,6 @@ class Family(ABC):
         """The text files that sit beside the weights in the family's own directory layout."""
         return {}
 
-    def wrote_code(self, name: str, text: str, model: Model) -> bool:
-        """Whether a file of a directory is code that this version or an earlier one writes there."""
-        return False
-
     def stock_sizes(self, manifest: Manifest) -> dict[str, Any] | None:
         """The settings by which its library builds a pruned model as one of its own, none for an
         unpruned one; None where it cannot.

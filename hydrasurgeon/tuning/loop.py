@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from hydrasurgeon.anatomy import words
 from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.processes import is_launched
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Problem
+from hydrasurgeon.statistics.words import joined
 from hydrasurgeon.tuning.best import BestEpoch
 from hydrasurgeon.tuning.learning import Learning
 from hydrasurgeon.tuning.recipes import Recipe
@@ -249,14 +249,14 @@ class _Loop:
         self.model.eval()
         problem = self.training.problem
         device = self.accelerator.device
-        said, truth = list[Tensor](), list[Tensor]()
+        said, truth = list[NDArray[Any]](), list[NDArray[Any]]()
         for batch in self.training.validation:
             assert batch.labels is not None
-            said.append(self.model(moved(batch.inputs, device)).float().cpu())
-            truth.append(batch.labels)
-        logits, found = words.joined(said), dict[str, float]()
-        if logits.isfinite().all():
-            values = problem.validated(logits.numpy(), words.joined(truth).numpy())
+            said.append(self.model(moved(batch.inputs, device)).float().cpu().numpy())
+            truth.append(np.asarray(batch.labels))
+        logits, found = joined(said), dict[str, float]()
+        if np.isfinite(logits).all():
+            values = problem.validated(logits, joined(truth))
             found = {f"val_{name}": value for name, value in values.items()}
         everyone = [found]
         broadcast_object_list(everyone)

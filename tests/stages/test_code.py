@@ -14,7 +14,6 @@ from tiny_members import members_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.families.hf_encoder import family as hf
 from hydrasurgeon.stages.verify import verify
 
 MODELLING = "modeling_hydrasurgeon.py"
@@ -98,16 +97,3 @@ def test_code_of_others_does_not_hold(made: Path, tmp_path: Path, what: str) -> 
     change(folder)
     assert code(folder)[0] is False
     assert run(["verify", str(folder), "--quiet"]) == 1
-
-
-def test_code_of_an_earlier_version_holds(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = shutil.copytree(made / "hydra", tmp_path / "hydra")
-    now = hf._template
-    monkeypatch.setattr(hf, "_template", lambda: now() + "# newer\n")
-    assert code(folder)[0] is False
-    import hashlib
-
-    monkeypatch.setitem(hf.EARLIER, MODELLING, {hashlib.sha256(now().encode()).hexdigest()})
-    assert code(folder)[0] is True

@@ -59,7 +59,7 @@ Array = NDArray[np.float64]
 
 def score(subject: Subject) -> Verdict:
     need("sklearn", "kmedoids", "kneed", purpose="--method cahp")
-    model, sites = subject.load()
+    model, sites = subject.module, subject.sites
     model.requires_grad_(False)
     manifest = subject.checkpoint.manifest
     anatomy = subject.checkpoint.family.anatomy(model)

@@ -38,7 +38,7 @@ def score(subject: Subject) -> Score:
     need_feature(subject.problem, "--method circuit", subject.checkpoint.name)
     objective = subject.key.objective
     search = subject.scoring.search or "exact"
-    _, sites = subject.load()
+    sites = subject.sites
     candidates = tuple(
         Head(site.tower, site.layer, number)
         for site in sites
@@ -82,7 +82,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
     objective = subject.key.objective
     model = subject.checkpoint.manifest.model
     many = model.num_classes if "class" in subject.problem.label_axes else 0
-    module, _ = subject.load()
+    module = subject.module
     anatomy = subject.checkpoint.family.anatomy(module)
     reached = {block.attention.tower for block in anatomy.blocks}
     beyond = sorted({head.tower for head in candidates} - reached)

@@ -4,7 +4,6 @@ MPNet, ViT, DeiT, DINOv2.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from abc import abstractmethod
@@ -87,20 +86,8 @@ TOKENS = re.compile(r"\.(word_embeddings|tok_embeddings|embed_tokens)\.weight$")
 
 MODELLING = "modeling_hydrasurgeon"
 """What is written for transformers to run a cut model."""
-DECIDING = "deciding_hydrasurgeon.py"
-"""What older versions wrote beside it."""
 TEMPLATE = f'ARCH = "{KINDS["bert"].classes[0]}"'
 """The line of the modelling file in which the class stands that it builds on."""
-EARLIER = {
-    f"{MODELLING}.py": {
-        "f92361728daa96dbb0280d1747bc177b9c25e303a991b2888a5e9096fdc7164f",
-        "47b65f65c168f0d88dd0f63e262f1d7657ad8b15a19c132446398eeba89f68bd",
-        "51c07195ddacbe56d17d2f43e264a31e3edd7550feee6fe3aebde071c6155aa4",
-        "f55f70fb778f3ed018b247a1e3bbe1503ab797e06e46e512fa2d8429a3affdc4",
-    },
-    DECIDING: {"6c9c7e20df1c7097e9c6f895b23a0cee3a0c1386f80711ebb2873d57467b9b7a"},
-}
-"""sha256 of the files that earlier versions wrote, with `TEMPLATE` in its place."""
 OWN_TYPE = "hydrasurgeon_"
 """What stands before the `model_type` of a config.json whose weights stock transformers would not
 recognise.
@@ -164,7 +151,7 @@ class HFEncoder(OfImages):
     scheme = "hf"
     graph_clients = True
     example_id = "hf:google-bert/bert-base-uncased"
-    layout = ("config.json", f"{MODELLING}.py", DECIDING)
+    layout = ("config.json", f"{MODELLING}.py")
     descriptions = (MODULES, POOLING, LIMITS)
     needs_config = True
     refuses_by_config = True
@@ -356,13 +343,6 @@ class HFEncoder(OfImages):
         if "input_size" in model.preprocess:
             texts[PREPROCESSOR] = image_processor(model)
         return texts
-
-    def wrote_code(self, name: str, text: str, model: Model) -> bool:
-        line = f'ARCH = "{class_name(self.kind(model), model)}"'
-        if name == f"{MODELLING}.py" and text == _template().replace(TEMPLATE, line):
-            return True
-        plain = text.replace(line, TEMPLATE)
-        return hashlib.sha256(plain.encode()).hexdigest() in EARLIER.get(name, ())
 
     def usage(self, manifest: Manifest) -> Usage:
         task = "text-classification" if _reads_text(manifest.model) else "image-classification"
