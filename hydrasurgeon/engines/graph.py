@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, companions_inside
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.data.readers import with_reader
 from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.data.words import WORDS, TokenizeWords
@@ -54,7 +54,7 @@ from hydrasurgeon.engines.runtimes import (
 from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import write_bytes
-from hydrasurgeon.files.decided import BESIDE, FITTED
+from hydrasurgeon.files.decided import BESIDE, FITTED, PREFIX
 from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.manifest import OF_WORDS, Input, Model, first_mistake, parse_manifest
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.engines.program import Exported
     from hydrasurgeon.runtime.classifier import Classifier
 
-UNSEEN = {"history", "record_sha256", "weights_sha256", "scores"}
+UNSEEN = {"history", "record_sha256", "weights_sha256", "scores", "decision"}
 """What a manifest says that no graph depends on."""
 
 
@@ -324,7 +324,7 @@ def as_engine(
 
     def make() -> bytes:
         need("torch", "onnx", "onnxscript", purpose=f"{checkpoint.name}: making its graph")
-        made, inputs = capture(checkpoint)
+        made, inputs = capture(undecided(checkpoint))  # the same before and after `calibrate`
         if kind == "int8":
             from hydrasurgeon.engines.int8 import to_int8
 
@@ -367,9 +367,12 @@ def place_of(checkpoint: Checkpoint, engine: str) -> Path:
     which versions made it.
     """
     digests, _ = checkpoint.hashes()
+    weights = {
+        name: info for name, info in checkpoint.tensors.items() if not name.startswith(PREFIX)
+    }
     facts = [
         engine,
-        checkpoint.record(digests).sha256,
+        weights_sha256(weights, digests),
         checkpoint.manifest.model_dump(mode="json", exclude=UNSEEN),
         [installed(package) for package in ("hydrasurgeon", "torch", "onnxscript")],
     ]

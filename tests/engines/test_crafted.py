@@ -233,3 +233,16 @@ def test_a_cached_graph_says_whose_it_is(
     shutil.copyfile(second, first)
     assert [row["probability"] for row in hs.predict(folder / "source", **options)] == right
     assert first.read_bytes() != second.read_bytes()
+
+
+@pytest.mark.slow
+def test_what_calibrate_asked_answers_what_it_decided(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Making a graph takes half a minute: the decision is no part of it."""
+    monkeypatch.setenv("HYDRASURGEON_CACHE", str(tmp_path / "cache"))
+    options = {"data": str(folder / "data.npz"), "engine": "onnx", "device": "cpu"}
+    hs.calibrate(folder / "source", out=tmp_path / "decided.safetensors", **options)
+    (made,) = (tmp_path / "cache" / "graphs").iterdir()
+    assert "ood_score" in next(iter(hs.predict(tmp_path / "decided.safetensors", **options)))
+    assert [*(tmp_path / "cache" / "graphs").iterdir()] == [made]
