@@ -20,12 +20,11 @@ from hydrasurgeon.building.answers import Answers
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.decision.beside import fit_beside
 from hydrasurgeon.decision.cascade_fit import gated
-from hydrasurgeon.decision.cascaded import in_stages
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.ood_score import Choice as Score
 from hydrasurgeon.decision.ood_score import Grounds, choose
 from hydrasurgeon.decision.reading import Reading, targets_of
-from hydrasurgeon.decision.state import State
+from hydrasurgeon.decision.state import State, in_stages
 from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import LOGITS, Conformal, Decision, Ood
 from hydrasurgeon.measuring.cascades import Staged, side_by_side

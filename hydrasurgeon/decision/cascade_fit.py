@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from hydrasurgeon.decision.cascaded import (
+from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.decision.state import (
+    State,
     answers_in_stages,
     cascade_of,
     going_on,
     in_stages,
 )
-from hydrasurgeon.decision.fitting import halves
-from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.options.deciding import CalibrateOptions

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.decision.cascaded import with_seen
 from hydrasurgeon.decision.ood_score import Grounds, choose, classifiers_of, evidence_of
-from hydrasurgeon.decision.state import State
+from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import (
     FITTED,

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import Tokens, pixels_of, reader_of
 from hydrasurgeon.decision.beside import Beside, fit_beside, losses, means, scaled
-from hydrasurgeon.decision.cascaded import with_seen
-from hydrasurgeon.decision.state import State
+from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.decision.words import FEWEST, Fitted, Kind, fit_pixels, fit_words
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided

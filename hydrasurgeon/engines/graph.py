@@ -25,8 +25,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.data.readers import with_reader
 from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.data.words import WORDS, TokenizeWords
-from hydrasurgeon.decision.cascaded import Said
-from hydrasurgeon.decision.state import State, state_of
+from hydrasurgeon.decision.state import Said, State, state_in
 from hydrasurgeon.engines.file import (
     DECIDED,
     MEMBERS,
@@ -60,7 +59,6 @@ from hydrasurgeon.files.manifest import OF_WORDS, Input, Model, first_mistake, p
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.engines import ENDING
-from hydrasurgeon.problems import problem_of
 from hydrasurgeon.run.texts import TYPES, stored
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.statistics.scores.fitted import Given
@@ -336,7 +334,7 @@ def as_engine(
         run = run_of(file, contents.outputs, precision)
     else:
         run = wanted(session_of(file), contents.outputs)
-    state = _state(checkpoint)
+    state = state_in(checkpoint)
     return GraphEngine(checkpoint, run, contents, contents.outputs, state=state, notes=notes)
 
 
@@ -345,21 +343,13 @@ def _exported(graph: Graph, runtime: str) -> GraphEngine:
     names = graph.contents.outputs
     state = _state_of_outputs(graph)
     if MEMBERS in names:
-        state, names = _state(graph), [name for name in names if name in (MEMBERS, "features")]
+        state, names = state_in(graph), [name for name in names if name in (MEMBERS, "features")]
     with running(f"{graph.file}: cannot be read"):
         if runtime == OPENVINO:
             run = run_of(graph.file, names, "int8" if graph.engine == "int8" else "bfloat16")
         else:
             run = ended_by_signals(session_of(graph.file), names)
     return GraphEngine(graph, run, graph.contents, names, state=state)
-
-
-def _state(checkpoint: Checkpoint) -> State | None:
-    """The decision state that a checkpoint carries."""
-    record, problem = checkpoint.manifest.decision, problem_of(checkpoint.manifest.model)
-    if record is None:
-        return None
-    return state_of(record, checkpoint.tensors, checkpoint.path, problem)
 
 
 def place_of(checkpoint: Checkpoint, engine: str) -> Path:

@@ -15,17 +15,15 @@ import torch
 from numpy import ndarray
 from torch import nn
 
-from hydrasurgeon.decision.cascaded import Said as Stage
-from hydrasurgeon.decision.cascaded import answers_in_stages, cascade_of
-from hydrasurgeon.decision.state import State
+from hydrasurgeon.decision.state import Said as Stage
+from hydrasurgeon.decision.state import State, answers_in_stages, cascade_of
 from hydrasurgeon.measuring.cost import SideBySide, first_inputs, stage_macs
 from hydrasurgeon.measuring.measure import Row, row_of
 from hydrasurgeon.measuring.predictions import Said, predicted
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.runtime.answering import Answering, Engine, Piece, gathered
-from hydrasurgeon.runtime.cascaded import said
+from hydrasurgeon.runtime.answering import Answering, Engine, Piece, gathered, said
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.scores.fitted import scores_of
 

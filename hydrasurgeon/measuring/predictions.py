@@ -28,8 +28,7 @@ from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake, usual_problem
-from hydrasurgeon.files.npz import ArrayFile
-from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
+from hydrasurgeon.files.tensors import ArrayFile, TensorFile, Tensors, weights_sha256
 from hydrasurgeon.measuring.results import Cost, Count
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
-from hydrasurgeon.decision.file import DecisionFile
+from hydrasurgeon.files.decision_file import DecisionFile
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import OF_WORDS
 from hydrasurgeon.heads import count

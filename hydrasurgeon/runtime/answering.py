@@ -18,16 +18,23 @@ from numpy import ndarray
 
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
-from hydrasurgeon.data.readers import TEXTS, parted
-from hydrasurgeon.decision.cascaded import Said, decide_in_stages
-from hydrasurgeon.decision.state import State, decide
+from hydrasurgeon.data.readers import READ, TEXTS, parted
+from hydrasurgeon.data.words import WORDS
+from hydrasurgeon.decision.state import (
+    Said,
+    State,
+    cascade_of,
+    decide,
+    decide_in_stages,
+    going_on,
+    single,
+)
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
 from hydrasurgeon.run.shapes import Float, Int
-from hydrasurgeon.runtime.cascaded import FirstReader, first_words, said
 from hydrasurgeon.statistics.found import Groups
 from hydrasurgeon.statistics.words import alike
 
@@ -36,6 +43,12 @@ if TYPE_CHECKING:
 
 CALIBRATE = "Run `hydrasurgeon calibrate --cascade` on it first."
 """What to do without a cascade."""
+
+FirstReader = Callable[[Any, bool], tuple[Said, Callable[[Any], Said]]]
+"""What answers before the whole model: (inputs, whether features are wanted) → what it says of a
+batch, logits [row, 1, class] (and features [row, 1, width] if its OOD score needs them); and what
+gives the whole model's outputs for the rows that go on.
+"""
 
 
 class Engine(ABC):
@@ -177,6 +190,42 @@ class Engine(ABC):
         where answers speak of places in them.
         """
         return rows_of(answers.about(asked), begun, names=self.facts.labels, top=top)
+
+
+def first_words(engine: Engine, inputs: Any, features: bool) -> tuple[Said, Callable[[Any], Said]]:
+    """A reader of words or pixels: what it says came with the inputs."""
+    read = single(inputs[READ])
+
+    def whole(rows: Any) -> Said:
+        some = {name: values[rows] for name, values in inputs.items()}
+        return replace(engine.whole(some, features=features), rows=rows)
+
+    rows = np.arange(len(read))
+    return Said(rows, read[:, None, :-1], read[:, None, -1:]), whole
+
+
+def rows_in(inputs: Any) -> int:
+    """Samples of a batch."""
+    if isinstance(inputs, Mapping) and WORDS in inputs:
+        return len(inputs[WORDS])
+    first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+    return len(first)
+
+
+def said(engine: Engine, inputs: Any, *, features: bool) -> list[Said]:
+    """What the first reader says of the rows that it answers, and the whole model of the others."""
+    state, reader = engine.state, engine.first
+    assert state is not None
+    assert reader is not None
+    first, whole = reader(inputs, features)
+    early = first.arrays()
+    rule, threshold = state.stages[True], cascade_of(state).threshold
+    going = going_on(rule, threshold, Outputs(early.logits, early.features))
+    stopped, went = np.flatnonzero(~going), np.flatnonzero(going)
+    parts = [replace(first.at(stopped), first=True)]
+    if len(went):
+        parts.append(whole(went))
+    return parts
 
 
 @dataclass(frozen=True)

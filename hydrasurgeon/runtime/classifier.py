@@ -21,16 +21,14 @@ from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open
 from hydrasurgeon.data import is_prepared, moved
 from hydrasurgeon.data.readers import parted, with_reader
 from hydrasurgeon.data.sources import in_memory
-from hydrasurgeon.decision.cascaded import Said
-from hydrasurgeon.decision.state import State, state_of
+from hydrasurgeon.decision.state import Said, state_in
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.manifest import HydraManifest, Model
 from hydrasurgeon.options.shared import ClassNames, Run
-from hydrasurgeon.problems import SINGLE, problem_of
+from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Prediction, Problem, joined, need_feature
 from hydrasurgeon.problems.printed import Answers
-from hydrasurgeon.runtime.answering import Answering, Engine, collected
-from hydrasurgeon.runtime.cascaded import FirstReader, rows_in
+from hydrasurgeon.runtime.answering import Answering, Engine, FirstReader, collected, rows_in
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.kinds import kind_of
@@ -365,11 +363,3 @@ def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
         assign(module, state, checkpoint.path)
         modules.append(module)
     return Hydra(modules, family.anatomy, trunk=manifest.fusion.trunk)
-
-
-def state_in(checkpoint: Checkpoint) -> State | None:
-    """The decision state that a checkpoint carries."""
-    record, problem = checkpoint.manifest.decision, problem_of(checkpoint.manifest.model)
-    if record is None:
-        return None
-    return state_of(record, checkpoint.tensors, checkpoint.path, problem)

@@ -478,7 +478,7 @@ def _with_cascade(
     """The state with a cascade, where that saves something; else as it is, and a note."""
     from hydrasurgeon.data import first_batch, moved
     from hydrasurgeon.decision.cascade_fit import MAX_LOSS, fit_cascade
-    from hydrasurgeon.decision.cascaded import cascade_of, with_seen
+    from hydrasurgeon.decision.state import cascade_of, with_seen
     from hydrasurgeon.measuring.cost import macs, stage_macs
 
     first = val.among([0])
@@ -539,7 +539,7 @@ def _with_words_first(
 ) -> tuple[State, tuple[str, ...]]:
     """The state in which words answer first, where that saves something; else as it is, and a note."""
     from hydrasurgeon.decision.cascade_fit import fit_cascade
-    from hydrasurgeon.decision.cascaded import cascade_of, with_seen
+    from hydrasurgeon.decision.state import cascade_of, with_seen
 
     fitted = fit_cascade(state, first, val, arguments, foreign=foreign, words=True, most_on=most_on)
     cascade, words = cascade_of(fitted), fitted.record.words

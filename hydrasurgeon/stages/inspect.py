@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hydrasurgeon.checkpoints.layout import member_sources
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
-from hydrasurgeon.decision.file import DecisionFile, is_decision_file, read_decision_file
 from hydrasurgeon.files.decided import PREFIX
+from hydrasurgeon.files.decision_file import DecisionFile, is_decision_file, read_decision_file
 from hydrasurgeon.files.manifest import Manifest, json_schema
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.trusting import InspectOptions

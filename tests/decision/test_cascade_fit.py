@@ -8,15 +8,15 @@ import torch
 from numpy import ndarray
 
 from hydrasurgeon.decision.cascade_fit import MAX_LOSS, fit_cascade
-from hydrasurgeon.decision.cascaded import (
+from hydrasurgeon.decision.fitting import fit_state, halves
+from hydrasurgeon.decision.ood_score import Grounds
+from hydrasurgeon.decision.state import (
+    State,
     answers_in_stages,
     cascade_of,
     decide_in_stages,
     in_stages,
 )
-from hydrasurgeon.decision.fitting import fit_state, halves
-from hydrasurgeon.decision.ood_score import Grounds
-from hydrasurgeon.decision.state import State
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Outputs, Problem

@@ -13,7 +13,7 @@ from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.measuring.cost import MultiplyAdds, macs, stage_macs, without_padding
-from hydrasurgeon.runtime.cascaded import said
+from hydrasurgeon.runtime.answering import said
 
 FULL = [0, 1, 2, 3]
 TRUNKED = ([FULL, FULL, [0, 1]], [FULL, [1, 2], [0, 1]], [FULL, [1, 2], []])

@@ -16,7 +16,7 @@ from tiny_members import members_of, tuned_of
 import hydrasurgeon as hs
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.runtime.cascaded import said
+from hydrasurgeon.runtime.answering import said
 from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 from hydrasurgeon.statistics.scores.on_features import on_features
