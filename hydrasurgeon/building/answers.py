@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -30,7 +31,7 @@ from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.runtime.answering import collected
-from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.statistics.scores.evidence import Evidence
 
@@ -98,71 +99,57 @@ class Asked:
 
     def _folder(self) -> Path:
         folder = self.options.work / "answers"
-        for each in (self.options.work, folder):
-            if each.is_symlink():
-                raise OutputError(f"{each}: is a link", hint="Give another --cache.")
+        if folder.is_symlink():
+            raise OutputError(f"{folder}: is a link", hint="Give another --cache.")
         make_folder(folder)
         return folder
 
     def read(self, member: Member, engine: str) -> Answers:
         """What a model answers; it runs where that is not kept."""
-        folder = self._folder()
         name = f"{member.name}-{EIGHT_BITS}" if engine == EIGHT_BITS else member.name
-        place, more = folder / f"{name}{SUFFIX}", folder / f"{name}.features{SUFFIX}"
-        if place in self.known:
-            return self.known[place]
-        if not place.exists() or (self.ood and not more.exists()):
-            self._ask(member, engine, place, more)
-        with _believed(place):
-            return self.known.setdefault(place, self._kept(place, more))
+        place = self._folder() / f"{name}{SUFFIX}"
+        if place not in self.known:
+            if not place.exists():
+                self._ask(member, engine, place)
+            with _believed(place):
+                self.known[place] = self._kept(place)
+        return self.known[place]
 
-    def _ask(self, member: Member, engine: str, place: Path, more: Path) -> None:
-        options = self.options.but(progress=self.progress)
+    def _ask(self, member: Member, engine: str, place: Path) -> None:
+        options, several = self.options.but(progress=self.progress), bool(self.ood)
         opened = undecided(open_checkpoint(member.file, arch=options.arch, arch_of_bare=True))
         opened = classifying(opened, options, self.val)
-        read = bool(self.ood)
-        if engine == EIGHT_BITS:
-            runs = engine_of(opened, engine=engine)
-        if engine != EIGHT_BITS or read:
-            live = as_classifier(opened, device=options.device, dtype=options.dtype)
-        if engine != EIGHT_BITS:
-            runs = live
-        sets = [self.val, *self.ood]
-        val, *ood = (collected([runs], each, options, features=read) for each in sets)
-        if read:
-            fit = collected([runs], self.train, options, features=True)
-            self._write_features(more, [val, *ood], fit, live)
-        assert val.labels is not None
-        kept = {str(n): replace(each, features=None) for n, each in enumerate(ood)}
-        kind = "hydra" if member.count > 1 else "backbone"
-        said = Predictions(member.name, kind, val, kept, [*kept], problem=self.problem)
-        write_predictions(said, place)
+        live = as_classifier(opened, device=options.device, dtype=options.dtype)
+        runs: Any = engine_of(opened, engine=engine) if engine == EIGHT_BITS else live
+        sets = [self.val, *self.ood, *([self.train] if several else [])]
+        said = [collected([runs], each, options, features=several) for each in sets]
+        more: dict[str, Any] = {f"features.{n}": each.features for n, each in enumerate(said)}
+        if several:
+            fit = said.pop()
+            more |= {"fit.logits": fit.logits, "fit.labels": fit.labels}
+            for number, (weight, bias) in enumerate(classifiers(live)):
+                more |= {f"weight.{number}": weight, f"bias.{number}": bias}
+        val, *ood = (replace(each, features=None) for each in said)
+        kept, kind = {str(n): each for n, each in enumerate(ood)}, "backbone"
+        if member.count > 1:
+            kind = "hydra"
+        predictions = Predictions(member.name, kind, val, kept, [*kept], problem=self.problem)
+        more = {name: each for name, each in more.items() if each is not None}
+        write_predictions(predictions, place, more=more)
 
-    def _write_features(
-        self, place: Path, sets: Sequence[Outputs], fit: Outputs, live: Classifier
-    ) -> None:
-        tensors = {f"features.{n}": each.features for n, each in enumerate(sets)}
-        tensors |= {f"fit.{name}": getattr(fit, name) for name in ("logits", "features", "labels")}
-        for number, (weight, bias) in enumerate(classifiers(live)):
-            tensors |= {f"weight.{number}": weight, f"bias.{number}": bias}
-        held = {
-            name: np.ascontiguousarray(each) for name, each in tensors.items() if each is not None
-        }
-        write_bytes(place, save(held))
-
-    def _kept(self, place: Path, more: Path) -> Answers:
+    def _kept(self, place: Path) -> Answers:
         said = read_predictions(place)
         sets = [said.outputs, *said.ood.values()]
         if len(sets[0].logits) != len(self.val) or len(said.ood) != len(self.ood):
             raise ValueError("of other samples")
         if not self.ood:
             return Answers((said.outputs,))
-        held = load_file(more)
+        held = load_file(place)
         sets = [replace(each, features=held[f"features.{n}"]) for n, each in enumerate(sets)]
         linear = tuple(
             self.problem.classifier(held[f"weight.{n}"], held[f"bias.{n}"])
             for n in range(sets[0].logits.shape[1])
         )
-        fit = Outputs(held["fit.logits"], held["fit.features"], held["fit.labels"])
+        fit = Outputs(held["fit.logits"], held[f"features.{len(sets)}"], held["fit.labels"])
         evidence = evidence_of(self.problem.outputs(fit), linear, self.options.seed)
         return Answers(tuple(sets), tuple(evidence), linear)

@@ -80,8 +80,10 @@ class Sizes:
     of every layer, and for each neuron.
     """
 
-    def __init__(self, opened: Single, inputs: Any, options: Run) -> None:
+    def __init__(self, opened: Single, inputs: Any, options: Run, *, stock: bool = False) -> None:
         self.opened = opened
+        self.stock = stock
+        """Whether only those are there that the model's own library builds."""
         manifest, weights = opened.manifest, opened.weights.values()
         self.tower = read_tower(manifest.kept)
         tower = manifest.towers[self.tower]
@@ -118,7 +120,9 @@ class Sizes:
         return [max(1, round(size.neurons * neurons)) for neurons in self.neurons]
 
     def is_offered(self, size: Size) -> bool:
-        """Whether the model's own library builds it."""
+        """Whether there is such a model."""
+        if not self.stock:
+            return True
         widths = tuple(tuple(range(width)) for width in self.widths(size))
         cut = rewritten(
             self.opened.manifest,
@@ -136,14 +140,14 @@ class Sizes:
             saved += (before - after) * each[unit] * (tokens if unit == "macs" else 1)
         return (self.full[unit] - round(saved)) / self.full[unit]
 
-    def filling(self, budget: Budget, *, stock: bool = False) -> Size | None:
+    def filling(self, budget: Budget) -> Size | None:
         """The size that costs this much or a little less: of all numbers of heads the one whose
         neurons are nearest to what goes with it, half of them with two thirds of the heads; None
         where nothing is so cheap.
         """
         fits = []
         for heads in range(1, self.heads + 1):
-            if stock and not self.is_offered(Size(heads, 1.0)):
+            if not self.is_offered(Size(heads, 1.0)):
                 continue
             least = self.cost(Size(heads, 0.0), budget.unit)
             most = self.cost(Size(heads, 1.0), budget.unit)
@@ -151,9 +155,7 @@ class Sizes:
             percent = min(100, math.floor(100 * fraction))
             while percent > 0:
                 size = Size(heads, percent / 100)
-                if budget.allows(self.cost(size, budget.unit)) and (
-                    not stock or self.is_offered(size)
-                ):
+                if budget.allows(self.cost(size, budget.unit)) and self.is_offered(size):
                     share = heads / self.heads
                     usual = max(1.5 * share - 0.5, share / 2)
                     fits.append((abs(size.neurons - usual), size))
@@ -163,14 +165,14 @@ class Sizes:
             return None
         return min(fits)[1]
 
-    def ladder(self, budgets: Sequence[Budget], models: int, *, stock: bool = False) -> list[Size]:
+    def ladder(self, budgets: Sequence[Budget], models: int) -> list[Size]:
         """The sizes of which as many as there are models, or fewer, fill a budget, the unpruned
         model not among them; a budget that no size is within is refused.
         """
         for budget in budgets:
-            if budget.most < 1 and self.filling(budget, stock=stock) is None:
+            if budget.most < 1 and self.filling(budget) is None:
                 least, what = self.cost(Size(1, 0.01), budget.unit), "one head a layer"
-                if stock:
+                if self.stock:
                     least, what = self.cost(Size(self.heads, 0.01), budget.unit), "hardly a neuron"
                 raise UsageError(
                     f"--budget {budget}: a model with {what} costs {budget.unit}={least:.2g}",
@@ -186,7 +188,7 @@ class Sizes:
             near = any(cost.most <= share.most < NEAR * cost.most for cost in costs)
             if SMALLEST <= share.most < 1 and not near:
                 costs.add(share)
-        return sorted({size for cost in costs if (size := self.filling(cost, stock=stock))})
+        return sorted({size for cost in costs if (size := self.filling(cost))})
 
 
 def stored(checkpoint: Checkpoint) -> int:

@@ -7,10 +7,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,18 @@ from hydrasurgeon.building.choosing import decide, propose
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import Budget
 from hydrasurgeon.building.members import Member
-from hydrasurgeon.building.search import LEAST_ON, SINGLE, Search, fusion_of
+from hydrasurgeon.building.plan import TimeIsUp
+from hydrasurgeon.building.search import LEAST_ON, PROBE, SINGLE, Search, fusion_of
 from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Row, Table, right_of
 from hydrasurgeon.building.work import mark_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import DataError, OutputError, SurgeryError, UsageError
+from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, hold, real, staged, sweep, write_text
 from hydrasurgeon.files.decided import ZERO_SHOT
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import content_hash
+from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 
@@ -37,20 +41,20 @@ NAME = "front.json"
 """What it is called, in the folder of the checkpoints."""
 MOST = 4 << 20
 """Bytes of it."""
+MEASURES = {
+    "f1": ("F1", 1, 3, ""),
+    "accuracy": ("accuracy", 100, 1, " points"),
+    "nll": ("NLL", 1, 3, ""),
+    "rmse": ("RMSE", 1, 3, ""),
+    "auroc": ("AUROC", 100, 1, " points"),
+}
+"""Measures that are compared: name, factor, digits and unit."""
 SPARE = 0.005
 """The share of samples by which accuracy may fall where OOD data choose."""
 
 
-@dataclass(frozen=True)
-class Rung:
-    """What is decided within a budget."""
-
-    budget: Budget
-    entry: Entry
-    file: str
-    """Its name in the folder; of the rung below where it is the same again."""
-    no_better: bool = False
-    """Whether nothing is better than the rung below."""
+Rungs = Mapping[Budget, Entry]
+"""What is decided within each budget, rising: the entry of the one below where nothing is better."""
 
 
 class Front:
@@ -64,13 +68,9 @@ class Front:
         """Whether what lies at `out` may be replaced; what was written here always may."""
         self.there = search.state.known.get("made") if ours else None
         """What lies there already, of a build that was ended early."""
-        self.making: Entry | None = None
-        """What is being made."""
-        self.unfit: list[Entry] = []
-        """What calibrate refused."""
-        self.refused: DataError | SurgeryError | None = None
-        """Why."""
-        self.rungs: list[Rung] = []
+        self.refused: dict[Choice, HydraError] = {}
+        """What calibrate refused, and why."""
+        self.rungs: Rungs = {}
         """What is written, of budgets that something is within."""
 
     @cached_property
@@ -111,19 +111,64 @@ class Front:
             (each for each in self.references if each.choice.name == SINGLE), self.references[0]
         )
 
+    def run(self) -> str:
+        """Make candidates, and write each that is better than what is there, until all are tried, time
+        is up, or somebody ends it; why not everything was tried.
+        """
+        ended = ""
+        with self.search.plan.moving():
+            try:
+                for _ in self.search.stages():
+                    self.settle()
+                if self.options.tune is not None:
+                    chosen = [each for e in self.rungs.values() for each in e.choice.members]
+                    for _ in self.search.distil(chosen):
+                        self.settle()
+            except (KeyboardInterrupt, SystemExit) as stop:  # Ctrl-C; SIGTERM
+                if not self.rungs:
+                    raise
+                what = "interrupted"
+                if isinstance(stop, TimeIsUp):
+                    what = f"--max-minutes {self.options.max_minutes:g} are over"
+                ended = f"{what}: the best so far is written; the same command goes on from here"
+            self.search.plan.may_end = False
+            self.finish(early=bool(ended))
+        return ended
+
+    def summary(self) -> str:
+        """What was made, how it compares with the model as it is, and what to do next."""
+        lines = ["Written, compared with your calibrated model on held-out halves of VAL:"]
+        single = self.single
+        below: Entry | None = None
+        for budget, entry in self.rungs.items():
+            what = f"{budget}: {_what(entry)} at {entry.cost[budget.unit]:.2f}x"
+            if entry is below:
+                lines.append(f"{budget}: nothing better than for the budget below")
+            elif entry is single:
+                lines.append(f"{what}: nothing is better by more than chance")
+            else:
+                changes = compared(entry.answers, single.answers)
+                told = [_change(each) for each in changes if each.metric in MEASURES]
+                lines.append(f"{what}: {'; '.join(told)}")
+            below = entry
+        files, page = str(self.options.out), ""
+        if len(self.rungs) > 1:
+            files, page = f"{files.rstrip('/')}/*.safetensors", " --html front.html"
+        models = " ".join(shlex.quote(str(path)) for path in self.options.checkpoints)
+        if single.choice.name == PROBE:  # of a body, which answers nothing itself
+            models = shlex.quote(str(single.choice.members[0].file))
+        lines.append(
+            f"Next, on data that chose nothing: hydrasurgeon eval {files} {models} --data TEST{page}"
+        )
+        return "\n".join(lines)
+
     def settle(self) -> None:
         """Decide with what there is, and write what is better than before."""
-        while True:
+        rungs = self._decided_all()
+        while rungs != self.rungs and not self._write(rungs):  # another may fit VAL better
             rungs = self._decided_all()
-            if [id(rung.entry) for rung in rungs] == [id(rung.entry) for rung in self.rungs]:
-                return
-            try:
-                self._write(rungs)
-                break
-            except (DataError, SurgeryError) as error:  # another may fit VAL better
-                self.refused = error
-                assert self.making is not None
-                self.unfit.append(self.making)
+        if rungs == self.rungs:
+            return
         self.rungs, self.force = rungs, True
         self.search.plan.may_end = len(rungs) == len(self.search.budgets)
         self.search.state.keep(unfinished=mark_of(self.out))
@@ -134,30 +179,24 @@ class Front:
             self._write(self.rungs)
         self.search.state.keep(unfinished=mark_of(self.out) if early else None)
         for budget in self.search.budgets:
-            if not early and budget not in [rung.budget for rung in self.rungs]:
-                if self.refused is not None:
-                    raise self.refused
+            if not early and budget not in self.rungs:
+                for error in self.refused.values():
+                    raise error
                 self._refuse(budget)
 
-    def _decided_all(self) -> list[Rung]:
+    def _decided_all(self) -> Rungs:
         """What is decided within each budget, rising."""
-        rungs: list[Rung] = []
-        before = {rung.budget: rung.entry for rung in self.rungs}
+        rungs: dict[Budget, Entry] = {}
+        below: Entry | None = None
         for budget in self.search.budgets:
-            below = rungs[-1].entry if rungs else None
             entry = self._decided(self._within(budget), budget, below)
             if entry is None:
                 continue
-            kept = before.get(budget)
+            kept, least = self.rungs.get(budget), -math.inf if below is None else below.value
             # What is there gives way to what is better alone.
-            if kept is not None and kept.value >= max(
-                entry.value, below.value if below else -math.inf
-            ):
+            if kept is not None and kept.value >= max(entry.value, least):
                 entry = kept
-            if entry is below:
-                rungs.append(Rung(budget, entry, rungs[-1].file, no_better=True))
-            else:
-                rungs.append(Rung(budget, entry, f"{budget.unit}-{budget.most:g}{SUFFIX}"))
+            rungs[budget] = below = entry
         return rungs
 
     def _decided(self, entries: list[Entry], budget: Budget, below: Entry | None) -> Entry | None:
@@ -167,9 +206,8 @@ class Front:
             if not entry.choice.assumed:
                 return entry
             measured = self.table.entry(replace(entry.choice, assumed=False))
-            entries = [other for other in entries if other is not entry]
-            unfit = any(measured is each for each in self.unfit)
-            if budget.allows(measured.cost[budget.unit]) and not unfit:
+            entries.remove(entry)
+            if measured.choice not in self.refused and budget.allows(measured.cost[budget.unit]):
                 entries.append(measured)
         return below
 
@@ -184,10 +222,10 @@ class Front:
             choices += [each for each in found if each.members not in plain]
         entries = []
         for way in (way for each in choices for way in search.ways(each, budget)):
-            if search.pays(way, budget):
+            if way not in self.refused and search.pays(way, budget):
                 with contextlib.suppress(SurgeryError):  # too many go on where words come first
                     entries.append(self.table.entry(way))
-        return [entry for entry in entries if not any(entry is each for each in self.unfit)]
+        return entries
 
     def _refuse(self, budget: Budget) -> None:
         search, unit = self.search, budget.unit
@@ -200,30 +238,35 @@ class Front:
             what = f"the fastest candidate takes time={min(costs):.2g} on this machine"
         raise SurgeryError(f"--budget {budget}: {what}", hint="Allow more than that.")
 
-    def _write(self, rungs: Sequence[Rung]) -> None:
-        """Make what was decided, and put it where it belongs."""
+    def _write(self, rungs: Rungs) -> bool:
+        """Make what was decided, and put it where it belongs; whether all of it could be made."""
         search = self.search
+        files = {entry: rung_file(search, entry) for entry in rungs.values()}
         if len(search.budgets) == 1:
-            made = rung_file(search, rungs[0].entry).name
-            if made != self.there:
-                self._make(rungs[0].entry, self.out)
-            self.there = made
-            search.state.keep(made=made, unfinished=mark_of(self.out))
-            return
-        files = {rung.file: rung_file(search, rung.entry) for rung in rungs}
-        for rung in rungs:
-            if not files[rung.file].exists():
-                self._make(rung.entry, files[rung.file])
+            ((entry, file),) = files.items()
+            if file.name != self.there and not self._make(entry, self.out):
+                return False
+            self.there = file.name
+            search.state.keep(made=file.name, unfinished=mark_of(self.out))
+            return True
+        if not all(file.exists() or self._make(entry, file) for entry, file in files.items()):
+            return False
         write_front(self.out, rungs, files, self.references)
+        return True
 
-    def _make(self, entry: Entry, out: Path) -> None:
-        self.making = entry
+    def _make(self, entry: Entry, out: Path) -> bool:
+        """Whether it could be made."""
         options, made = self.options, made_of(entry, self.options)
-        for command in made.making:
-            self.search.workshop.perform(command)
         force = self.force or out != self.out
-        calibration = calibration_of(self.search, entry, made.file, out)
-        calibration.run(device=options.device, progress=self.search.plan.tick, force=force)
+        try:
+            for command in made.making:
+                self.search.workshop.perform(command)
+            calibration = calibration_of(self.search, entry, made.file, out)
+            calibration.run(device=options.device, progress=self.search.plan.tick, force=force)
+        except (DataError, SurgeryError) as error:
+            self.refused[entry.choice] = error
+            return False
+        return True
 
 
 def made_of(entry: Entry, options: BuildOptions) -> Member:
@@ -259,12 +302,10 @@ def rung_file(search: Search, entry: Entry) -> Path:
     return search.options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
 
 
-def name_of(rung: Rung) -> str:
+def name_of(budget: Budget, entry: Entry) -> str:
     """`macs=0.5: the mean`: as a table shows it."""
-    name = str(rung.budget)
-    if rung.entry.is_plain:
-        name = f"{rung.budget}: {rung.entry.choice.name}"
-    return f"{name}{how_of(rung.entry)}"
+    name = f"{budget}: {entry.choice.name}" if entry.is_plain else str(budget)
+    return f"{name}{how_of(entry)}"
 
 
 def how_of(entry: Entry) -> str:
@@ -317,33 +358,35 @@ def _is_front(folder: Path) -> bool:
 
 
 def write_front(
-    out: Path, rungs: Sequence[Rung], files: Mapping[str, Path], references: Sequence[Entry]
+    out: Path, rungs: Rungs, files: Mapping[Entry, Path], references: Sequence[Entry]
 ) -> None:
-    """All checkpoints and the record of them, or nothing; `files` are where each name was made."""
-    paths = {id(rung.entry): rung.file for rung in rungs}
+    """All checkpoints and the record of them, or nothing; `files` are where each was made."""
+    names: dict[Entry, str] = {}
     entries = []
-    for rung in rungs:
-        manifest = open_checkpoint(files[rung.file]).manifest
-        about = {"budget": rung.budget.most, "path": rung.file, "kind": manifest.kind}
-        entries.append({**about, **_record(rung.entry, rung.entry.row(name_of(rung)))})
+    for budget, entry in rungs.items():
+        name = names.setdefault(entry, f"{budget.unit}-{budget.most:g}{SUFFIX}")
+        manifest = open_checkpoint(files[entry]).manifest
+        about = {"budget": budget.most, "path": name, "kind": manifest.kind}
+        entries.append({**about, **_record(entry, entry.row(name_of(budget, entry)))})
     rivals = []
     for entry in references:
         kind = "hydra" if entry.choice.count > 1 else "backbone"
-        about = {"budget": None, "path": paths.get(id(entry)), "kind": kind}
+        about = {"budget": None, "path": names.get(entry), "kind": kind}
         name = entry.choice.name
         rivals.append({"name": name, **about, **_record(entry, entry.row(name))})
+    pairs = pairwise(rungs.items())
     record = {
         "format": FORMAT,
-        "unit": rungs[0].budget.unit,
-        "objective": rungs[0].entry.objective.name,
+        "unit": next(iter(rungs)).unit,
+        "objective": references[0].objective.name,
         "rungs": entries,
-        "no_better": [rung.budget.most for rung in rungs if rung.no_better],
+        "no_better": [budget.most for (_, below), (budget, entry) in pairs if entry is below],
         "references": rivals,
     }
     with staged(out) as folder:
-        for name, file in files.items():
-            shutil.copyfile(file, folder / name)
-            write_text(sidecar(folder / name), open_checkpoint(file).manifest.to_json())
+        for entry, name in names.items():
+            shutil.copyfile(files[entry], folder / name)
+            write_text(sidecar(folder / name), open_checkpoint(files[entry]).manifest.to_json())
         write_text(folder / NAME, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
@@ -365,3 +408,26 @@ def _record(entry: Entry, row: Row) -> dict[str, Any]:
         **row.worth,
         "errors": dict(row.errors),
     }
+
+
+def _what(entry: Entry) -> str:
+    count = entry.choice.count
+    what = f"a hydra of {count} members"
+    if entry.is_plain:
+        what = entry.choice.name
+    elif count == 1:
+        what = "one smaller model"
+    return f"{what}{how_of(entry)}"
+
+
+def _change(difference: Difference) -> str:
+    """`accuracy +0.4 points (-0.6 to +1.3)`, and whether that is better or worse."""
+    name, factor, digits, unit = MEASURES[difference.metric]
+    value, low, high = (
+        f"{factor * number:+.{digits}f}"
+        for number in (difference.value, difference.low, difference.high)
+    )
+    text = f"{name} {value}{unit} ({low} to {high})"
+    if difference.judgement == "equal":
+        return text
+    return f"{text}, {difference.judgement}"

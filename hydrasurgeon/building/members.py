@@ -66,41 +66,25 @@ def compatible(members: Sequence[Member]) -> bool:
     )
 
 
-def reading(options: BuildOptions) -> dict[str, Any]:
-    """What a command reads to score heads, or to repair layers."""
-    return {"data": options.data, "limit": SCORED, **options.names, **options.running}
-
-
-def learning(options: BuildOptions) -> dict[str, Any]:
-    """What a command reads to train."""
-    return {
-        "data": options.data,
-        "val": options.val,
-        **options.names,
-        "limit": options.limit,
-    }
+def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> Command:
+    """What trains a model on TRAIN."""
+    usual = {"data": options.data, "val": options.val, "limit": options.limit}
+    usual |= {**options.names, "seed": options.seed}
+    return Command("finetune", (source,), usual | words, file)
 
 
 def probe_of(source: Path, options: BuildOptions, problem: str | None = None) -> Member:
     """A body as it is, with a classifier in closed form."""
-    words: dict[str, Any] = {
-        "recipe": "probe",
-        "set": None if problem is None else {"problem": problem},
-        **learning(options),
-        "arch": options.arch,
-        "seed": options.seed,
-        "batch_size": None,
-    }
-    file = options.work / f"probe{SUFFIX}"
-    return Member("the probe", file, WHOLE, -1, (Command("finetune", (source,), words, file),))
+    file, kind = options.work / f"probe{SUFFIX}", None if problem is None else {"problem": problem}
+    fit = finetuned(options, source, file, recipe="probe", set=kind, arch=options.arch)
+    return Member("the probe", file, WHOLE, -1, (fit,))
 
 
 def tuned(number: int, options: BuildOptions) -> Member:
     """A body tuned with an order of its own; the start counts as an epoch, and may be what is kept."""
-    words = {**learning(options), "arch": options.arch, "seed": options.seed + number + 1}
-    file = options.work / f"seed-{number + 1}{SUFFIX}"
-    making = (Command("finetune", (options.paths[0],), words, file),)
-    return Member(f"model {number + 1}", file, WHOLE, number, making)
+    file, seed = options.work / f"seed-{number + 1}{SUFFIX}", options.seed + number + 1
+    tune = finetuned(options, options.paths[0], file, arch=options.arch, seed=seed)
+    return Member(f"model {number + 1}", file, WHOLE, number, (tune,))
 
 
 class Cuts:
@@ -111,43 +95,42 @@ class Cuts:
         self.opened = opened
         self.options = options
         kept = opened[0].manifest.kept
-        self.words = reading(options)
+        self.words = {"data": options.data, "limit": SCORED, **options.names, **options.running}
+        """What a command reads to score heads, or to repair layers."""
         if len(kept) > 1:
             self.words["tower"] = read_tower(kept)
-        check_uncut(opened)
 
     def scored(self, member: Member) -> Member:
         """A copy of a whole model that holds scores of its heads and neurons."""
-        options, file = self.options, self.options.work / f"scored-{member.name}{SUFFIX}"
+        options, name = self.options, f"{member.name}{SUFFIX}"
+        heads, file = options.work / f"heads-{name}", options.work / f"scored-{name}"
         words = {"method": CUT_BY, **self.words, "seed": options.seed}
         arch = options.arch if not member.making else None
         making = (
             *member.making,
-            Command("score", (member.file,), {**words, "arch": arch}, file),
-            Command("score", (file,), {**words, "part": "neurons"}),
+            Command("score", (member.file,), {**words, "arch": arch}, heads),
+            Command("score", (heads,), {**words, "part": "neurons"}, file),
         )
         return replace(member, file=file, making=making)
 
     def mean(self) -> Member:
         """One ordinary model of the mean weights."""
-        file = self.options.work / f"mean{SUFFIX}"
-        making = Command("fuse", self._files, {"mean": True, **self.options.names}, file)
-        return Member("the mean", file, WHOLE, len(self.models), (*self._made, making))
+        return self._fused("the mean", "mean", WHOLE, len(self.models), mean=True)
 
-    def mean_trunk(self, layers: int) -> Command:
-        """What makes a hydra of all models behind the mean of so many layers."""
-        words = {"mean_trunk": layers, **self.options.names}
-        return Command(
-            "fuse", self._files, words, self.options.work / f"mean-trunk-{layers}{SUFFIX}"
-        )
+    def mean_trunk(self, layers: int) -> Member:
+        """A hydra of all models behind the mean of so many layers."""
+        label = f"hydra behind the mean of {layers} layers"
+        hydra = self._fused(label, f"mean-trunk-{layers}", {}, -2, mean_trunk=layers)
+        return replace(hydra, count=len(self.models))
 
-    @property
-    def _files(self) -> tuple[Path, ...]:
-        return tuple(self.scored(each).file for each in self.models)
-
-    @property
-    def _made(self) -> tuple[Command, ...]:
-        return tuple(command for each in self.models for command in self.scored(each).making)
+    def _fused(
+        self, label: str, name: str, cost: Mapping[Unit, float], model: int, **words: Any
+    ) -> Member:
+        copies = [self.scored(each) for each in self.models]
+        file, files = self.options.work / f"{name}{SUFFIX}", tuple(each.file for each in copies)
+        fuse = Command("fuse", files, {**words, **self.options.names}, file)
+        making = (*(command for each in copies for command in each.making), fuse)
+        return Member(label, file, cost, model, making)
 
     def cut(self, member: Member, size: Size, sizes: Sizes) -> Member:
         """What is left of a whole model at a size."""
@@ -173,33 +156,24 @@ class Cuts:
     def distilled(self, member: Member, teachers: Sequence[str], whole: Member) -> Member:
         """The same, distilled from these, or from the model that it was cut out of."""
         options, recipe = self.options, recipe_of(self.options)
-        words: dict[str, Any] = {
-            "recipe": recipe,
-            **learning(options),
-            "teacher": list(teachers) or [str(self.scored(whole).file)],
-            "seed": options.seed,
-            "batch_size": None,
-        }
-        about = {name: str(value) for name, value in words.items()}
-        about["recipe"] = repr(load_recipe(recipe, {}))  # all that it says, whatever its name
+        taught_by = list(teachers) or [str(self.scored(whole).file)]
+        # All that the recipe says, whatever its name.
+        about = {"recipe": repr(load_recipe(recipe, {})), "teachers": repr(taught_by)}
         mark = content_hash(about, "")[:8]
         file = options.work / f"{member.name}-distilled-{mark}{SUFFIX}"
-        return replace(
-            member,
-            label=f"{member.label}, distilled {mark}",
-            file=file,
-            making=(*member.making, Command("finetune", (member.file,), words, file)),
-        )
+        distil = finetuned(options, member.file, file, recipe=recipe, teacher=taught_by)
+        label = f"{member.label}, distilled {mark}"
+        return replace(member, label=label, file=file, making=(*member.making, distil))
 
     def teachers(self, count: int) -> list[Command]:
         """What trains so many models, each with an order of samples of its own."""
         options, start = self.options, self.scored(self.models[0]).file
         return [
-            Command(
-                "finetune",
-                (start,),
-                {**learning(options), "seed": options.seed + number},
+            finetuned(
+                options,
+                start,
                 options.work / f"teacher-{number}{SUFFIX}",
+                seed=options.seed + number,
             )
             for number in range(1, count + 1)
         ]

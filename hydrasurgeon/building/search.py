@@ -14,10 +14,9 @@ from numpy import ndarray
 
 from hydrasurgeon.building.answers import Asked
 from hydrasurgeon.building.clock import EIGHT_BITS, Clock, Taken
-from hydrasurgeon.building.cost import SMALLEST, UNITS, Budget, Size, Sizes, cost_of
+from hydrasurgeon.building.cost import SMALLEST, UNITS, Budget, Sizes, cost_of
 from hydrasurgeon.building.members import (
     SEEDS,
-    WHOLE,
     Cuts,
     Member,
     check_uncut,
@@ -91,11 +90,13 @@ class Search:
     def stages(self) -> Iterator[None]:
         """Makes candidates, the quickest first; after each there is more to choose from."""
         self.plan.begin("quick")
-        for quick in (single, probed):
-            choice = quick(self)
-            if choice is not None:
-                self.plain.append(choice)
-                yield
+        if self.models:
+            self.plain.append(Choice.of(self.models[0], name=SINGLE))
+            yield
+        if (probe := self._probed()) is not None:
+            self.probe = probe
+            self.plain.append(Choice.of(probe, name=PROBE))
+            yield
         self.plan.tick("words", 0, 1)
         if self.words is not None:
             self.plain.append(replace(self.plain[0], name=WORDS, words="alone"))
@@ -106,16 +107,32 @@ class Search:
         if len(self.models) > 1:
             self.plan.begin("models")
             yield from self._together()
-        if any(step.key == "sizes" for step in self.plan.steps):
+        if self._cuts_some:
             self.plan.begin("sizes")
             yield from self._smaller()
 
+    @property
+    def _cuts_some(self) -> bool:
+        return any(step.key == "sizes" for step in self.plan.steps)
+
     def check(self, opened: Sequence[Single]) -> None:
         """Refuse what cannot be made smaller, and budgets that nothing is within, before any work."""
-        if any(step.key == "sizes" for step in self.plan.steps):
+        if self._cuts_some:
             check_uncut(opened)
             if self.clock is None:
-                self.sizes().ladder(self.budgets, len(opened), stock=self.options.stock)
+                self.sizes.ladder(self.budgets, len(opened))
+
+    def _probed(self) -> Member | None:
+        """The body as it is with a classifier in closed form, if TRAIN can give it the classes."""
+        model = self.opened.manifest.model
+        if self.opened.family.named_classes:
+            return None
+        member = self.probe or probe_of(self.models[0].file, self.options, model.problem)
+        self._make(member)
+        fitted = open_single(member.file).manifest.model
+        if fitted.num_classes != model.num_classes or model.labels not in (None, fitted.labels):
+            return None
+        return member
 
     def _tuned(self) -> Iterator[None]:
         """Models of a body; those that are best left as they start are all the probe."""
@@ -157,29 +174,18 @@ class Search:
         """Hydras of all models behind their mean's leading layers, where a budget could pay them."""
         if self.budgets[-1].unit != "params" and self.budgets[-1].most <= 1:
             return
-        count, depth = len(self.models), self.sizes().layers
+        depth = self.sizes.layers
         one = first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
         for layers in sorted({max(1, round(share * depth)) for share in TRUNKS} - {depth}):
-            command = cuts.mean_trunk(layers)
-            self.workshop.perform(command)
-            assert command.out is not None
-            cost = cost_of(open_checkpoint(command.out), one, self.sizes().full, self.options)
-            label = f"hydra behind the mean of {layers} layers"
-            yield Member(
-                label,
-                command.out,
-                cost,
-                -2,
-                (*cuts.scored(self.models[0]).making, command),
-                count=count,
-            )
+            hydra = cuts.mean_trunk(layers)
+            self._make(hydra)
+            cost = cost_of(open_checkpoint(hydra.file), one, self.sizes.full, self.options)
+            yield replace(hydra, cost=cost)
 
     def _smaller(self) -> Iterator[None]:
         """What is left of each model, and of their mean, at every size that fills a budget."""
-        sizes = self._ladder()
-        if not sizes:
-            return
-        cuts = self._cuts()
+        costs, cuts = in_macs(self.budgets, self.sizes, self.clock), self._cuts()
+        sizes = self.sizes.ladder(costs, len(self.models))
         whole = [*self.models] if self.mean is None else [self.mean, *self.models]
         with sharing():
             for number, member in enumerate(whole):
@@ -187,7 +193,7 @@ class Search:
                     f"scores of {member.label}", number * len(sizes), len(whole) * len(sizes)
                 )
                 for size in sizes:
-                    cut = cuts.cut(member, size, self.sizes())
+                    cut = cuts.cut(member, size, self.sizes)
                     self._make(cut)
                     self.cuts.append(cut)
                     yield
@@ -225,26 +231,11 @@ class Search:
     def _transform(self) -> Callable[[Any], Any]:
         return self.opened.family.transform(self.opened.manifest.model, files=self.opened.files)
 
+    @cached_property
     def sizes(self) -> Sizes:
         """What sizes there are."""
-        if self._sizes is None:
-            one = first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
-            self._sizes = Sizes(self.opened, one, self.options)
-        return self._sizes
-
-    _sizes: Sizes | None = None
-
-    def _ladder(self) -> list[Size]:
-        """The sizes that are tried: for the same budgets the same ones as before."""
-        stock, models = self.options.stock, len(self.models)
-        key = f"{','.join(map(str, self.budgets))}; {models} models{'; stock' * stock}"
-        kept = self.state.known.get("sizes", {})
-        if key not in kept:
-            costs = in_macs(self.budgets, self.sizes(), self.clock, stock=stock)
-            found = self.sizes().ladder(costs, models, stock=stock)
-            kept = {**kept, key: [[size.heads, size.neurons] for size in found]}
-            self.state.keep(sizes=kept)
-        return [Size(*size) for size in kept[key]]
+        one = first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
+        return Sizes(self.opened, one, self.options, stock=self.options.stock)
 
     def offers(self, choice: Choice) -> bool:
         """Whether it is one model that its library builds, where only that may be chosen."""
@@ -375,27 +366,6 @@ class Search:
         return {**cost, "time": taken.time, "ms": taken.ms}
 
 
-def single(search: Search) -> Choice | None:
-    """The first model as it is; a body has none yet."""
-    if not search.models:
-        return None
-    return Choice.of(search.models[0], name=SINGLE)
-
-
-def probed(search: Search) -> Choice | None:
-    """A body as it is with a classifier in closed form, unless TRAIN cannot give it the classes."""
-    model = search.opened.manifest.model
-    if search.opened.family.named_classes:
-        return None
-    member = search.probe or probe_of(search.models[0].file, search.options, model.problem)
-    search._make(member)
-    fitted = open_single(member.file).manifest.model
-    if fitted.num_classes != model.num_classes or model.labels not in (None, fitted.labels):
-        return None
-    search.probe = member
-    return Choice.of(member, name=PROBE)
-
-
 def averaged(opened: Sequence[Single]) -> bool:
     """Whether these have a mean that is like them."""
     try:
@@ -405,9 +375,7 @@ def averaged(opened: Sequence[Single]) -> bool:
     return True
 
 
-def in_macs(
-    budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None, *, stock: bool = False
-) -> Sequence[Budget]:
+def in_macs(budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None) -> Sequence[Budget]:
     """What sizes are to cost: of budgets of time the multiply-adds that these may pay in the
     fastest engine.
     """
@@ -421,7 +389,7 @@ def in_macs(
         budget = Budget("macs", most)
         if costs and most < APART * costs[-1].most:
             continue
-        if most >= 1 or sizes.filling(budget, stock=stock) is not None:
+        if most >= 1 or sizes.filling(budget) is not None:
             costs.append(budget)
     return costs or [Budget("macs", SMALLEST)]
 
@@ -432,6 +400,5 @@ def fusion_of(members: Sequence[Member], options: BuildOptions) -> Member:
     file = options.work / f"hydra-{key}{SUFFIX}"
     words = {"mlp": "separate", **options.names}
     fuse = Command("fuse", tuple(member.file for member in members), words, file)
-    cost = {unit: sum(member.cost[unit] for member in members) for unit in WHOLE}
     making = (*(command for member in members for command in member.making), fuse)
-    return Member(file.stem, file, cost, making=making, count=len(members))
+    return Member(file.stem, file, {}, making=making, count=len(members))

@@ -135,7 +135,7 @@ class Row:
     """Standard errors of what it is worth."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """A choice with its cost and its figures."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint, open_single
+from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, write_text
 from hydrasurgeon.files.foreign import read_json
@@ -29,11 +29,11 @@ MOST_STATE = 4 << 20
 
 @dataclass(frozen=True)
 class State(Resumable):
-    """What a work folder belongs to, the times and sizes that hold for it, and what an unfinished
+    """What a work folder belongs to, the times that hold for it, and what an unfinished
     build has written.
     """
 
-    work: Work = ("build", "hydrasurgeon.build-state/9")
+    work: Work = ("build", "hydrasurgeon.build-state/10")
     known: dict[str, Any] = field(default_factory=dict)
 
     def open(self) -> None:
@@ -93,21 +93,14 @@ class Workshop:
 
     def perform(self, command: Command) -> None:
         """Run a command unless what it writes is there; an interrupted training goes on."""
-        more: dict[str, Any] = {}
-        if command.out is None:
-            if self._is_scored(command):
-                return
-        elif command.out.exists():
+        assert command.out is not None
+        if command.out.exists():
             return
-        elif command.stage == "finetune":
+        more: dict[str, Any] = {}
+        if command.stage == "finetune":
             begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
             more = {"resume": begun.exists(), "save_every": SAVED}
         command.run(device=self.options.device, progress=self.progress, **more)
-
-    def _is_scored(self, command: Command) -> bool:
-        """Whether a copy has the scores of its neurons already."""
-        scores = open_single(command.inputs[0]).manifest.scores
-        return any(name.startswith("neurons") for name in scores)
 
 
 def identity_of(weights: Mapping[str, str], options: BuildOptions) -> dict[str, Any]:

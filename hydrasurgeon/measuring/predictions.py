@@ -104,10 +104,16 @@ class Predictions:
         return "near" if name in self.near else "far"
 
 
-def write_predictions(predictions: Predictions, path: Path, *, data: str | None = None) -> None:
-    """`data` hashes the samples that the logits are for."""
+def write_predictions(
+    predictions: Predictions,
+    path: Path,
+    *,
+    data: str | None = None,
+    more: Mapping[str, ndarray] | None = None,
+) -> None:
+    """`data` hashes the samples that the logits are for; `more` is for whoever else reads the file."""
     outputs = predictions.outputs
-    tensors = {"logits": outputs.logits, "labels": outputs.truth}
+    tensors = {"logits": outputs.logits, "labels": outputs.truth, **(more or {})}
     if outputs.groups is not None:
         tensors["groups"] = outputs.groups
     for name, said in predictions.ood.items():

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.building import built, summary_of
 from hydrasurgeon.building.answers import Asked
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, parse_budgets
@@ -117,25 +116,26 @@ def build(options: BuildOptions) -> Built:
         options = _for_numbers(models[0], options)
         sets, notes = _data(models[0], val, options)
         search = _search(options, budgets, models, sets, plan, state, workshop, begun)
+        search.check(models)
     front = Front(search, out, force=options.force, ours=ours)
-    notes = [*(each.note for each in models if each.note), built(search, front), *notes]
+    notes = [*(each.note for each in models if each.note), front.run(), *notes]
     if len(models) > 1 and not averaged(models):
         notes.append("the models share no start: their mean and its parts are left out")
     notes.append(
         "the decision state was fitted on --val, by which the members were chosen: run calibrate on "
         "fresh data for the full guarantee"
     )
-    last = front.rungs[-1].entry
+    *_, last = front.rungs.values()
     return Built(
         path=out,
         objective=options.goal,
         work=options.work,
         rows=tuple(each.row(each.choice.name) for each in front.references),
-        front=tuple(rung.entry.row(name_of(rung)) for rung in front.rungs),
+        front=tuple(each.row(name_of(budget, each)) for budget, each in front.rungs.items()),
         members=tuple(member.label for member in last.choice.members),
         estimate=last.value,
         plan=plan.lines,
-        summary=summary_of(front.rungs, front.single, options),
+        summary=front.summary(),
         notes=tuple(dict.fromkeys(filter(None, notes))),
     )
 

@@ -205,8 +205,10 @@ def body_of(folder: Path) -> Path:
 @pytest.mark.slow
 def test_from_a_body_to_a_front(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe first, models that are tuned (here whether or not that helps), their mean; VAL decides."""
-    learning = members.learning
-    monkeypatch.setattr(members, "learning", lambda options: learning(options) | {"val": None})
+    tune = members.finetuned
+    monkeypatch.setattr(
+        members, "finetuned", lambda *about, **words: tune(*about, **words | {"val": None})
+    )
     bare, work = body_of(world.folder / "bare"), world.folder / "body"
     record = world.front([bare], seeds=2, data=world.train, cache=work, force=True)
     files = [work / "seed-1.safetensors", work / "seed-2.safetensors"]
