@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -30,25 +31,42 @@ SHARPNESS = -0.5
 """The parameter of the cubic curve: Keys', which Pillow and PyTorch take."""
 BITS = 15
 """Of the weights that PyTorch resizes bytes with, one of them the sign."""
-USUAL_SHARE = 0.875
-"""The share of a resized image that timm cuts out where a config does not say."""
 
 
-class Pictures:
+class Pictures(ABC):
     """A transform of pictures to arrays."""
 
     kind = "image"
 
-    def __init__(
-        self, preprocess: Mapping[str, Any], read: Callable[[Image.Image], Pixels]
-    ) -> None:
-        self.read = read
+    def __init__(self, preprocess: Mapping[str, Any]) -> None:
+        self.preprocess = preprocess
+        self.channels, *self.crop = preprocess["input_size"]
+        self.mode = preprocess.get("crop_mode")
+        self.way = preprocess.get("interpolation", "bicubic")
+        share = preprocess.get("crop_pct") or self.usual_share
+        self.edges = [math.floor(edge / share) for edge in self.crop]
         self.mean, self.std = (
             np.array(preprocess[name], dtype=np.float32)[:, None, None] for name in ("mean", "std")
         )
 
+    usual_share = 1.0
+    """The share of a resized image that is cut out where a config does not say."""
+
+    @abstractmethod
+    def converted(self, image: Image.Image) -> Image.Image:
+        """Any picture with the colours that a model reads."""
+
+    @abstractmethod
+    def sized(self, image: Image.Image) -> Pixels:
+        """Resized and cut."""
+
+    def picture(self, image: Image.Image) -> Image.Image:
+        """The same as a picture."""
+        pixels = self.sized(image)
+        return Image.fromarray(pixels[0] if self.channels == 1 else pixels.transpose(1, 2, 0))
+
     def __call__(self, image: Image.Image) -> NDArray[np.float32]:
-        pixels = self.read(image).astype(np.float32) / np.float32(255)
+        pixels = self.sized(self.converted(image)).astype(np.float32) / np.float32(255)
         result: NDArray[np.float32] = (pixels - self.mean) / self.std
         return result
 
@@ -57,70 +75,65 @@ class Pictures:
         return np.stack(images)
 
 
-def in_timm(preprocess: Mapping[str, Any]) -> Pictures:
+class InTimm(Pictures):
     """As timm's transform for evaluation has it: Pillow resizes."""
-    channels, *crop = preprocess["input_size"]
-    way = WAYS[preprocess.get("interpolation", "bicubic")]
-    mode, share = preprocess.get("crop_mode"), preprocess.get("crop_pct") or USUAL_SHARE
-    edges = [math.floor(edge / share) for edge in crop]
-    fill = [round(255 * value) if mode == "border" else 0 for value in preprocess["mean"]]
 
-    def read(image: Image.Image) -> Pixels:
-        image = plain(image).convert("L" if channels == 1 else "RGB")
-        sides = image.height, image.width
-        if mode == "squash":
+    usual_share = 0.875
+
+    def converted(self, image: Image.Image) -> Image.Image:
+        return plain(image).convert("L" if self.channels == 1 else "RGB")
+
+    def sized(self, image: Image.Image) -> Pixels:
+        sides, edges = (image.height, image.width), self.edges
+        if self.mode == "squash":
             size = edges
-        elif mode == "border" or edges[0] != edges[1]:
+        elif self.mode == "border" or edges[0] != edges[1]:
             ratios = [side / edge for side, edge in zip(sides, edges, strict=True)]
-            ratio = max(ratios) if mode == "border" else min(ratios)
+            ratio = max(ratios) if self.mode == "border" else min(ratios)
             size = [round(side / ratio) for side in sides]
         else:
             size = _by_shorter(sides, edges[0])
         if [*size] != [*sides]:
-            image = image.resize((size[1], size[0]), way)
-        return _cut(_channels(image), crop, half=round, fill=fill)
+            image = image.resize((size[1], size[0]), WAYS[self.way])
+        fill = [0] * self.channels
+        if self.mode == "border":
+            fill = [round(255 * value) for value in self.preprocess["mean"]]
+        return _cut(_channels(image), self.crop, half=round, fill=fill)
 
-    return Pictures(preprocess, read)
 
-
-def in_transformers(preprocess: Mapping[str, Any], *, white: bool) -> Pictures:
-    """As transformers' processors have it: upright, and resized as tensors of bytes; `white` lies
-    behind pixels of the transparent colour.
+class InTransformers(Pictures):
+    """As transformers' processors have it: turned as its EXIF data say, and resized as tensors of
+    bytes; `white` lies behind pixels of the transparent colour.
     """
-    channels, *crop = preprocess["input_size"]
-    share, way = preprocess.get("crop_pct") or 1.0, preprocess.get("interpolation", "bicubic")
-    edges = [math.floor(edge / share) for edge in crop]
 
-    def read(image: Image.Image) -> Pixels:
-        image = upright(image, channels=channels, white=white)
-        sides = image.height, image.width
-        size = edges
-        if preprocess.get("crop_mode") != "squash":
-            size = _by_shorter(sides, edges[0])
-        if way == "nearest":
+    def __init__(self, preprocess: Mapping[str, Any], *, white: bool) -> None:
+        super().__init__(preprocess)
+        self.white = white
+
+    def converted(self, image: Image.Image) -> Image.Image:
+        image = plain(turned(image))
+        if self.channels == 1:
+            return image.convert("L")
+        image = image.convert("RGB")
+        if not (self.white and isinstance(image.info.get("transparency"), tuple)):
+            return image
+        behind = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
+
+    def sized(self, image: Image.Image) -> Pixels:
+        sides, size = (image.height, image.width), self.edges
+        if self.mode != "squash":
+            size = _by_shorter(sides, size[0])
+        if self.way == "nearest":
             pixels = _channels(image)[:, _nearest(sides[0], size[0])]
             pixels = pixels[:, :, _nearest(sides[1], size[1])]
-        elif way in REACH:
+        elif self.way in REACH:
             pixels = _channels(image)
             for axis in (2, 1):
-                pixels = _resized(pixels, size[axis - 1], axis, way)
+                pixels = _resized(pixels, size[axis - 1], axis, self.way)
         else:
-            pixels = _channels(image.resize((size[1], size[0]), WAYS[way]))
-        return _cut(pixels, crop, half=int, fill=[0] * channels)
-
-    return Pictures(preprocess, read)
-
-
-def upright(image: Image.Image, *, channels: int, white: bool) -> Image.Image:
-    """Turned as its EXIF data say, with the colours that a model reads."""
-    image = plain(turned(image))
-    if channels == 1:
-        return image.convert("L")
-    image = image.convert("RGB")
-    if not (white and isinstance(image.info.get("transparency"), tuple)):
-        return image
-    behind = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
+            pixels = _channels(image.resize((size[1], size[0]), WAYS[self.way]))
+        return _cut(pixels, self.crop, half=int, fill=[0] * self.channels)
 
 
 def _by_shorter(sides: Sequence[int], edge: int) -> list[int]:
@@ -164,29 +177,37 @@ def _resized(pixels: Pixels, size: int, axis: int, way: str) -> Pixels:
     """Along one axis, as PyTorch resizes bytes: by whole weights, rounded once."""
     if pixels.shape[axis] == size:
         return pixels
-    weights, shift = _whole_weights(pixels.shape[axis], size, way)
-    moved = np.moveaxis(pixels, axis, -1).astype(np.float64)
-    made = np.floor((moved @ weights.T + 2.0 ** (shift - 1)) / 2.0**shift)
-    return np.moveaxis(made.clip(0, 255).astype(np.uint8), -1, axis)
+    places, weights, shift = _whole_weights(pixels.shape[axis], size, way)
+    first = np.moveaxis(pixels, axis, 0)
+    rows = first.astype(np.int32, order="C").reshape(len(first), -1)
+    total = np.full((size, rows.shape[1]), 1 << (shift - 1), np.int32)
+    for at, weight in zip(places, weights, strict=True):
+        some = rows[at]
+        some *= weight[:, None]
+        total += some
+    made = (total >> shift).clip(0, 255).astype(np.uint8)
+    return np.moveaxis(made.reshape(size, *first.shape[1:]), 0, axis)
 
 
 @cache
-def _whole_weights(before: int, after: int, way: str) -> tuple[NDArray[np.float64], int]:
-    """[after, before]: how much each pixel counts, times a power of two."""
+def _whole_weights(
+    before: int, after: int, way: str
+) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
+    """[tap, after]: which pixels each one is made of, and how much each counts, times a power of two."""
     scale = before / after
     stretch = max(scale, 1.0)
     reach = REACH[way] * stretch
-    centre = (np.arange(after)[:, None] + 0.5) * scale
-    at = np.arange(before)[None]
+    centre = (np.arange(after) + 0.5) * scale
     first = (centre - reach + 0.5).astype(int).clip(min=0)
     last = (centre + reach + 0.5).astype(int).clip(max=before)
-    curve = np.where((at >= first) & (at < last), _curve((at + 0.5 - centre) / stretch, way), 0.0)
-    weights = curve / curve.sum(axis=1, keepdims=True)
+    at = first + np.arange((last - first).max())[:, None]
+    curve = np.where(at < last, _curve((at + 0.5 - centre) / stretch, way), 0.0)
+    weights = curve / curve.sum(axis=0)
     shift = 0
     while shift < 22 and int(0.5 + weights.max() * 2 ** (shift + 1)) < 1 << BITS:
         shift += 1
     half = np.where(weights < 0, -0.5, 0.5)
-    return np.trunc(weights * 2.0**shift + half), shift
+    return at.clip(max=before - 1), np.trunc(weights * 2.0**shift + half).astype(np.int32), shift
 
 
 def _curve(x: NDArray[np.float64], way: str) -> NDArray[np.float64]:

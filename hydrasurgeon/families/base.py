@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydrasurgeon.anatomy.parts import Anatomy
+    from hydrasurgeon.data.pictures import Pictures
     from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.files.manifest import Manifest, Model, Tower
     from hydrasurgeon.files.tensors import TensorInfo
@@ -287,15 +288,14 @@ class Family(ABC):
         """
         from hydrasurgeon.families.transforms import eval_transform, train_transform
 
-        if augment is not None:
-            return train_transform(model.preprocess, augment)
-        return eval_transform(model.preprocess)
+        pictures = self.pictures(model, files=files or {})
+        return eval_transform(pictures) if augment is None else train_transform(pictures, augment)
 
-    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Callable[[Any], Any]:
-        """The same for a graph, which reads arrays: without the library."""
-        from hydrasurgeon.data.pictures import in_timm
+    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Pictures:
+        """How its images are prepared: arrays, without its library."""
+        from hydrasurgeon.data.pictures import InTimm
 
-        return in_timm(model.preprocess)
+        return InTimm(model.preprocess)
 
     def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
         """Random inputs of the right shape, for measuring cost."""

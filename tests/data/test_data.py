@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from hydrasurgeon.data import Batches, open_data
+from hydrasurgeon.data.pictures import InTimm
 from hydrasurgeon.data.samples import Rows
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.families.transforms import eval_transform, train_transform
@@ -181,9 +182,15 @@ def test_corrupt_images_are_named(tmp_path: Path) -> None:
     samples = open_data(str(root))
     for workers in (0, 1):
         with pytest.raises(DataError, match=r"10\.png: not a readable image"):
-            list(Batches(samples, eval_transform(PREPROCESS), batch_size=2, workers=workers))
+            list(
+                Batches(samples, eval_transform(InTimm(PREPROCESS)), batch_size=2, workers=workers)
+            )
         batches = Batches(
-            samples, eval_transform(PREPROCESS), batch_size=2, workers=workers, skip_bad=True
+            samples,
+            eval_transform(InTimm(PREPROCESS)),
+            batch_size=2,
+            workers=workers,
+            skip_bad=True,
         )
         assert torch.cat([b.labels for b in batches]).tolist() == [0, 1, 1, 1]
         assert [name.split("/")[-1].split(":")[0] for name in batches.skipped] == ["10.png"]
@@ -202,7 +209,7 @@ def test_every_picture_becomes_what_the_model_reads(mode: str) -> None:
             "mean": [0.0] * channels,
             "std": [1.0] * channels,
         }
-        found = eval_transform(preprocess)(picture)
+        found = eval_transform(InTimm(preprocess))(picture)
         assert found.shape == (channels, 28, 28)
         assert found.mean().item() == pytest.approx(128 / 255, abs=0.01)
 
@@ -212,7 +219,7 @@ def test_augmentation_does_not_depend_on_workers_or_start(tmp_path: Path) -> Non
     np.savez(tmp_path / "d.npz", images=rng.integers(0, 256, (12, 28, 28), dtype=np.uint8))
     samples = open_data(str(tmp_path / "d.npz"))
     augment = {"random_resized_crop": [0.5, 1.0], "hflip": 0.5, "rand_augment": "rand-m9-n2"}
-    transform = train_transform(PREPROCESS, augment)
+    transform = train_transform(InTimm(PREPROCESS), augment)
     torch.manual_seed(1)
     before = torch.get_rng_state()
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.data.images import FORMATS, decode
+from hydrasurgeon.data.pictures import InTimm
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.families.transforms import eval_transform
 from hydrasurgeon.files.manifest import Model
@@ -41,7 +42,7 @@ def used(path: Path) -> None:
     """Opened, hashed, and every sample read and made ready for a model."""
     samples = open_data(str(path), limit=4)
     samples.fingerprint()
-    prepare = eval_transform(PREPROCESS)
+    prepare = eval_transform(InTimm(PREPROCESS))
     for i in range(len(samples)):
         raw = samples.read(i)
         if isinstance(raw, Image.Image):
@@ -218,11 +219,11 @@ def test_samples_that_cannot_be_read_are_left_out_on_request(tmp_path: Path) -> 
     (tmp_path / "d.csv").write_text("image,label\nx.png,0\ngone.png,1\nx.png,1\n")
     samples = open_data(str(tmp_path / "d.csv"))
     assert samples.fingerprint()["rows"] == 3
-    batches = Batches(samples, eval_transform(PREPROCESS), batch_size=2, skip_bad=True)
+    batches = Batches(samples, eval_transform(InTimm(PREPROCESS)), batch_size=2, skip_bad=True)
     assert sum(len(batch.index) for batch in batches) == 2
     assert "gone.png" in batches.skipped[0]
     with pytest.raises(DataError, match=r"gone\.png"):
-        list(Batches(samples, eval_transform(PREPROCESS), batch_size=2))
+        list(Batches(samples, eval_transform(InTimm(PREPROCESS)), batch_size=2))
 
 
 def test_links_that_lead_in_circles(tmp_path: Path) -> None:

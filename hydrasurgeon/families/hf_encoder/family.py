@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from hydrasurgeon.data.pictures import Pictures
     from hydrasurgeon.families.weights import Weight
     from hydrasurgeon.files.tensors import TensorInfo
 
@@ -124,22 +125,10 @@ CUT = """
 class OfImages(Family):
     """Families whose images are prepared as transformers' processors do it."""
 
-    def transform(
-        self,
-        model: Model,
-        augment: Mapping[str, Any] | None = None,
-        *,
-        files: Mapping[str, str] | None = None,
-    ) -> Callable[[Any], Any]:
-        from hydrasurgeon.families.hf_encoder import pictures
+    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Pictures:
+        from hydrasurgeon.data.pictures import InTransformers
 
-        white = white_behind(self.config(model), files or {})
-        return pictures.transform(model.preprocess, augment, white=white)
-
-    def pictures(self, model: Model, *, files: Mapping[str, str]) -> Callable[[Any], Any]:
-        from hydrasurgeon.data.pictures import in_transformers
-
-        return in_transformers(model.preprocess, white=white_behind(self.config(model), files))
+        return InTransformers(model.preprocess, white=white_behind(self.config(model), files))
 
     @abstractmethod
     def config(self, model: Model) -> Any:
