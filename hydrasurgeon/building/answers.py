@@ -18,7 +18,7 @@ from hydrasurgeon.building.members import Member
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import open_checkpoint, undecided
 from hydrasurgeon.data import Samples
-from hydrasurgeon.decision.ood_score import evidence_of
+from hydrasurgeon.decision.ood_score import Classifier, evidence_of
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes
@@ -35,8 +35,6 @@ from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.statistics.scores.evidence import Evidence
 
-Linear = tuple[tuple[ndarray, ndarray], ...]
-
 
 @dataclass(frozen=True)
 class Answers:
@@ -46,7 +44,7 @@ class Answers:
     """Of VAL, and of each OOD set."""
     evidence: tuple[Evidence, ...] = ()
     """What OOD scores are fitted on, a member each; empty where nothing is OOD."""
-    linear: Linear = ()
+    linear: tuple[Classifier, ...] = ()
     """Weight and bias of each member's classifier."""
 
     def beside(self, other: Answers) -> Answers:
@@ -129,7 +127,7 @@ class Asked:
             more |= {"fit.logits": fit.logits, "fit.labels": fit.labels}
             for number, (weight, bias) in enumerate(classifiers(live)):
                 more |= {f"weight.{number}": weight, f"bias.{number}": bias}
-        val, *ood = (replace(each, features=None) for each in said)
+        val, *ood = said
         kept, kind = {str(n): each for n, each in enumerate(ood)}, "backbone"
         if member.count > 1:
             kind = "hydra"
@@ -143,7 +141,7 @@ class Asked:
         if len(sets[0].logits) != len(self.val) or len(said.ood) != len(self.ood):
             raise ValueError("of other samples")
         if not self.ood:
-            return Answers((said.outputs,))
+            return Answers((*sets,))
         held = load_file(place)
         sets = [replace(each, features=held[f"features.{n}"]) for n, each in enumerate(sets)]
         linear = tuple(
@@ -152,4 +150,4 @@ class Asked:
         )
         fit = Outputs(held["fit.logits"], held[f"features.{len(sets)}"], held["fit.labels"])
         evidence = evidence_of(self.problem.outputs(fit), linear, self.options.seed)
-        return Answers(tuple(sets), tuple(evidence), linear)
+        return Answers((*sets,), (*evidence,), linear)

@@ -22,7 +22,7 @@ from hydrasurgeon.building.cost import Budget
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.building.plan import TimeIsUp
 from hydrasurgeon.building.search import LEAST_ON, PROBE, SINGLE, Search, fusion_of
-from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Row, Table, right_of
+from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Table, right_of
 from hydrasurgeon.building.work import mark_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
@@ -32,6 +32,7 @@ from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.measuring.bootstrap import Difference, compared
+from hydrasurgeon.measuring.results import COMPARED
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 
@@ -41,14 +42,8 @@ NAME = "front.json"
 """What it is called, in the folder of the checkpoints."""
 MOST = 4 << 20
 """Bytes of it."""
-MEASURES = {
-    "f1": ("F1", 1, 3, ""),
-    "accuracy": ("accuracy", 100, 1, " points"),
-    "nll": ("NLL", 1, 3, ""),
-    "rmse": ("RMSE", 1, 3, ""),
-    "auroc": ("AUROC", 100, 1, " points"),
-}
-"""Measures that are compared: name, factor, digits and unit."""
+SHOWN = {"f1": 1, "accuracy": 100, "nll": 1, "rmse": 1, "auroc": 100}
+"""Measures that are compared, and what they are told in: points are hundredths."""
 SPARE = 0.005
 """The share of samples by which accuracy may fall where OOD data choose."""
 
@@ -104,13 +99,6 @@ class Front:
             for each in entries
         ]
 
-    @property
-    def single(self) -> Entry:
-        """The first model; of a body that has none yet, the probe."""
-        return next(
-            (each for each in self.references if each.choice.name == SINGLE), self.references[0]
-        )
-
     def run(self) -> str:
         """Make candidates, and write each that is better than what is there, until all are tried, time
         is up, or somebody ends it; why not everything was tried.
@@ -138,7 +126,9 @@ class Front:
     def summary(self) -> str:
         """What was made, how it compares with the model as it is, and what to do next."""
         lines = ["Written, compared with your calibrated model on held-out halves of VAL:"]
-        single = self.single
+        references = {each.choice.name: each for each in self.references}
+        single = references.get(SINGLE, references.get(PROBE))
+        assert single is not None
         below: Entry | None = None
         for budget, entry in self.rungs.items():
             what = f"{budget}: {_what(entry)} at {entry.cost[budget.unit]:.2f}x"
@@ -148,7 +138,7 @@ class Front:
                 lines.append(f"{what}: nothing is better by more than chance")
             else:
                 changes = compared(entry.answers, single.answers)
-                told = [_change(each) for each in changes if each.metric in MEASURES]
+                told = [_change(each) for each in changes if each.metric in SHOWN]
                 lines.append(f"{what}: {'; '.join(told)}")
             below = entry
         files, page = str(self.options.out), ""
@@ -367,13 +357,12 @@ def write_front(
         name = names.setdefault(entry, f"{budget.unit}-{budget.most:g}{SUFFIX}")
         manifest = open_checkpoint(files[entry]).manifest
         about = {"budget": budget.most, "path": name, "kind": manifest.kind}
-        entries.append({**about, **_record(entry, entry.row(name_of(budget, entry)))})
+        entries.append({**about, **_record(entry)})
     rivals = []
     for entry in references:
         kind = "hydra" if entry.choice.count > 1 else "backbone"
-        about = {"budget": None, "path": names.get(entry), "kind": kind}
-        name = entry.choice.name
-        rivals.append({"name": name, **about, **_record(entry, entry.row(name))})
+        about = {"name": entry.choice.name, "budget": None, "path": names.get(entry), "kind": kind}
+        rivals.append({**about, **_record(entry)})
     pairs = pairwise(rungs.items())
     record = {
         "format": FORMAT,
@@ -390,23 +379,23 @@ def write_front(
         write_text(folder / NAME, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def _record(entry: Entry, row: Row) -> dict[str, Any]:
+def _record(entry: Entry) -> dict[str, Any]:
     """What it is made of, its cost and its worth, with standard errors."""
-    how, made_of = {}, [member.label for member in entry.choice.members]
-    if "time" in row.cost:
-        how["engine"] = entry.choice.engine
-    if entry.choice.words != "off":
-        how["words"] = entry.choice.words
-    if entry.choice.words == "alone":
+    choice, how, made_of = entry.choice, {}, [member.label for member in entry.choice.members]
+    if "time" in entry.cost:
+        how["engine"] = choice.engine
+    if choice.words != "off":
+        how["words"] = choice.words
+    if choice.words == "alone":
         made_of = []
     return {
         **how,
-        "members": row.members,
+        "members": choice.count,
         "made_of": made_of,
         "estimate": entry.value,
-        **row.cost,
-        **row.worth,
-        "errors": dict(row.errors),
+        **entry.cost,
+        **entry.worth,
+        "errors": entry.errors,
     }
 
 
@@ -422,12 +411,13 @@ def _what(entry: Entry) -> str:
 
 def _change(difference: Difference) -> str:
     """`accuracy +0.4 points (-0.6 to +1.3)`, and whether that is better or worse."""
-    name, factor, digits, unit = MEASURES[difference.metric]
+    factor = SHOWN[difference.metric]
+    digits, unit = (3, "") if factor == 1 else (1, " points")
     value, low, high = (
         f"{factor * number:+.{digits}f}"
         for number in (difference.value, difference.low, difference.high)
     )
-    text = f"{name} {value}{unit} ({low} to {high})"
+    text = f"{COMPARED[difference.metric].name} {value}{unit} ({low} to {high})"
     if difference.judgement == "equal":
         return text
     return f"{text}, {difference.judgement}"

@@ -83,7 +83,8 @@ class Search:
     """How many of the models have their turn."""
     cuts: list[Member] = field(default_factory=list)
     """What is left of whole models at a size."""
-    mean: Member | None = None
+    mean: tuple[Member, ...] = ()
+    """Of several models that share a start."""
     plain: list[Choice] = field(default_factory=list)
     """The plain rivals, which are chosen by nobody."""
 
@@ -163,7 +164,7 @@ class Search:
         if not averaged(cuts.opened):
             return
         self._make(mean := cuts.mean())
-        self.mean = mean
+        self.mean = (mean,)
         self.plain.insert(-1, Choice.of(mean, name=f"mean of {count}"))
         yield
         for hydra in self._mean_trunks(cuts):
@@ -175,18 +176,17 @@ class Search:
         if self.budgets[-1].unit != "params" and self.budgets[-1].most <= 1:
             return
         depth = self.sizes.layers
-        one = first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
         for layers in sorted({max(1, round(share * depth)) for share in TRUNKS} - {depth}):
             hydra = cuts.mean_trunk(layers)
             self._make(hydra)
-            cost = cost_of(open_checkpoint(hydra.file), one, self.sizes.full, self.options)
+            cost = cost_of(open_checkpoint(hydra.file), self._one, self.sizes.full, self.options)
             yield replace(hydra, cost=cost)
 
     def _smaller(self) -> Iterator[None]:
         """What is left of each model, and of their mean, at every size that fills a budget."""
         costs, cuts = in_macs(self.budgets, self.sizes, self.clock), self._cuts()
         sizes = self.sizes.ladder(costs, len(self.models))
-        whole = [*self.models] if self.mean is None else [self.mean, *self.models]
+        whole = [*self.mean, *self.models]
         with sharing():
             for number, member in enumerate(whole):
                 self.plan.tick(
@@ -209,7 +209,7 @@ class Search:
                 teachers.append(str(command.out))
         elif options.teachers is not None:
             teachers = [name.strip() for name in options.teachers.split(",") if name.strip()]
-        whole = {each.model: each for each in (*self.models, *([self.mean] if self.mean else []))}
+        whole = {each.model: each for each in (*self.models, *self.mean)}
         for member in {each.file: each for each in members}.values():
             # Without teachers a whole model would learn from itself.
             if member.model in whole and (member.size is not None or teachers):
@@ -234,8 +234,12 @@ class Search:
     @cached_property
     def sizes(self) -> Sizes:
         """What sizes there are."""
-        one = first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
-        return Sizes(self.opened, one, self.options, stock=self.options.stock)
+        return Sizes(self.opened, self._one, self.options, stock=self.options.stock)
+
+    @cached_property
+    def _one(self) -> Any:
+        """One sample."""
+        return first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
 
     def offers(self, choice: Choice) -> bool:
         """Whether it is one model that its library builds, where only that may be chosen."""
@@ -248,7 +252,7 @@ class Search:
     @property
     def members(self) -> list[Member]:
         """All that may be parted and put together anew."""
-        return [*self.models[: self.tried], *([self.mean] if self.mean else []), *self.cuts]
+        return [*self.models[: self.tried], *self.mean, *self.cuts]
 
     @property
     def pools(self) -> list[list[Member]]:

@@ -177,9 +177,13 @@ class Entry:
 
     def row(self, name: str) -> Row:
         """As the table shows it."""
+        return Row(name, self.choice.count, self.cost, self.worth, self.errors)
+
+    @cached_property
+    def worth(self) -> dict[str, float]:
+        """Its figures."""
         figures = self.figures(*self.answers.everything)
-        worth = {key: values.item() for key, values in figures.items()}
-        return Row(name, self.choice.count, self.cost, worth, self.errors)
+        return {key: values.item() for key, values in figures.items()}
 
     @cached_property
     def errors(self) -> dict[str, float]:

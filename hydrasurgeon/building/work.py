@@ -5,7 +5,6 @@ it once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,11 +76,10 @@ def unfinished(work: Path, out: Path) -> bool:
 
 def mark_of(out: Path) -> Any:
     """What tells an output from others."""
-    if out.is_dir() and not (out / "front.json").is_file():
-        return open_checkpoint(f"{out}/").manifest.weights_sha256
-    if out.is_dir():
+    if (out / "front.json").is_file():
         return read_json(out / "front.json", most=MOST_STATE)
-    return open_checkpoint(out).manifest.weights_sha256
+    slash = "/" * out.is_dir()
+    return open_checkpoint(f"{out}{slash}").manifest.weights_sha256
 
 
 @dataclass(frozen=True)
@@ -101,15 +99,3 @@ class Workshop:
             begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
             more = {"resume": begun.exists(), "save_every": SAVED}
         command.run(device=self.options.device, progress=self.progress, **more)
-
-
-def identity_of(weights: Mapping[str, str], options: BuildOptions) -> dict[str, Any]:
-    """What must be the same for a work folder to be of use, besides the data."""
-    plain = ("limit", "seed", "seeds", "dtype", "batch_size", "skip_bad")
-    classes = None if options.classes is None else Path(str(options.classes)).name
-    return {
-        "weights": [*weights.values()],
-        **{name.replace("_", " "): getattr(options, name) for name in plain},
-        "classes": classes,
-        "template": [Path(str(each)).name for each in options.template],
-    }

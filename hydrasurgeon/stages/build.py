@@ -16,7 +16,7 @@ from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search import Search, averaged
 from hydrasurgeon.building.table import Row
-from hydrasurgeon.building.work import STATE, State, Workshop, identity_of, unfinished
+from hydrasurgeon.building.work import STATE, State, Workshop, unfinished
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
@@ -335,4 +335,12 @@ def _identity(
                 raise UsageError(f"{path}: has the weights of {other}", hint=hint)
         weights[str(path)] = sha256
     data = {name: [content(samples) for samples in sets[name]] for name in ("data", "val", "ood")}
-    return identity_of(weights, options) | data
+    plain = ("limit", "seed", "seeds", "dtype", "batch_size", "skip_bad")
+    classes = None if options.classes is None else Path(str(options.classes)).name
+    return {
+        "weights": [*weights.values()],
+        **{name.replace("_", " "): getattr(options, name) for name in plain},
+        "classes": classes,
+        "template": [Path(str(each)).name for each in options.template],
+        **data,
+    }
