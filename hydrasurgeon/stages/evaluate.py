@@ -19,7 +19,7 @@ from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, require
 from hydrasurgeon.measuring.cascades import WHOLE
 from hydrasurgeon.measuring.cost import machine
-from hydrasurgeon.measuring.measure import Row, with_mce
+from hydrasurgeon.measuring.measure import with_mce
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
@@ -122,7 +122,18 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         notes += filter(None, [fitted_otherwise(each, engine)])
     wanted = arguments.reference
     at = 0 if wanted is None else [row.name for row in rows].index(wanted)
-    material = _material(report, rows, at, opened, measured, notes, arguments)
+    material = Material(
+        report,
+        tuple(rows),
+        {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened},
+        at,
+        arguments.ci or 0.95,
+        arguments.seed,
+        tuple(notes),
+        classes=measured.class_names,
+        facts=_facts(arguments) if opened else {"hydrasurgeon": installed("hydrasurgeon")},
+        uses=measured.uses,
+    )
     printed = _written(material, outputs)
     said = material.headline if "html" in outputs and len(rows) > 1 else ""
     notes += unlike_notes(rows)
@@ -166,30 +177,6 @@ def _written(material: Material, outputs: Mapping[str, Any]) -> dict[str, str]:
         elif kind in outputs:
             write_text(outputs[kind], written(material))
     return printed
-
-
-def _material(
-    report: Report,
-    rows: Sequence[Row],
-    reference: int,
-    opened: Sequence[Checkpoint],
-    measured: Measured,
-    notes: Sequence[str],
-    arguments: EvaluateOptions,
-) -> Material:
-    """What the page and Markdown are made of."""
-    return Material(
-        report,
-        tuple(rows),
-        {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened},
-        reference,
-        arguments.ci or 0.95,
-        arguments.seed,
-        tuple(notes),
-        classes=measured.class_names,
-        facts=_facts(arguments) if opened else {"hydrasurgeon": installed("hydrasurgeon")},
-        uses=measured.uses,
-    )
 
 
 def _facts(arguments: EvaluateOptions) -> dict[str, object]:

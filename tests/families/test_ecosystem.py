@@ -6,56 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tiny_families import CLASSIFIERS, FAMILIES, Family, thoroughly
-from tiny_members import RAGGED, logits, member, members_of, tuned_of
+from tiny_families import FAMILIES
+from tiny_members import RAGGED, member, members_of
 
 import hydrasurgeon as hs
 
-HF = thoroughly(*CLASSIFIERS)
-
-
 pytestmark = pytest.mark.usefixtures("own_module_cache")
-
-
-def auto(family: Family) -> Any:
-    import transformers
-
-    kind = "Sequence" if family.is_text else "Image"
-    return getattr(transformers, f"AutoModelFor{kind}Classification")
-
-
-def stock_logits(model: Any, inputs: Any) -> torch.Tensor:
-    with torch.inference_mode():
-        return (model(**inputs) if isinstance(inputs, dict) else model(inputs)).logits
-
-
-@pytest.mark.parametrize("family", HF)
-def test_transformers_loads_members_and_hydras(family: Family, tmp_path: Path) -> None:
-    source, inputs = tmp_path / "source", family.inputs()
-    family.write(source)
-    pruned = member(source, family, RAGGED, f"{tmp_path / 'pruned'}/")
-    model = auto(family).from_pretrained(pruned, trust_remote_code=True)
-    expected = logits(pruned, inputs)
-    torch.testing.assert_close(stock_logits(model, inputs), expected[:, 0], rtol=0, atol=1e-5)
-
-    members = members_of(source, family, tmp_path)
-    tuned = tuned_of(members, tmp_path)
-    for name, parts in (("shared", members), ("tuned", tuned)):
-        hydra = hs.fuse(parts, out=f"{tmp_path / name}/").path
-        model = auto(family).from_pretrained(hydra, trust_remote_code=True)
-        fused = hs.load(hydra, device="cpu")
-        with torch.inference_mode():
-            each = model.member_logits(**inputs) if family.is_text else model.member_logits(inputs)
-        torch.testing.assert_close(each, logits(hydra, inputs), rtol=0, atol=1e-5)
-        found = stock_logits(model, inputs).softmax(dim=-1)
-        torch.testing.assert_close(found, fused.predict(inputs), rtol=0, atol=1e-5)
-        if name == "shared":  # what is equal is held once
-            alone = sum(p.numel() for p in model.members[0].parameters())
-            assert sum(p.numel() for p in model.parameters()) < 2 * alone
 
 
 def test_unpruned_results_need_no_code_of_ours(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, thoroughly
-from tiny_members import members_of, tune
+from tiny_members import logits, members_of, tune
 
 import hydrasurgeon as hs
 
@@ -46,8 +46,11 @@ def answers(model: Any, inputs: Any) -> torch.Tensor:
 @pytest.mark.parametrize("family", thoroughly("BERT", "ModernBERT", "ViT", "DistilBERT", "MPNet"))
 @pytest.mark.parametrize("tuned", [(), (0, 1, 2), (1,)], ids=["shared", "tuned", "one tuned"])
 def test_a_hydra_is_saved_and_opened_again(family: Any, tuned: Any, tmp_path: Path) -> None:
-    model = opened(hydra(tmp_path, family.name, tuned=tuned), family.is_text)
-    inputs = family.inputs()
+    folder = hydra(tmp_path, family.name, tuned=tuned)
+    model, inputs = opened(folder, family.is_text), family.inputs()
+    with torch.inference_mode():
+        each = model.member_logits(**inputs) if family.is_text else model.member_logits(inputs)
+    torch.testing.assert_close(each, logits(folder, inputs), rtol=0, atol=1e-5)
     expected = answers(model, inputs)
     model.save_pretrained(tmp_path / "saved")
     again = opened(tmp_path / "saved", family.is_text)
