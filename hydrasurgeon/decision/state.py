@@ -41,7 +41,8 @@ from hydrasurgeon.problems.base import Constants, Outputs, Prediction, Problem, 
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.shapes import Bool, Float
 from hydrasurgeon.run.words import Words
-from hydrasurgeon.statistics import metrics, temperature
+from hydrasurgeon.statistics import temperature
+from hydrasurgeon.statistics.metrics import disagreements
 from hydrasurgeon.statistics.probabilities import Logits, Scores
 from hydrasurgeon.statistics.scores.fitted import (
     EnsembleScore,
@@ -51,6 +52,7 @@ from hydrasurgeon.statistics.scores.fitted import (
     scores_of,
 )
 from hydrasurgeon.statistics.scores.on_features import K
+from hydrasurgeon.statistics.scores.on_logits import score_of
 
 NOVELTY = "novelty"
 """The OOD score of a reader of words, which threshold and scale make like the model's."""
@@ -116,7 +118,7 @@ class State:
 
     def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
         """How far members are apart: mutual information, and whether they disagree."""
-        return metrics.mutual_information(choices), metrics.disagreements(choices)
+        return score_of("mi", choices), disagreements(choices)
 
     def beside(self, record: decided.Words, words: Words | Pixels) -> State:
         """The state of a model that has a reader beside it: OOD scores see what the model itself

@@ -339,13 +339,14 @@ def _ood(
     ood = []
     for at, (name, scores) in enumerate(row.foreign.items()):
         used, *others = scores
+        figures = ranked[at].metrics(
+            *(np.arange(n)[None] for n in (row.counts[0], row.counts[1 + at]))
+        )
         values: dict[str, Any] = {
-            **metrics.ood_metrics(row.scores[used], scores[used]),
+            **{metric: value.item() for metric, value in figures.items()},
             "scores": {k: metrics.auroc(row.scores[k], scores[k]) for k in others} or None,
             "ci": intervals.get(str(at)),
         }
-        if predictions.ood[name].logits.size:
-            values |= row.inside.against(predictions.ood[name].logits, state)
         about = {"name": name, "group": groups[name], "n": len(scores[used])}
         ood.append(OodResult.model_validate(about | values))
     averages: dict[Literal["near", "far", "all"], OodAverage] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ from hydrasurgeon.problems.base import (
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, summed
-from hydrasurgeon.statistics.conformal import coverage_that_helps, fit_conformal, prediction_sets
+from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
 from hydrasurgeon.statistics.metrics import BINS, bins_of, smooth_ece
 from hydrasurgeon.statistics.probabilities import (
     TINY,
@@ -203,7 +203,7 @@ class JudgedClasses(Judged):
         }
 
     def measures(self) -> Callable[[Rows], dict[str, Values]]:
-        selective = Selective(self)
+        selective = Selective(self.confidence, self.correct, self.promised, self.kept)
         return lambda rows: self.quality(rows) | selective.metrics(self.choices(rows))
 
     def figures(self) -> dict[str, float | None]:
@@ -452,9 +452,12 @@ class Classes(Problem):
         answered.
         """
         sets = fit_conformal(answers, outputs.truth, coverage=promise.coverage)
-        notes = (
-            [] if fit is None else [*self._advice(answers, outputs, fit.accuracy or 0.0, promise)]
-        )
+        notes = []
+        if "set" in self.columns and fit and (fit.accuracy or 0.0) > promise.coverage:
+            notes.append(
+                f"accuracy {fit.accuracy:.3f} exceeds --coverage {promise.coverage:g}: sets hold one "
+                "label, and say no more than the answer"
+            )
         if promise.risk is None:
             return {"conformal": sets}, notes
         rows = slice(None) if familiar is None else familiar
@@ -469,19 +472,3 @@ class Classes(Problem):
         right = label == outputs.truth
         made = fit_abstention(confidence[familiar], right[familiar], risk=risk)
         return {"abstain": made.among(len(confidence[familiar]) / len(confidence))}
-
-    def _advice(
-        self, answers: Probs, outputs: Outputs, accuracy: float, promise: CalibrateOptions
-    ) -> Iterator[str]:
-        if accuracy <= promise.coverage:
-            return
-        helps = coverage_that_helps(answers, outputs.truth, promise.coverage)
-        how = (
-            "more samples would have to certify a higher --coverage"
-            if helps is None
-            else (f"from --coverage {helps:g} on some hold two or more")
-        )
-        yield (
-            f"accuracy {accuracy:.3f} exceeds --coverage {promise.coverage:g}: sets hold one label, "
-            f"and say no more than the answer; {how}"
-        )

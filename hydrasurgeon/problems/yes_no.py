@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,6 @@ from numpy import ndarray
 
 from hydrasurgeon.files.decided import Decision, Found
 from hydrasurgeon.files.manifest import Model, ProblemName
-from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import (
     DOUBTS,
     Columns,
@@ -174,11 +173,6 @@ class YesNo(Classes):
             group = fit_found(yes, truth, outputs.groups, risk=risk, delta=DELTA)
         limits = fit_limits(yes[familiar], truth[familiar].astype(bool), risk=risk)
         return {"limits": limits.among(len(yes[familiar]) / len(yes)), "group": group}
-
-    def _advice(
-        self, answers: Probs, outputs: Outputs, accuracy: float, promise: CalibrateOptions
-    ) -> Iterator[str]:
-        return iter(())
 
     def decide(
         self, logits: ndarray, record: Decision | None = None, score: Scores | None = None

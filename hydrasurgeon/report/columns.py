@@ -171,7 +171,7 @@ def brief(results: Sequence[Result]) -> list[Table]:
     made = {
         "in distribution": [*quality(results), *diversity(results), *costs],
         "out of distribution": _grouped(OOD, averages),
-        "under shift, by severity": _by_severity(results),
+        "under shift": columns(SHIFT, [r.shift_average for r in results]),
         "by data set": _grouped((QUALITY[0], *QUALITY[2:4]), sets),
     }
     names = tuple(map(shown_name, results))
@@ -267,16 +267,3 @@ def _over_severities(result: Result) -> dict[str, ShiftLevel]:
     """The mean of each shift over its severities."""
     names = dict.fromkeys(each.name for each in result.shift)
     return {name: level([each for each in result.shift if each.name == name]) for name in names}
-
-
-def _by_severity(results: Sequence[Result]) -> list[Column]:
-    """Accuracy and Brier at each severity, their means, and errors as a share of the first row's."""
-    averages = [r.shift_average for r in results]
-    severities = sorted({at for each in averages if each is not None for at in each.severities})
-    made = []
-    for metric in SHIFT[:2] if severities else ():
-        for at in severities:
-            records = [None if each is None else each.severities.get(at) for each in averages]
-            made.append(Column(metric, metric.brief, _cells(metric, records), str(at)))
-        made.append(Column(metric, metric.brief, _cells(metric, averages), "mean"))
-    return [*made, *columns(SHIFT[2:], averages, " ")]

@@ -300,8 +300,8 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import logits_of
     from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.statistics.metrics import accuracy, member_probs
-    from hydrasurgeon.statistics.probabilities import TINY
+    from hydrasurgeon.statistics.metrics import accuracy
+    from hydrasurgeon.statistics.probabilities import TINY, member_probs
 
     def logits(checkpoints: Sequence[Checkpoint]) -> tuple[ndarray, ndarray | None]:
         models = [as_classifier(c, device=run.device, dtype=run.dtype) for c in checkpoints]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 from numpy import ndarray
@@ -58,26 +57,6 @@ def bootstrap(
     return intervals
 
 
-class Promises(Protocol):
-    """Answers, how sure they are, and what came of them."""
-
-    @property
-    def confidence(self) -> ndarray:
-        """The probability of the answer."""
-
-    @property
-    def correct(self) -> ndarray:
-        """Whether it is right."""
-
-    @property
-    def promised(self) -> ndarray:
-        """What calibration is measured of: confidence, or the probability of yes."""
-
-    @property
-    def kept(self) -> ndarray:
-        """What came true of it."""
-
-
 class Selective:
     """Answers by their confidence, the surest first: what rows of them are worth then takes
     counting, not sorting.
@@ -88,12 +67,17 @@ class Selective:
     a wrong one).
     """
 
-    def __init__(self, inside: Promises) -> None:
-        values, ranks = np.unique(-inside.confidence.astype(np.float64), return_inverse=True)
+    def __init__(
+        self, confidence: ndarray, correct: ndarray, promised: ndarray, kept: ndarray
+    ) -> None:
+        """How sure answers are, and whether right; what calibration is measured of, and what came
+        true of it.
+        """
+        values, ranks = np.unique(-confidence.astype(np.float64), return_inverse=True)
         self.count = len(values)
-        self.ranks = 2 * ranks + inside.correct
-        order = inside.promised.argsort(kind="stable")
-        self.gaps = (inside.kept - inside.promised.astype(np.float64))[order]
+        self.ranks = 2 * ranks + correct
+        order = promised.argsort(kind="stable")
+        self.gaps = (kept - promised.astype(np.float64))[order]
         self.places = np.empty_like(order)
         self.places[order] = np.arange(len(order))
 
@@ -178,7 +162,9 @@ class Ranked:
         self.id_ranks, self.ood_ranks = np.split(ranks, [len(id_scores)])
 
     def metrics(self, id_rows: Rows, ood_rows: Rows) -> dict[str, Values]:
-        """`metrics.ood_metrics` of these rows."""
+        """Of these rows; `fpr95` by the highest threshold that flags 95 % of the OOD samples, `aupr` has
+        these as positives, `aupr_id` the others.
+        """
         inside = counted(self.id_ranks[id_rows], self.count).astype(np.float64)
         outside = counted(self.ood_ranks[ood_rows], self.count).astype(np.float64)
         n, m = id_rows.shape[1], ood_rows.shape[1]

@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 from numpy import ndarray
 
-from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.probabilities import (
     YES,
@@ -41,13 +40,6 @@ from hydrasurgeon.statistics.probabilities import (
     sums_at,
     surest,
 )
-from hydrasurgeon.statistics.probabilities import mean_probs as mean_probs
-from hydrasurgeon.statistics.probabilities import member_probs as member_probs
-from hydrasurgeon.statistics.probabilities import nll as nll
-from hydrasurgeon.statistics.probabilities import tempered as tempered
-from hydrasurgeon.statistics.scores.fitted import check_score
-from hydrasurgeon.statistics.scores.on_logits import score_of
-from hydrasurgeon.statistics.temperature import fit_temperature as fit_temperature
 
 Array = npt.NDArray[np.float64]
 
@@ -110,17 +102,6 @@ def auroc(id_scores: Scores, ood_scores: Scores) -> float | None:
     return won / 2 / len(id_scores) / len(ood_scores)
 
 
-def fpr95(id_scores: Scores, ood_scores: Scores) -> float | None:
-    """Share of ID samples at or above the highest threshold that flags at least 95 % of OOD
-    samples.
-    """
-    if not len(id_scores) or not len(ood_scores):
-        return None
-    needed = math.ceil(0.95 * len(ood_scores) - 1e-9)
-    threshold = -np.sort(-ood_scores)[max(needed, 1) - 1]
-    return float((id_scores >= threshold).astype(np.float64).mean())
-
-
 def aupr(negative: Scores, positive: Scores) -> float | None:
     """Average precision Σ (R_k − R_{k−1}) P_k over distinct thresholds, `positive` being the
     positive class.
@@ -139,11 +120,6 @@ def aupr(negative: Scores, positive: Scores) -> float | None:
     return float((gained / len(positive) * hits_so_far / flagged).sum())
 
 
-def disagreement(logits: Logits) -> float:
-    """Share of member pairs whose most probable classes differ; 0 for one member."""
-    return float(disagreements(logits).mean())
-
-
 def disagreements(logits: Logits) -> Scores:
     """Disagreement of each sample, counted class by class: of n (n − 1) / 2 pairs, those of one
     class.
@@ -157,27 +133,6 @@ def disagreements(logits: Logits) -> Scores:
     counts = np.bincount(places.ravel(), minlength=len(votes) * classes)
     counts = counts.reshape(len(votes), classes)
     return 1 - (counts * (counts - 1)).sum(axis=-1) / (members * (members - 1))
-
-
-def ood_score(logits: Logits, kind: str, temperature: float = 1.0) -> Scores:
-    """How unfamiliar each sample looks; higher = more so. Equal up to rounding is equal."""
-    check_score(kind, tuple(LOGITS))
-    return np.round(score_of(kind, logits, temperature), decimals=DIGITS)
-
-
-def mutual_information(logits: Logits) -> Scores:
-    """H(mean p) − mean H(p_m), per sample, in nats."""
-    return score_of("mi", logits)
-
-
-def ood_metrics(id_scores: Scores, ood_scores: Scores) -> dict[str, float | None]:
-    """`aupr` has OOD as the positive class, `aupr_id` ID."""
-    return {
-        "auroc": auroc(id_scores, ood_scores),
-        "fpr95": fpr95(id_scores, ood_scores),
-        "aupr": aupr(id_scores, ood_scores),
-        "aupr_id": aupr(-ood_scores, -id_scores),
-    }
 
 
 def risks(confidence: Scores, correct: ndarray) -> Float[ndarray, " sample"]:

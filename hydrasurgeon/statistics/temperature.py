@@ -87,13 +87,8 @@ def nll_of(logits: Logits, labels: Labels, temperature: float = 1.0) -> float:
     return float(-np.log(np.maximum(np.concatenate(of_truth), TINY)).mean())
 
 
-def fit_temperature(probs: Probs, labels: Labels) -> float:
-    """The T in [0.05, 20] with the smallest NLL."""
-    return _temperature(np.log(np.maximum(probs, TINY)), labels)
-
-
 def temperature_of(logits: Logits, labels: Labels) -> float:
-    """`fit_temperature` of what logits make, of which only the logarithms are held."""
+    """The T in [0.05, 20] with the smallest NLL of what logits make."""
     return _temperature(mean_logs(logits), labels)
 
 

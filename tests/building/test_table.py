@@ -14,7 +14,7 @@ from hydrasurgeon.building.table import Choice, Objective, Table
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.problems import PROBLEMS, SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.entities import begun
 from hydrasurgeon.statistics.probabilities import softmax
 from hydrasurgeon.statistics.scores.on_logits import score_of
@@ -41,7 +41,7 @@ def test_each_half_judges_what_the_other_chose() -> None:
         judging = [each.at(half[1 - fits]) for each, half in zip(sets, rows, strict=True)]
         constants = SINGLE.calibrated(fitting, judging[0]).constants
         probs = calibrated(judging[0].logits, **constants)
-        losses.append(metrics.nll(probs, judging[0].truth))
+        losses.append(probabilities.nll(probs, judging[0].truth))
         right.append(metrics.accuracy(probs, judging[0].truth))
         inside, *outside = (score_of("energy", each.logits) for each in judging)
         areas.append([metrics.auroc(inside, values) for values in outside])

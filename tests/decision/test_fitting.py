@@ -20,7 +20,7 @@ from hydrasurgeon.statistics.probabilities import mean_probs, softmax
 from hydrasurgeon.statistics.scores.evidence import Gathering
 from hydrasurgeon.statistics.temperature import (
     calibrated,
-    fit_temperature,
+    temperature_of,
     uncertainties,
 )
 
@@ -175,8 +175,7 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
     halved = halves(301, 4)
     losses = {"before": 0.0, "temperature": 0.0}
     for here, there in (halved, halved[::-1]):
-        p, y = mean_probs(val.logits[here]), val.labels[here]
-        temperature = fit_temperature(p, y)
+        temperature = temperature_of(val.logits[here], val.labels[here])
         for i in there.tolist():
             z, truth = val.logits[i : i + 1], int(val.labels[i])
             each = {
@@ -188,8 +187,8 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
     assert state.record.nll == {
         name: pytest.approx(loss, abs=1e-9) for name, loss in losses.items()
     }
-    first = mean_probs(val.logits[halved[0]])
-    assert state.record.temperature == pytest.approx(fit_temperature(first, val.labels[halved[0]]))
+    first = temperature_of(val.logits[halved[0]], val.labels[halved[0]])
+    assert state.record.temperature == first
 
 
 def test_the_promises_hold_on_fresh_data(world: World) -> None:

@@ -13,7 +13,7 @@ from hydrasurgeon.measuring import measure as module
 from hydrasurgeon.measuring.measure import judged, measure
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.report import charts
-from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.conformal import prediction_sets
 
 
@@ -30,13 +30,13 @@ def test_pieces_of_any_size_make_the_metrics_of_the_whole(
     z, labels = logits(), np.arange(257) % 5
     conformal = Conformal(method="lac", coverage=0.9, threshold=0.8)
     outputs, state = Outputs(z, None, labels), fitted(temperature=1.7, conformal=conformal)
-    probs = metrics.mean_probs(z, 1.7)
+    probs = probabilities.mean_probs(z, 1.7)
     whole = measure(judged(outputs, state))
     monkeypatch.setattr(module, "ELEMENTS", elements)
     measured = measure(judged(outputs, state))
     for name in ("accuracy", "brier", "nll", "ece", "aece"):
         assert measured[name] == pytest.approx(whole[name], abs=1e-14)
-    assert measured["nll"] == pytest.approx(metrics.nll(probs, labels), abs=1e-14)
+    assert measured["nll"] == pytest.approx(probabilities.nll(probs, labels), abs=1e-14)
     sets = prediction_sets(conformal, probs)
     assert measured["coverage"] == float(
         np.take_along_axis(sets, labels[:, None], 1).astype(np.float64).mean()

@@ -14,7 +14,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.stages.evaluate import Evaluation
-from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics import probabilities
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -61,7 +61,9 @@ def test_metrics_come_from_the_averaged_probabilities(
     found = hs.evaluate(members, ensemble=True, data=spec, predictions=out).report.results[0]
     stored = {name: tensor.numpy() for name, tensor in load_file(out).items()}
     assert stored["logits"].shape == (40, 3, 5)
-    assert found.id.nll == metrics.nll(metrics.mean_probs(stored["logits"]), stored["labels"])
+    assert found.id.nll == probabilities.nll(
+        probabilities.mean_probs(stored["logits"]), stored["labels"]
+    )
     # Anyone's file gives the same table.
     again = hs.evaluate([], predictions_in=[out]).report.results[0]
     assert again.id == found.id

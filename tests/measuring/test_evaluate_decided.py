@@ -13,7 +13,7 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.metrics import smooth_ece
 from hydrasurgeon.statistics.temperature import nll_of, temperature_of
 
@@ -51,7 +51,7 @@ def test_the_state_is_in_use(ready: Path) -> None:
         decided.append(model.decide(batch.inputs))
     inside, outside = decided
     labels = open_data(data).labels
-    assert found.id.nll == pytest.approx(metrics.nll(inside.probabilities, labels), rel=1e-5)
+    assert found.id.nll == pytest.approx(probabilities.nll(inside.probabilities, labels), rel=1e-5)
     assert found.id.coverage == pytest.approx(
         float(np.take_along_axis(inside.sets, labels[:, None], 1).mean()), abs=0.03
     )

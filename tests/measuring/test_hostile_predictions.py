@@ -212,7 +212,7 @@ def test_disagreement_of_many_members_is_that_of_the_pairs() -> None:
     votes = logits.argmax(-1)
     pairs = [(i, j) for i in range(12) for j in range(i + 1, 12)]
     expected = torch.stack([(votes[:, i] != votes[:, j]).double() for i, j in pairs]).mean()
-    assert metrics.disagreement(logits.numpy()) == pytest.approx(float(expected), abs=1e-12)
+    assert metrics.disagreements(logits.numpy()).mean() == pytest.approx(float(expected), abs=1e-12)
 
 
 @pytest.mark.parametrize("temperature", ["nan", "inf", "-1", "0", "1e-300", "1e300"])

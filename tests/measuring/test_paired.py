@@ -12,6 +12,7 @@ from hydrasurgeon.measuring.measure import Answered, answered
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import metrics
+from hydrasurgeon.statistics.bootstrap import Ranked
 
 
 def predictions(sharpness: float, *, noise: int = 0, rows: int = 300) -> Predictions:
@@ -30,6 +31,12 @@ def row(sharpness: float, **options: int) -> Answered:
     return answered(predictions(sharpness, **options), State.unfitted())
 
 
+def anew(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
+    """These samples alone, each once."""
+    every = (np.arange(len(each))[None] for each in (inside, outside))
+    return {name: value.item() for name, value in Ranked(inside, outside).metrics(*every).items()}
+
+
 def slow(a: Answered, b: Answered) -> dict[str, list[float]]:
     """Differences on the samples, then on each resample, with every metric computed anew."""
     generator = torch.Generator().manual_seed(5)
@@ -44,12 +51,8 @@ def slow(a: Answered, b: Answered) -> dict[str, list[float]]:
         per = []
         for each in (a, b):
             i, score = each.inside, each.scores["msp"][rows]
-            areas = [
-                metrics.auroc(score, s["msp"][chosen])
-                for s, chosen in zip(each.foreign.values(), outside, strict=True)
-            ]
-            flagged = [
-                metrics.fpr95(score, s["msp"][chosen])
+            sets = [
+                anew(score, s["msp"][chosen])
                 for s, chosen in zip(each.foreign.values(), outside, strict=True)
             ]
             per.append(
@@ -58,8 +61,8 @@ def slow(a: Answered, b: Answered) -> dict[str, list[float]]:
                     "brier": float(i.brier[rows].mean()),
                     "nll": float(i.nll[rows].mean()),
                     "ece": metrics.ece_of(i.confidence[rows], i.correct[rows]),
-                    "auroc": sum(areas) / len(areas),
-                    "fpr95": sum(flagged) / len(flagged),
+                    "auroc": sum(each["auroc"] for each in sets) / len(sets),
+                    "fpr95": sum(each["fpr95"] for each in sets) / len(sets),
                 }
             )
         for name in per[0]:

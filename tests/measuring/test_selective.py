@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from hydrasurgeon.problems import classes
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import bootstrap as bootstrapping
 from hydrasurgeon.statistics import metrics
-from hydrasurgeon.statistics.bootstrap import Promises, Selective, bootstrap
+from hydrasurgeon.statistics.bootstrap import Selective, bootstrap
 from hydrasurgeon.statistics.metrics import smooth_ece
 from hydrasurgeon.statistics.probabilities import softmax
 
@@ -54,10 +52,7 @@ def measured(
 ) -> list[dict[str, float | None]]:
     """Of each resample; of all answers, without any."""
     promised = torch.rand(len(sure), generator=torch.Generator().manual_seed(7)).numpy()
-    inside = SimpleNamespace(
-        confidence=sure, correct=right, promised=promised, kept=right.astype(np.float64)
-    )
-    values = Selective(cast("Promises", inside)).metrics(
+    values = Selective(sure, right, promised, right.astype(np.float64)).metrics(
         np.arange(len(sure))[None] if rows is None else rows
     )
     each = zip(*values.values(), strict=True)

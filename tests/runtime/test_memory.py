@@ -17,7 +17,7 @@ from hydrasurgeon.runtime.answering import gathered
 from hydrasurgeon.statistics import temperature
 from hydrasurgeon.statistics.probabilities import in_pieces, mean_probs, nll
 from hydrasurgeon.statistics.scores import fitted
-from hydrasurgeon.statistics.temperature import fit_temperature, nll_of, temperature_of
+from hydrasurgeon.statistics.temperature import nll_of, temperature_of
 
 ROWS, CLASSES = 4000, 50
 
@@ -65,7 +65,8 @@ def test_a_state_is_fitted_beside_the_answers_in_float64(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("rows", [1, 70, 5000])
 def test_pieces_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temperature, "CALIBRATED", rows)
     logits, labels = (each[:300] for each in answers())
-    assert temperature_of(logits, labels) == fit_temperature(mean_probs(logits), labels)
+    at_once = temperature_of(logits, labels)
+    monkeypatch.setattr(temperature, "CALIBRATED", rows)
+    assert temperature_of(logits, labels) == at_once
     assert nll_of(logits, labels, 1.3) == nll(mean_probs(logits, 1.3), labels)

@@ -121,7 +121,7 @@ def test_intervals_hold_what_they_promise(learnt: Path, tmp_path: Path) -> None:
     held = np.mean([row["low"] <= y <= row["high"] for row, y in zip(rows, truth, strict=True)])
     assert 0.7 < held < 0.9
     done = hs.evaluate([out, hydra], data=test, device="cpu", markdown="-")
-    assert "(RMSE +0.0000, between" in done.printed["markdown"]
+    assert "| `hydra` | +0.0000 [" in done.printed["markdown"]
     found = done.report.results[0].id
     assert found.coverage == pytest.approx(held, abs=0.01)
     assert found.width == pytest.approx(2 * half * sigma.mean(), rel=1e-4)
