@@ -65,10 +65,7 @@ tags:
 
 Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 
-{ours}## Heads
-
-{_heads(manifest)}
-{_decision(manifest, folded)}
+{ours}{_decision(manifest, folded)}
 ## How it was made
 
 {_history(manifest)}
@@ -90,20 +87,6 @@ def _what(manifest: Manifest) -> tuple[str, str]:
     return (
         kind,
         f"A classifier that keeps {kept} of {total} attention heads; the others were cut out of its weights.",
-    )
-
-
-def _heads(manifest: Manifest) -> str:
-    rows = [("", manifest.kept)] if manifest.kind != "hydra" else []
-    if manifest.kind == "hydra":
-        rows = [(f"member {i}, ", member.kept) for i, member in enumerate(manifest.members)]
-    return "\n".join(
-        f"- {name}"
-        + "; ".join(
-            f"{code(tower)}: {', '.join(str(len(r)) for r in rows)} heads by layer"
-            for tower, rows in kept.items()
-        )
-        for name, kept in rows
     )
 
 

@@ -103,7 +103,6 @@ class Batches:
         *,
         batch_size: int | None,
         order: Sequence[int] | NDArray[np.int64] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
         workers: int | None = None,
         arrays: bool = False,
         skip_bad: bool = False,
@@ -134,7 +133,7 @@ class Batches:
         self._prepared = _Prepared(samples, transform, skip_bad, augment_seed)
         self._collated = partial(
             _collated,
-            collate=collate or getattr(transform, "arrays" if arrays else "collate", None),
+            collate=getattr(transform, "arrays" if arrays else "collate", None),
             labelled=samples.labels is not None,
             arrays=arrays,
         )

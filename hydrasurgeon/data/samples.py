@@ -227,10 +227,9 @@ class Rows(Samples):
         spec: str,
         column: Any,
         kind: Literal["image", "text"],
-        written: Column | None = None,
         root: Path | None = None,
     ) -> None:
-        super().__init__(spec, written)
+        super().__init__(spec)
         self.column, self.kind, self.root = column, kind, root
 
     def __len__(self) -> int:

@@ -16,8 +16,8 @@ from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.files.foreign import code, is_name, portable, visible
-from hydrasurgeon.files.manifest import DataRecord, Manifest
+from hydrasurgeon.files.foreign import is_name, portable, visible
+from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.options.shared import ClassNames
 
 if TYPE_CHECKING:
@@ -131,19 +131,6 @@ def by_path(checkpoints: Sequence[Checkpoint], paths: Sequence[str | Path]) -> l
         each if counts[name] == 1 else replace(each, alias=str(path).removesuffix(SUFFIX))
         for each, (name, _), path in zip(checkpoints, places, paths, strict=True)
     ]
-
-
-def uses_of(sets: DataSets, further: Sequence[Further]) -> dict[str, DataRecord]:
-    """What each data set was for, the labelled one first."""
-    uses = {"in distribution": sets.id}
-    uses |= {f"also {code(name)}": samples for name, samples, _ in further}
-    for name, samples in sets.ood.items():
-        uses[f"{'near' if name in sets.near else 'far'}-OOD {code(name)}"] = samples
-    for (name, severity), samples in sets.shift.items():
-        uses[f"shift {code(name)}{'' if severity is None else f', severity {severity}'}"] = samples
-    if sets.val is not None:
-        uses["temperature"] = sets.val
-    return {use: DataRecord(**samples.fingerprint()) for use, samples in uses.items()}
 
 
 def portable_entry(entry: str | None) -> str | None:

@@ -366,9 +366,7 @@ class Classes(Problem):
         constants, losses = self._cross_fitted(fitting, certifying)
         answers, others = (self._answers(half, constants) for half in (fitting, certifying))
         classes = fitting.logits.shape[-1]
-        pairs, counts = np.unique(answers * classes + fitting.truth, return_counts=True)
-        order = unfit.best_order(pairs // classes, pairs % classes, counts, classes)
-        unfit.check_order(others, certifying.truth, order)
+        unfit.check_order((answers, fitting.truth), (others, certifying.truth), classes)
         right = np.concatenate([answers == fitting.truth, others == certifying.truth])
         accuracy = float(right.astype(np.float64).mean())
         self._check_fit(fitting.joined(certifying), accuracy)

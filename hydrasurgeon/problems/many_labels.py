@@ -52,11 +52,9 @@ from hydrasurgeon.statistics.probabilities import (
     Scores,
     entropy,
     falling,
-    member_probs,
-    softmax,
     yes_or_no,
 )
-from hydrasurgeon.statistics.temperature import temperature_of
+from hydrasurgeon.statistics.temperature import calibrated, temperature_of, uncertainties
 
 Choices = Float[ndarray, "sample member label 2"]
 Chances = Float[ndarray, "sample label"]
@@ -153,7 +151,9 @@ class ManyLabels(YesNo):
         return probs_of(self.read(logits), _temperatures(constants))
 
     def uncertainties(self, choices: Choices, constants: Constants) -> tuple[Scores, Scores]:
-        return doubts_of(choices, _temperatures(constants))
+        """Sums over labels."""
+        total, aleatoric = uncertainties(choices, _column(_temperatures(constants)))
+        return total.sum(axis=-1), aleatoric.sum(axis=-1)
 
     def _plain(self, choices: Choices, constants: Constants) -> LabelsPrediction:
         plain = ClassPrediction.of(self, choices, constants)
@@ -280,27 +280,13 @@ def _row(values: Sequence[float]) -> ndarray:
 
 
 def probs_of(choices: Choices, temperatures: Sequence[float] | None = None) -> Chances:
-    """The probability of each label, temperature after averaging."""
-    mean = member_probs(choices).mean(axis=1)
-    if temperatures is None:
-        return mean[..., 1]
-    return softmax(np.log(np.maximum(mean, TINY)) / _column(temperatures))[..., 1]
+    """The probability of each label."""
+    return calibrated(choices, _column(temperatures))[..., 1]
 
 
-def doubts_of(
-    choices: Choices, temperatures: Sequence[float] | None = None
-) -> tuple[ndarray, ndarray]:
-    """Σ over labels of H(mean q_m) and of mean H(q_m), each member at the temperature of the
-    average.
-    """
-    each = softmax(
-        choices.astype(np.float64) / (1.0 if temperatures is None else _column(temperatures))
-    )
-    return entropy(each.mean(axis=1)).sum(axis=-1), entropy(each).mean(axis=1).sum(axis=-1)
-
-
-def _column(temperatures: Sequence[float]) -> ndarray:
-    return _row(temperatures)[:, None]
+def _column(temperatures: Sequence[float] | None) -> float | ndarray:
+    """A temperature for each label's choice, or one for all."""
+    return 1.0 if temperatures is None else _row(temperatures)[:, None]
 
 
 def fit_labels(choices: Choices, truth: Bool[ndarray, "sample label"]) -> PerLabel:

@@ -48,8 +48,15 @@ def best_order(answers: Labels, labels: Labels, weights: ndarray, classes: int) 
     return order
 
 
-def check_order(predicted: Labels, truth: Labels, order: Labels) -> None:
-    """Refuse labels that fit far better, by more than chance, with the classes in another `order`."""
+def check_order(
+    suggesting: tuple[Labels, Labels], judging: tuple[Labels, Labels], classes: int
+) -> None:
+    """Refuse labels that fit far better, by more than chance, with the classes in the order that
+    other answers and labels suggest.
+    """
+    pairs, counts = np.unique(suggesting[0] * classes + suggesting[1], return_counts=True)
+    order = best_order(pairs // classes, pairs % classes, counts, classes)
+    predicted, truth = judging
     reordered, right = order[predicted] == truth, predicted == truth
     gained = int(reordered.sum() - right.sum())
     differing = int((reordered != right).sum())

@@ -76,7 +76,6 @@ def picture(
     up: str = "",
     *,
     percent: str = "",
-    note: str = "",
 ) -> str:
     """A chart under its caption; `says` is what it shows, for who cannot see it, and `percent` names
     the axes of shares: "x", "y" or "xy".
@@ -98,22 +97,17 @@ def picture(
         draw(axes)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    more = f'<span class="note">{note}</span>' if note else ""
     source = b64encode(file.getvalue()).decode()
     return (
-        f"<figure><figcaption>{escape(visible(short(caption)))}{more}</figcaption>"
+        f"<figure><figcaption>{escape(visible(short(caption)))}</figcaption>"
         f'<img alt="{escape(visible(says))}" src="data:image/svg+xml;base64,{source}"></figure>'
     )
 
 
-def _lines(
-    curves: Mapping[int, Curve], axes: Axes, *, kind: str = "-", ideal: bool = False
-) -> None:
+def _lines(curves: Mapping[int, Curve], axes: Axes) -> None:
     """A line for each row, in its colour."""
     for at, points in curves.items():
-        axes.plot(*zip(*points, strict=True), kind, color=COLOURS[at % 8])
-    if ideal:
-        axes.plot([0, 1], [0, 1], "--", color=GREY)
+        axes.plot(*zip(*points, strict=True), color=COLOURS[at % 8])
 
 
 def reliability(rows: Drawn) -> list[str]:
@@ -145,22 +139,6 @@ def _bins(bins: Sequence[tuple[float, float, int]], colour: str, axes: Axes) -> 
     axes.plot([0, 1], [0, 1], "--", color=GREY)
 
 
-def rocs(rows: Drawn, results: Sequence[Result]) -> list[str]:
-    """A chart for each OOD set, a line for each row."""
-    charts = []
-    for title in dict.fromkeys(name for _, _, row in rows for name in row.foreign):
-        curves, areas = {}, []
-        for at, name, row in rows:
-            for o in results[at].ood:
-                if o.name == title:
-                    areas.append(f"{name} {o.auroc:.3f}")
-                    curves[at] = roc_curve(row.scores[row.used], row.foreign[title][row.used])
-        says, draw = f"AUROC: {'; '.join(areas)}.", partial(_lines, curves, ideal=True)
-        labels = "in-distribution samples flagged", "OOD samples flagged"
-        charts.append(picture(f"ROC: {title}", says, draw, *labels, percent="xy"))
-    return charts
-
-
 def histograms(rows: Drawn) -> list[str]:
     """A chart for each row: the scores of in-distribution and of OOD samples, and the threshold."""
     charts = []
@@ -177,33 +155,28 @@ def histograms(rows: Drawn) -> list[str]:
             for which, each in sets.items()
         ]
         says = f"Scores by {row.used}. {what} {threshold:.3g} flags {', '.join(fractions)}."
-        kinds = ["inside", *map(colour, range(len(row.foreign)))]
-        legend = " ".join(
-            f'<span><span class="key {kind}"></span>{escape(visible(short(title)))}</span>'
-            for kind, title in zip(kinds, sets, strict=True)
-        )
         charts.append(
             picture(
                 f"OOD scores: {name}",
                 says,
-                partial(_scores, [*sets.values()], threshold, style),
+                partial(_scores, sets, threshold, style),
                 f"OOD score, {row.used}",
                 "samples",
                 percent="y",
-                note=f'<span class="legend">{legend}</span>',
             )
         )
     return charts
 
 
-def _scores(sets: Sequence[ndarray], threshold: float, style: str, axes: Axes) -> None:
-    low, high = np.quantile(np.concatenate(sets), (TAIL, 1 - TAIL))
-    for at, each in enumerate(sets):
+def _scores(sets: Mapping[str, ndarray], threshold: float, style: str, axes: Axes) -> None:
+    low, high = np.quantile(np.concatenate([*sets.values()]), (TAIL, 1 - TAIL))
+    for at, (name, each) in enumerate(sets.items()):
         look: dict[str, Any] = {"color": COLOURS[(at - 1) % 8], "histtype": "step"}
         if not at:
             look = {"color": GREY, "histtype": "stepfilled", "alpha": 0.5}
         each, share = np.clip(each, low, high), np.full(len(each), 1 / len(each))
-        axes.hist(each, BARS, range=(low, high), weights=share, **look)
+        axes.hist(each, BARS, range=(low, high), weights=share, label=visible(short(name)), **look)
+    axes.legend(fontsize="small")
     axes.axvline(min(max(threshold, low), high), ls=style, color=GREY)
 
 
@@ -230,16 +203,6 @@ def bins_of_confidence(
     bins, rows = bins_of(confidence), (confidence, correct, np.ones_like(confidence))
     sums = np.stack([sums_at(bins, row.astype(np.float64), BINS + 1) for row in rows])
     return [(sure / n, right / n, int(n)) for sure, right, n in sums.T.tolist() if n]
-
-
-def roc_curve(inside: ndarray, outside: ndarray) -> Curve:
-    """(share of ID samples flagged, share of OOD samples flagged), from nothing flagged to
-    everything.
-    """
-    thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
-    chosen = thresholds[_spread(len(thresholds))]
-    below = [np.searchsorted(np.sort(scores), chosen) / len(scores) for scores in (inside, outside)]
-    return [(0.0, 0.0), *zip(*((1 - share).tolist() for share in below), strict=True)]
 
 
 def risk_curve(confidence: Float[ndarray, " sample"], correct: Bool[ndarray, " sample"]) -> Curve:

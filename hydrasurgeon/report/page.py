@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from typing import Any
@@ -19,8 +19,6 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.files.history import command_line
-from hydrasurgeon.files.manifest import UNKNOWN, DataRecord, Manifest
 from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.measure import Answered, Row
 from hydrasurgeon.measuring.results import Report, Result
@@ -43,8 +41,6 @@ PASSED = (
     "heads",
     "headline",
     "notes",
-    "manifests",
-    "uses",
 )
 """What the template gets of the material as it is."""
 NAMED = 3
@@ -59,17 +55,12 @@ class Material:
 
     report: Report
     rows: tuple[Row, ...]
-    manifests: Mapping[str, Manifest]
     reference: int = 0
     level: float = 0.95
     seed: int = 0
     notes: tuple[str, ...] = ()
     classes: Sequence[str] = ()
     """The names of the classes, by number."""
-    facts: Mapping[str, object] = field(default_factory=dict)
-    """What else the figures rest on: versions, the device, how many samples ran at a time."""
-    uses: Mapping[str, DataRecord] = field(default_factory=dict)
-    """What data was used for what."""
 
     @property
     def names(self) -> list[str]:
@@ -155,8 +146,6 @@ def document(material: Material) -> str:
         tables=listed,
         glossary=_glossary(listed),
         facts=_facts(material),
-        unknown=UNKNOWN,
-        command_line=command_line,
         colour=charts.colour,
         named=named,
         narrow=NARROW,
@@ -169,11 +158,10 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
         (at, name, row.answers)
         for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))
     ]
-    detecting = [row for row in drawn if row[2].foreign]
     return {
         "by_class": class_tables(drawn, material.reference, material.classes),
         "reliability": charts.reliability(drawn),
-        "ood": [*charts.rocs(detecting, results), *charts.histograms(detecting)],
+        "ood": charts.histograms([row for row in drawn if row[2].foreign]),
         "selective": charts.risk_coverage(drawn, results),
     }
 
@@ -208,12 +196,11 @@ def digest(content: str) -> str:
 
 def _facts(material: Material) -> dict[str, Any]:
     """How it was measured."""
-    settings = {**material.report.settings, **material.facts}
     facts = {
         key.replace("_", " "): ", ".join(map(str, value))
         if isinstance(value, list | tuple)
         else str(value)
-        for key, value in settings.items()
+        for key, value in material.report.settings.items()
         if value not in (None, [], (), False)
     }
     facts["intervals"] = (

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.data.batches import batch_size_of
 from hydrasurgeon.engines import check_engine, chosen, fitted_otherwise, open_models
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.files.history import installed
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, require
 from hydrasurgeon.measuring.cascades import WHOLE
-from hydrasurgeon.measuring.cost import machine
 from hydrasurgeon.measuring.measure import with_mce
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.measuring.sets import (
@@ -36,14 +33,12 @@ from hydrasurgeon.report.columns import brief
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
 from hydrasurgeon.runtime.answering import CALIBRATE
-from hydrasurgeon.runtime.tensors import device_of
 from hydrasurgeon.stages.evaluate_models import (
     Measured,
     by_file,
     few_ood,
     of_files,
     of_models,
-    uncalibrated,
     unlike_notes,
 )
 from hydrasurgeon.statistics.scores.fitted import check_score
@@ -93,10 +88,8 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         open_models(arguments.checkpoints, arch=arguments.arch, engine=arguments.engine),
         arguments.checkpoints,
     )
-    advice = uncalibrated(opened, arguments)
     names = _names(opened, arguments)
-    if opened or not arguments.ensemble:
-        files = by_file(files, arguments.predictions_in, names)
+    files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
     _check_reference(arguments.reference, names)
     check_paths(assertions, names)
@@ -114,8 +107,6 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if isinstance(outputs.get("json"), Path):
         write_text(outputs["json"], report.to_json())
     notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
-    if advice is not None:
-        notes.append(advice)
     for each in opened if arguments.decides else ():
         device, dtype = arguments.device, arguments.dtype
         engine = chosen(each, arguments.engine, device=device, dtype=dtype)
@@ -125,14 +116,11 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     material = Material(
         report,
         tuple(rows),
-        {name_of([checkpoint]): checkpoint.manifest for checkpoint in opened},
         at,
         arguments.ci or 0.95,
         arguments.seed,
         tuple(notes),
-        classes=measured.class_names,
-        facts=_facts(arguments) if opened else {"hydrasurgeon": installed("hydrasurgeon")},
-        uses=measured.uses,
+        measured.class_names,
     )
     printed = _written(material, outputs)
     said = material.headline if "html" in outputs and len(rows) > 1 else ""
@@ -179,14 +167,6 @@ def _written(material: Material, outputs: Mapping[str, Any]) -> dict[str, str]:
     return printed
 
 
-def _facts(arguments: EvaluateOptions) -> dict[str, object]:
-    """Versions, the device and the batch: what may move the last digits of a figure."""
-    device = device_of(arguments.device)
-    name = f"{device} ({machine(device)['device']})" if device.type == "cuda" else str(device)
-    versions = {package: installed(package) for package in ("hydrasurgeon", "torch")}
-    return {**versions, "device": name, "batch size": batch_size_of(arguments.batch_size)}
-
-
 def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
     """Refuse arguments that do not go together."""
     checkpoints, files = arguments.checkpoints, arguments.predictions_in
@@ -196,9 +176,10 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
         )
     if checkpoints and not labelled:
         raise UsageError("eval: --data is required", hint="Give --data D.")
-    if arguments.ensemble and len(checkpoints or files) < 2:
+    if arguments.ensemble and len(checkpoints) < 2:
         raise UsageError(
-            "--ensemble requires two checkpoints, or two predictions files and no checkpoint"
+            "--ensemble requires two checkpoints",
+            hint="Of predictions files, stack the logits: [sample, member, class].",
         )
     for flag, given in (
         ("--cascade", arguments.cascade),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.files.manifest import DataRecord
 from hydrasurgeon.measuring.cascades import with_cascade
 from hydrasurgeon.measuring.cost import SideBySide, cost_of, first_inputs, together
 from hydrasurgeon.measuring.known import trained_on
@@ -30,7 +28,6 @@ from hydrasurgeon.measuring.measure import (
 )
 from hydrasurgeon.measuring.predictions import (
     Predictions,
-    ensembled,
     grouped,
     predicted,
     read_predictions,
@@ -47,7 +44,6 @@ from hydrasurgeon.measuring.sets import (
     in_samples,
     name_of,
     open_sets,
-    uses_of,
 )
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.answering import Engine
@@ -66,7 +62,6 @@ class Measured:
     """What came of running models on data."""
 
     rows: tuple[Row, ...] = ()
-    uses: Mapping[str, DataRecord] = field(default_factory=dict)
     classes: Mapping[str, Any] = field(default_factory=dict)
     """Hashes of the class names that zero-shot models were given."""
     skipped: tuple[str, ...] = ()
@@ -127,7 +122,6 @@ def of_models(
     milliseconds = timed.milliseconds()
     return Measured(
         tuple(_timed(row, milliseconds) for row in rows),
-        uses_of(sets, further),
         classes,
         tuple(dict.fromkeys(skipped)),
         (
@@ -218,10 +212,6 @@ def of_files(arguments: EvaluateOptions) -> list[Row]:
         state = State.unfitted(predictions.problem, float(arguments.temperature or 1))
         return row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
 
-    if arguments.ensemble and not arguments.checkpoints:
-        return [
-            row(ensembled([(path, read_predictions(path)) for path in paths]), "their ensemble")
-        ]
     rows: list[Row] = []
     for path in paths:
         rows.append(row(read_predictions(path), str(path)))
@@ -241,30 +231,6 @@ def by_file(rows: Sequence[Row], paths: Sequence[str | Path], taken: Sequence[st
         row.but(name=f"{row.name} ({path})") if names.count(row.name) > 1 else row
         for row, path in zip(rows, paths, strict=True)
     ]
-
-
-def uncalibrated(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> str | None:
-    """What to run where the reference of a report has no decision state, and another model has."""
-    shown = arguments.html or arguments.markdown
-    if not shown or not arguments.decides or arguments.temperature is not None:
-        return None
-    names = {name_of([each]): each for each in opened}
-    reference = names.get(arguments.reference or next(iter(names), ""))
-    if reference is None or reference.manifest.decision is not None:
-        return None
-    other = next((each for each in opened if each.manifest.decision is not None), None)
-    if other is None:
-        return None
-    words = ["calibrate", reference.hub_id or reference.path.name, "--data", "VAL"]
-    assert other.manifest.decision is not None
-    kind = other.manifest.decision.ood.score
-    words += [] if kind in ("mi", "mcm") else ["--ood-score", kind]
-    command = shlex.join(["hydrasurgeon", *words])
-    return (
-        f"{visible(name_of([other]))} has a decision state, {visible(name_of([reference]))}, the "
-        f"reference, has none: run `{visible(command)} -o calibrated.safetensors` and compare with "
-        "that"
-    )
 
 
 def unlike_notes(rows: Sequence[Row]) -> Iterator[str]:

@@ -96,15 +96,17 @@ def member_probs(logits: Logits) -> Float[ndarray, "sample member klass"]:
     return softmax(logits.astype(np.float64))
 
 
-def mean_probs(logits: Logits, temperature: float = 1.0) -> Probs:
+def mean_probs(logits: Logits, temperature: float | ndarray = 1.0) -> Probs:
     """The mean over members of softmax(z_m), then softmax(ln p / T): temperature acts after
     averaging.
     """
     return tempered(member_probs(logits).mean(axis=1), temperature)
 
 
-def tempered(probs: Probs, temperature: float) -> Probs:
-    return probs if temperature == 1.0 else softmax(np.log(np.maximum(probs, TINY)) / temperature)
+def tempered(probs: Probs, temperature: float | ndarray) -> Probs:
+    if np.all(temperature == 1.0):
+        return probs
+    return softmax(np.log(np.maximum(probs, TINY)) / temperature)
 
 
 def entropy(probs: ndarray) -> ndarray:

@@ -51,7 +51,7 @@ FURTHEST = 50.0
 """How far one logit is moved at most: where all labels are alike, no bias is large enough."""
 
 
-def shifted(logits: Logits, temperature: float, bias: float | None) -> Logits:
+def shifted(logits: Logits, temperature: float | ndarray, bias: float | None) -> Logits:
     """With what Platt's bias adds to yes, so that a member says sigmoid(z / temperature + bias)."""
     if not bias:
         return logits
@@ -60,15 +60,17 @@ def shifted(logits: Logits, temperature: float, bias: float | None) -> Logits:
     )
 
 
-def calibrated(logits: Logits, temperature: float = 1.0, bias: float | None = None) -> Probs:
-    """Probabilities by temperature, and of one logit by a bias."""
+def calibrated(
+    logits: Logits, temperature: float | ndarray = 1.0, bias: float | None = None
+) -> Probs:
+    """Probabilities by temperature, of many labels each one's own, and of one logit by a bias."""
     return by_pieces(
         lambda rows: mean_probs(shifted(rows, temperature, bias), temperature), logits, CALIBRATED
     )
 
 
 def uncertainties(
-    logits: Logits, temperature: float = 1.0, bias: float | None = None
+    logits: Logits, temperature: float | ndarray = 1.0, bias: float | None = None
 ) -> tuple[Scores, Scores]:
     """H(mean q_m) and mean H(q_m) of the calibrated members q_m, each at the temperature of the
     average.
