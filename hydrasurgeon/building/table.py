@@ -304,10 +304,11 @@ class Table:
             score = choose(self.objective.score, fitting, grounds, problem=problem, seed=self.seed)
         reading, read = self._reading(choice, sets[0], rows[0])
         threshold, on = np.inf, 1.0
+        if choice.words == "first":
+            threshold = np.quantile(fitting.scores(score.kind, score.fitted), 1 - FLAGGED)
         if reading is not None:
             pairs = zip(sets, read, strict=True)
             mixed = tuple(reading.beside(said, each) for said, each in pairs)
-            threshold = np.quantile(fitting.scores(score.kind, score.fitted), 1 - FLAGGED)
         state = self._state(mixed[0].at(rows[0][0]), score, float(threshold))
         if reading is not None:
             state = state.beside(reading.record, reading.reader)

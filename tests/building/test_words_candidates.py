@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from own_models import texts
 from tiny_families import FAMILIES
+from tiny_families import WORDS as WORDS_OF_TEXTS
 
 import hydrasurgeon as hs
 from hydrasurgeon.building import clock
@@ -126,6 +128,28 @@ def test_build_tries_words_at_their_time(
     seconds |= {"onnx": 10.0, "torch": 3.0, WORDS: 7.0}
     again = built("again")
     assert (again.front, again.rows) == (done.front, done.rows)
+
+
+def test_numbers_too(tmp_path: Path) -> None:
+    """How many words of a kind there are is what words know and a random model does not."""
+    for seed, name in enumerate(("train", "val")):
+        rng = np.random.default_rng(seed)
+        texts = [rng.choice(WORDS_OF_TEXTS, size=6).tolist() for _ in range(120)]
+        rows = [
+            [" ".join(text), sum(word in WORDS_OF_TEXTS[:4] for word in text)] for text in texts
+        ]
+        lines = [json.dumps({"text": text, "label": float(count)}) for text, count in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    train, val = (str(tmp_path / f"{name}.jsonl") for name in ("train", "val"))
+    random, probe = tmp_path / "random", tmp_path / "probe"
+    FAMILIES["BERT"].write(random)
+    hs.finetune(random, recipe="probe", data=train, set={"problem": "number"}, out=probe)
+    built = hs.build(probe, data=train, val=val, budget="macs=1", out=tmp_path / "best")
+    assert built.front[0].name.endswith(", words beside")
+    (alone,) = hs.evaluate(probe, data=val).report.results
+    assert built.rows[0].worth["rmse"] == pytest.approx(alone.id.rmse, abs=1e-6)
+    (best,) = hs.evaluate(built.path, data=val).report.results
+    assert built.front[0].worth["rmse"] == pytest.approx(best.id.rmse, rel=0.1)
 
 
 def test_words_are_timed_as_they_run_one_text_after_another(
