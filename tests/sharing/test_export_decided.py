@@ -57,7 +57,7 @@ def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
         Decides(state), (logits[:2], features[:2]), dynamic_shapes=(free, free), strict=False
     )
     outputs = ("probabilities", "uncertainty", "ood_score", "unfamiliar", "x", "y")
-    content = sharing.written(program, ("logits", "features"), outputs, {})[0]
+    content = sharing.written(program, ("logits", "features"), outputs, {})
     proto = onnx.load_from_string(content)
     # Not in float64 in the oldest onnxruntime that is allowed.
     assert "ReduceL2" not in {node.op_type for node in proto.graph.node}
