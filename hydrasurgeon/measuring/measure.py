@@ -330,7 +330,10 @@ def _ood(
                 values[f"{group}.{name}"] = mean
         return values
 
-    intervals: dict[str, dict[str, Interval]] = {}
+    figures, intervals = dict[str, dict[str, float]](), dict[str, dict[str, Interval]]()
+    for name, value in measures(*row.everything).items():
+        place, _, metric = name.partition(".")
+        figures.setdefault(place, {})[metric] = value.item()
     if ci is not None and ranked:
         for name, ends in bootstrap(measures, *row.counts, level=ci, seed=seed).items():
             place, _, metric = name.partition(".")
@@ -338,24 +341,18 @@ def _ood(
     ood = []
     for at, (name, scores) in enumerate(row.foreign.items()):
         used, *others = scores
-        figures = ranked[at].metrics(
-            *(np.arange(n)[None] for n in (row.counts[0], row.counts[1 + at]))
-        )
         values: dict[str, Any] = {
-            **{metric: value.item() for metric, value in figures.items()},
+            **figures[str(at)],
             "scores": {k: metrics.auroc(row.scores[k], scores[k]) for k in others} or None,
             "ci": intervals.get(str(at)),
         }
         about = {"name": name, "group": groups[name], "n": len(scores[used])}
         ood.append(OodResult.model_validate(about | values))
-    averages: dict[Literal["near", "far", "all"], OodAverage] = {}
-    for group in GROUPS:
-        if members := [ood[at] for at in places[group]]:
-            means = {
-                metric: sum(getattr(each, metric) for each in members) / len(members)
-                for metric in ("auroc", "fpr95", "aupr", "aupr_id")
-            }
-            averages[group] = OodAverage(**means, ci=intervals.get(group))
+    averages: dict[Literal["near", "far", "all"], OodAverage] = {
+        group: OodAverage.model_validate({**figures[group], "ci": intervals.get(group)})
+        for group in GROUPS
+        if group in figures
+    }
     return tuple(ood), averages
 
 
