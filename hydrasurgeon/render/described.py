@@ -192,7 +192,7 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     for at, each in enumerate(brief(results)):
         if at:
             show("")
-        heads = [(c.group, c.title or c.metric.brief) for c in each.columns]
+        heads = [(c.group, c.metric.brief) for c in each.columns]
         rows: list[list[Part]] = [
             [name, *((cell.text, "bold" if cell.rank == "best" else "") for cell in cells)]
             for name, cells in zip(each.names, each.rows, strict=True)

@@ -31,8 +31,6 @@ Rank = Literal["best", "second", ""]
 
 DECIMALS = 3
 """Decimals of fractions and losses."""
-NARROW = 24
-"""Characters of a name above a column."""
 WIDEST = 52
 """Characters of a name in a heading, a table or a legend; the verdicts have it whole."""
 
@@ -73,11 +71,6 @@ class Column:
     metric: Metric
     group: str
     cells: tuple[Cell, ...]
-    title: str = ""
-
-    @property
-    def head(self) -> str:
-        return self.title or self.metric.head
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ class Table:
 
     def __str__(self) -> str:
         """As text, in columns."""
-        heads = [c.title or c.metric.brief or c.metric.name for c in self.columns]
+        heads = [c.metric.brief or c.metric.name for c in self.columns]
         grid = [
             [self.title, *heads],
             *(
@@ -124,11 +117,11 @@ def shown_name(result: Result) -> str:
     return f"ensemble of {result.members}" if result.kind == "ensemble" else result.name
 
 
-def short(text: str, widest: int = WIDEST) -> str:
+def short(text: str) -> str:
     """A long name by its start and its end, where names of one family differ."""
     shown = visible(text)
-    tail = widest * 3 // 8
-    return shown if len(shown) <= widest else f"{shown[: widest - 1 - tail]}…{shown[-tail:]}"
+    tail = WIDEST * 3 // 8
+    return shown if len(shown) <= WIDEST else f"{shown[: WIDEST - 1 - tail]}…{shown[-tail:]}"
 
 
 def tables(results: Sequence[Result]) -> list[Table]:

@@ -25,10 +25,7 @@ def markdown(material: Material) -> str:
 
 def results_table(results: Table, names: Iterable[str]) -> str:
     """A row for each result, under these names."""
-    heads = [
-        (f"{c.group}: " if c.group.strip() else "") + (c.title or c.metric.head)
-        for c in results.columns
-    ]
+    heads = [(f"{c.group}: " if c.group.strip() else "") + c.metric.head for c in results.columns]
     rows = [[name, *map(_marked, cells)] for name, cells in zip(names, results.rows, strict=True)]
     return table(["", *map(plain, heads)], rows)
 

@@ -25,8 +25,6 @@ from hydrasurgeon.measuring.results import Report, Result
 from hydrasurgeon.report import charts
 from hydrasurgeon.report.classes import class_tables
 from hydrasurgeon.report.columns import (
-    NARROW,
-    WIDEST,
     WORDS,
     Table,
     short,
@@ -125,12 +123,12 @@ def document(material: Material) -> str:
     data = material.report.settings.get("data")
     listed = [_untimed(each) for each in material.tables]
 
-    def named(name: str, widest: int = WIDEST) -> str:
+    def named(name: str) -> str:
         """Names leave room for numbers, and are whole where they would look alike."""
-        alike = len({short(each, widest) for each in material.names}) < len(set(material.names))
-        if alike or short(name, widest) == visible(name):
+        alike = len({short(each) for each in material.names}) < len(set(material.names))
+        if alike or short(name) == visible(name):
             return name
-        return Markup('<span title="{}">{}</span>').format(visible(name), short(name, widest))
+        return Markup('<span title="{}">{}</span>').format(visible(name), short(name))
 
     return environment.from_string(part("page.html.j2")).render(
         **{name: getattr(material, name) for name in PASSED},
@@ -148,7 +146,6 @@ def document(material: Material) -> str:
         facts=_facts(material),
         colour=charts.colour,
         named=named,
-        narrow=NARROW,
     )
 
 

@@ -17,7 +17,6 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.measure import row_of
 from hydrasurgeon.measuring.predictions import read_predictions
-from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
 
 Tensors = dict[str, torch.Tensor]
@@ -205,14 +204,6 @@ def test_damaged_files(tmp_path: Path) -> None:
             json.loads(text, parse_constant=pytest.fail)
         measured += 1
     assert 0 < measured < 150
-
-
-def test_disagreement_of_many_members_is_that_of_the_pairs() -> None:
-    logits = torch.randn(7, 12, 4, generator=torch.Generator().manual_seed(1))
-    votes = logits.argmax(-1)
-    pairs = [(i, j) for i in range(12) for j in range(i + 1, 12)]
-    expected = torch.stack([(votes[:, i] != votes[:, j]).double() for i, j in pairs]).mean()
-    assert metrics.disagreements(logits.numpy()).mean() == pytest.approx(float(expected), abs=1e-12)
 
 
 @pytest.mark.parametrize("temperature", ["nan", "inf", "-1", "0", "1e-300", "1e300"])
