@@ -1,8 +1,7 @@
-"""Pruned models in memory that share with a loaded backbone whatever they do not cut or repair."""
+"""Pruned models in memory that share with a loaded backbone whatever they do not cut."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -39,16 +38,13 @@ class LoadedBackbone:
             WeakValueDictionary()
         )
 
-    def module(self, kept: Kept, repaired: Mapping[str, Raw] | None = None) -> nn.Module:
-        """The family's own module that `prune` would write for these heads, `repaired` tensors
-        included.
-        """
+    def module(self, kept: Kept) -> nn.Module:
+        """The family's own module that `prune` would write for these heads."""
         parameters = dict(self.parameters)
         # Inference tensors would be of no use to hydras, which watch what they have gathered rows
         # from.
         with torch.inference_mode(False):
             parameters |= self._cuts(kept)
-            parameters |= {n: self._parameter(n, raw) for n, raw in (repaired or {}).items()}
         module = self._empty(kept)
         assign(module, parameters, self.checkpoint.path)
         return module.to(device=self.device, dtype=self.dtype).eval()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import FAMILIES, LAYERS, Family, thoroughly
+from tiny_families import LAYERS, Family, thoroughly
 from tiny_members import RAGGED, logits, member
 from torch import nn
 
@@ -46,29 +46,3 @@ def test_memory_equals_the_file_and_masked(family: Family, tmp_path: Path) -> No
         masked = whole(inputs)
     with torch.inference_mode():
         torch.testing.assert_close(backbone.module(kept)(inputs), masked, rtol=0, atol=1e-11)
-
-
-def test_repaired_tensors_are_those_of_the_file(tmp_path: Path) -> None:
-    family, source = FAMILIES["BERT"], tmp_path / "source"
-    family.write(source)
-    opened = open_checkpoint(source)
-    member(source, family, RAGGED, tmp_path / "plain.safetensors")
-    path = hs.prune(
-        source,
-        mask=tmp_path / "plain.safetensors.mask.json",
-        compensate="lstsq",
-        data=family.data(tmp_path),
-        out=tmp_path / "m.safetensors",
-    ).path
-    written = open_checkpoint(path)
-    outputs = [name for name, weight in opened.weights.items() if weight.part == "output"]
-    backbone = LoadedBackbone(opened, device="cpu")
-    repaired = {name: written.tensors.read(name) for name in outputs}
-    module = backbone.module(as_single(written).manifest.kept, repaired)
-    same_bits(module, hs.load(path, device="cpu").module)
-    inputs = family.inputs()
-    with torch.inference_mode():
-        answers = module(inputs)
-        torch.testing.assert_close(answers, logits(path, inputs)[:, 0])
-        plain = backbone.module(as_single(written).manifest.kept)(inputs)
-    assert (answers - plain).abs().max() > 1e-3
