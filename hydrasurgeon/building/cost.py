@@ -152,18 +152,14 @@ class Sizes:
             least = self.cost(Size(heads, 0.0), budget.unit)
             most = self.cost(Size(heads, 1.0), budget.unit)
             fraction = (budget.most * (1 + SLACK) - least) / (most - least)
-            percent = min(100, math.floor(100 * fraction))
-            while percent > 0:
+            for percent in range(min(100, math.floor(100 * fraction)), 0, -1):
                 size = Size(heads, percent / 100)
                 if budget.allows(self.cost(size, budget.unit)) and self.is_offered(size):
                     share = heads / self.heads
                     usual = max(1.5 * share - 0.5, share / 2)
                     fits.append((abs(size.neurons - usual), size))
                     break
-                percent -= 1
-        if not fits:
-            return None
-        return min(fits)[1]
+        return min(fits)[1] if fits else None
 
     def ladder(self, budgets: Sequence[Budget], models: int) -> list[Size]:
         """The sizes of which as many as there are models, or fewer, fill a budget, the unpruned
