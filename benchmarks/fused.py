@@ -224,8 +224,9 @@ def measure(
                 }
             for batch in batches:
                 inputs = example(batch)
-                peaks = {k: peak_bytes(m, inputs) for k, m in models.items()}
-                seconds = interleaved(models, inputs, runs=runs, warm_up=False)  # it was just run
+                calls = {k: partial(m, inputs) for k, m in models.items()}
+                peaks = {k: peak_bytes(m, calls[k]) for k, m in models.items()}
+                seconds = interleaved(calls, runs=runs)
                 for k, taken in seconds.items():
                     params, products, calls = sizes[k]
                     rows.append(

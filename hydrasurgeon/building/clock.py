@@ -1,31 +1,32 @@
-"""How long one sample takes, by engine, as multiples of the unpruned model's time in float32.
-
-Whatever is timed runs in turn with the unpruned model in each float32 engine, sample by sample. On
-the CPU the time of the processor counts, and of each sample the least of all runs: what else runs on
-the machine takes no part in it.
+"""How long one sample takes from text or picture to decision, by engine, as multiples of the
+unpruned model's time in float32: measured as `bench --data` measures it, in turn with that model.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy import ndarray
-
-from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
-from hydrasurgeon.data import Batches, Samples
-from hydrasurgeon.data.batches import has_gpu
+from hydrasurgeon.building.work import State
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
+from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import with_reader
 from hydrasurgeon.decision.reading import Reading
-from hydrasurgeon.engines import PACKAGES, engines_of
-from hydrasurgeon.measuring.cost import interleaved
+from hydrasurgeon.decision.state import NOVELTY
+from hydrasurgeon.decision.state import State as Deciding
+from hydrasurgeon.engines import PACKAGES, engine_of, engines_of
+from hydrasurgeon.files import decided
+from hydrasurgeon.files.decided import Cascade, Conformal, Decision, Ood
+from hydrasurgeon.measuring.cost import seconds_of, timed_samples
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems import SINGLE
+from hydrasurgeon.run.pixels import Pixels
+from hydrasurgeon.run.words import Words
+from hydrasurgeon.runtime.answering import Engine
 
 EIGHT_BITS = "int8"
 """The engine whose answers are not those of float32."""
@@ -33,14 +34,10 @@ UNPRUNED = "None"
 """The shape of models that are not cut to a size."""
 WORDS = "words"
 """The shape of a reader of words, and what computes it."""
-SAMPLES = 4
-"""Samples that are timed, evenly spaced over VAL."""
-RUNS = 15
-"""How often."""
-AT_ONCE = 10
-"""Runs of words one after another, as texts that end there come: after a model's pass, which clears
-the processor's caches, one takes several times as long.
-"""
+RUNS = 3
+"""How often each is timed."""
+SETS = Conformal(method="lac", coverage=0.9, threshold=1.0)
+"""Prediction sets of a state, which nothing here looks at."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +55,6 @@ class Taken:
         return Taken(self.ms * share, self.time * share)
 
 
-Passes = Sequence[Callable[[], object]]
-"""What is timed, a call for each sample."""
-
-
 class Clock:
     """Times models, each shape once; what was measured is kept, whatever the machine does later."""
 
@@ -70,30 +63,25 @@ class Clock:
         opened: Checkpoint,
         val: Samples,
         options: Run,
-        before: Callable[[], Mapping[str, Mapping[str, Sequence[float]]]] = dict,
-        keep: Callable[[dict[str, Any]], None] = lambda times: None,
+        state: State | None = None,
     ) -> None:
-        """`before` is what was measured before, and `keep` gets all that is known from now on."""
+        """`state` keeps what was measured."""
         self.opened = opened
         self.val = val
         self.options = options
         self.engines = _engines()
-        self.before = before
-        self.keep = keep
+        self.state = state
 
     @cached_property
     def known(self) -> dict[str, dict[str, Taken]]:
         """What was measured, by shape and engine."""
-        return {
-            shape: {name: Taken(*taken) for name, taken in times.items()}
-            for shape, times in self.before().items()
-            if shape == WORDS or set(times) == set(self.engines)
-        }
+        kept = {} if self.state is None else self.state.known.get("times", {})
+        return {s: {n: Taken(*taken) for n, taken in times.items()} for s, times in kept.items()}
 
     def times(self, shape: str, file: Callable[[], Checkpoint]) -> Mapping[str, Taken]:
         """By engine, of models that are alike but for their weights."""
-        if shape not in self.known:
-            self._time(shape, self._unpruned if shape == UNPRUNED else self._passes(file()))
+        if not {*self.engines} <= self.known.get(shape, {}).keys():
+            self._time(shape, self._unpruned if shape == UNPRUNED else self._live(file()))
         return self.known[shape]
 
     def unpruned(self) -> Mapping[str, Taken]:
@@ -101,80 +89,75 @@ class Clock:
         return self.times(UNPRUNED, lambda: self.opened)
 
     def words(self, reading: Callable[[], Reading]) -> Taken:
-        """Of a reader, and of deciding whether it answers."""
+        """Of a reader that answers alone."""
         if WORDS not in self.known:
-            made = reading()
-            beside: Any = with_reader(self._transform, made.reader)
-
-            def first(sample: Any) -> None:
-                for _ in range(AT_ONCE):
-                    _, read = beside.parts([sample])
-                    SINGLE.answers(read[:, None, :-1], {"temperature": 1.0})
-
-            samples = [self.val.read(int(i)) for i in self._order]
-            self._time(WORDS, {WORDS: [partial(first, each) for each in samples]})
+            self._time(WORDS, {WORDS: _alone(self._unpruned[self._fastest], reading().reader)})
         return self.known[WORDS][WORDS]
 
-    def _time(self, shape: str, passes: Mapping[str, Passes]) -> None:
-        turns = {f"unpruned {name}": each for name, each in self._unpruned.items()}
+    def written(self, name: str, file: Path, engine: str) -> Taken:
+        """Of a file that is called so in the work folder."""
+        if name not in self.known:
+            opened = open_checkpoint(file)
+            live = engine_of(opened, engine=engine, device=self.options.device)
+            self._time(name, {engine: live})
+        return self.known[name][engine]
+
+    def slow_words(self, late: float) -> None:
+        """A file shows that words take so much longer."""
+        taken = self.known[WORDS][WORDS]
+        self.known[WORDS] = {WORDS: taken * (1 + late / taken.time)}
+        self._keep()
+
+    def _time(self, shape: str, engines: Mapping[str, Engine]) -> None:
+        turns = dict(engines)
         if shape != UNPRUNED:
-            turns |= passes
-        sums = seconds_of(turns)
-        least = min(sums[f"unpruned {name}"] for name in self.engines if name != EIGHT_BITS)
-        mark = "unpruned " if shape == UNPRUNED else ""
-        self.known[shape] = {
-            name: Taken(
-                1000 * sums[f"{mark}{name}"] / len(self._inputs), sums[f"{mark}{name}"] / least
-            )
-            for name in passes
-        }
-        self.keep({s: {n: [t.ms, t.time] for n, t in e.items()} for s, e in self.known.items()})
-
-    @property
-    def _transform(self) -> Callable[[Any], Any]:
-        return self.opened.family.transform(self.opened.manifest.model, files=self.opened.files)
-
-    @property
-    def _order(self) -> ndarray:
-        return np.unique(np.linspace(0, len(self.val) - 1, SAMPLES).round().astype(int))
-
-    @cached_property
-    def _inputs(self) -> list[Any]:
+            turns["unpruned"] = self._unpruned[self._fastest]
+        # Words that answer alone answer all texts alike.
+        kinds = self._unpruned if shape == WORDS else turns
         skip = self.options.skip_bad
-        batches = Batches(
-            self.val, self._transform, batch_size=1, order=self._order, workers=0, skip_bad=skip
-        )
-        return [batch.inputs for batch in batches]
+        samples = timed_samples(self.val, kinds.values(), 1, skip_bad=skip)
+        contenders = {name: [each] for name, each in turns.items()}
+        seconds = seconds_of(contenders, samples, runs=RUNS)
+        rivals = engines if shape == UNPRUNED else ["unpruned"]
+        least = min(seconds[name] for name in rivals if name != EIGHT_BITS)
+        self.known[shape] = {
+            name: Taken(1000 * seconds[name], seconds[name] / least) for name in engines
+        }
+        self._keep()
+
+    def _keep(self) -> None:
+        times = {s: {n: [t.ms, t.time] for n, t in e.items()} for s, e in self.known.items()}
+        if self.state is not None:
+            self.state.keep(times=times)
+
+    @property
+    def _fastest(self) -> str:
+        """The float32 engine in which the unpruned model is what others are compared with."""
+        times = self.unpruned()
+        return min((name for name in times if name != EIGHT_BITS), key=lambda n: times[n].time)
 
     @cached_property
-    def _unpruned(self) -> Mapping[str, Passes]:
-        return self._passes(self.opened, keep=True)  # it answers soon, and is what may be written
+    def _unpruned(self) -> Mapping[str, Engine]:
+        return self._live(self.opened, keep=True)  # it answers soon, and is what may be written
 
-    def _passes(self, opened: Checkpoint, *, keep: bool = False) -> Mapping[str, Passes]:
+    def _live(self, opened: Checkpoint, *, keep: bool = False) -> Mapping[str, Engine]:
         """By engine."""
         device = self.options.device
-        engines = engines_of(undecided(opened), self.engines, device=device, keep=keep)
-        return {
-            name: [partial(live.ask, sample) for sample in self._inputs]
-            for name, live in engines.items()
-        }
+        return engines_of(undecided(opened), self.engines, device=device, keep=keep)
 
 
-def seconds_of(turns: Mapping[str, Passes]) -> dict[str, float]:
-    """Of all samples: of each the least of all runs."""
-    calls = {
-        f"{number} {name}": lambda _, run=run: run()
-        for number in range(SAMPLES)
-        for name, passes in turns.items()
-        for run in passes[number : number + 1]
-    }
-    now = time.perf_counter if has_gpu() else time.process_time
-    seconds = interleaved(calls, None, runs=RUNS, of_runs=min, now=now)
-    return {
-        name: sum(seconds[f"{number} {name}"] for number in range(len(passes)))
-        / (AT_ONCE if name == WORDS else 1)
-        for name, passes in turns.items()
-    }
+def _alone(engine: Engine, reader: Words | Pixels) -> Engine:
+    """An engine of which words answer all that it is asked."""
+    words: dict[str, Any] = {"mode": "first"}
+    ood: dict[str, Any] = {"score": NOVELTY, "threshold": 2.0}
+    state: dict[str, Any] = {"temperature": 1.0, "conformal": SETS}
+    first: dict[str, Any] = {**state, "threshold": 0.0, "novelty": 2.0}
+    state |= {"words": decided.Words.model_construct(**words), "ood": Ood.model_construct(**ood)}
+    state["cascade"] = Cascade.model_construct(**first)
+    alone = copy(engine)
+    alone.state = Deciding(Decision.model_construct(**state), words=reader)
+    alone.transform = with_reader(engine.transform, reader)
+    return alone
 
 
 def _engines() -> tuple[str, ...]:

@@ -24,9 +24,10 @@ from hydrasurgeon.building.plan import TimeIsUp
 from hydrasurgeon.building.search import LEAST_ON, PROBE, SINGLE, Search, fusion_of
 from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Table, right_of
 from hydrasurgeon.building.work import mark_of
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
-from hydrasurgeon.files.atomic import SUFFIX, hold, real, staged, sweep, write_text
+from hydrasurgeon.files.atomic import SUFFIX, claims, hold, real, staged, sweep, write_text
 from hydrasurgeon.files.decided import ZERO_SHOT
 from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import sidecar
@@ -63,8 +64,8 @@ class Front:
         """Whether what lies at `out` may be replaced; what was written here always may."""
         self.there = search.state.known.get("made") if ours else None
         """What lies there already, of a build that was ended early."""
-        self.refused: dict[Choice, HydraError] = {}
-        """What calibrate refused, and why."""
+        self.refused: dict[tuple[Budget, Choice], HydraError] = {}
+        """What calibrate refused or takes too long, and why."""
         self.rungs: Rungs = {}
         """What is written, of budgets that something is within."""
 
@@ -170,8 +171,9 @@ class Front:
         self.search.state.keep(unfinished=mark_of(self.out) if early else None)
         for budget in self.search.budgets:
             if not early and budget not in self.rungs:
-                for error in self.refused.values():
-                    raise error
+                for (refusing, _), error in self.refused.items():
+                    if refusing == budget:
+                        raise error
                 self._refuse(budget)
 
     def _decided_all(self) -> Rungs:
@@ -197,7 +199,8 @@ class Front:
                 return entry
             measured = self.table.entry(replace(entry.choice, assumed=False))
             entries.remove(entry)
-            if measured.choice not in self.refused and budget.allows(measured.cost[budget.unit]):
+            fits = budget.allows(measured.cost[budget.unit])
+            if fits and (budget, measured.choice) not in self.refused:
                 entries.append(measured)
         return below
 
@@ -212,7 +215,7 @@ class Front:
             choices += [each for each in found if each.members not in plain]
         entries = []
         for way in (way for each in choices for way in search.ways(each, budget)):
-            if way not in self.refused and search.pays(way, budget):
+            if (budget, way) not in self.refused and search.pays(way, budget):
                 with contextlib.suppress(SurgeryError):  # too many go on where words come first
                     entries.append(self.table.entry(way))
         return entries
@@ -232,31 +235,42 @@ class Front:
         """Make what was decided, and put it where it belongs; whether all of it could be made."""
         search = self.search
         files = {entry: rung_file(search, entry) for entry in rungs.values()}
-        if len(search.budgets) == 1:
-            ((entry, file),) = files.items()
-            if file.name != self.there and not self._make(entry, self.out):
-                return False
-            self.there = file.name
-            search.state.keep(made=file.name, unfinished=mark_of(self.out))
-            return True
-        if not all(file.exists() or self._make(entry, file) for entry, file in files.items()):
+        if not all(self._make(budget, entry, files[entry]) for budget, entry in rungs.items()):
             return False
-        write_front(self.out, rungs, files, self.references)
+        if len(search.budgets) > 1:
+            write_front(self.out, rungs, files, self.references)
+            return True
+        (file,) = files.values()
+        if file.name != self.there:
+            publish(file, self.out, force=self.force)
+        self.there = file.name
+        search.state.keep(made=file.name, unfinished=mark_of(self.out))
         return True
 
-    def _make(self, entry: Entry, out: Path) -> bool:
-        """Whether it could be made."""
-        options, made = self.options, made_of(entry, self.options)
-        force = self.force or out != self.out
+    def _make(self, budget: Budget, entry: Entry, file: Path) -> bool:
+        """Whether it could be made, and keeps to the budget."""
+        made = made_of(entry, self.options)
+        calibration = calibration_of(self.search, entry, made.file, file)
         try:
-            for command in made.making:
+            for command in (*made.making, calibration):
                 self.search.workshop.perform(command)
-            calibration = calibration_of(self.search, entry, made.file, out)
-            calibration.run(device=options.device, progress=self.search.plan.tick, force=force)
+            self.search.time(entry, file, budget)
         except (DataError, SurgeryError) as error:
-            self.refused[entry.choice] = error
+            self.refused[budget, entry.choice] = error
             return False
         return True
+
+
+def publish(file: Path, out: Path, *, force: bool) -> None:
+    """A checkpoint as it is, as a file or a directory."""
+    opened, slash = open_checkpoint(file), "" if out.name.endswith(SUFFIX) else "/"
+    with claims():  # another may come in its place
+        save(
+            claim_checkpoint(f"{out}{slash}", force=force),
+            opened.tensors.planned(),
+            lambda sha256: rewritten(opened.manifest, weights_sha256=sha256),
+            files=opened.files,
+        )
 
 
 def made_of(entry: Entry, options: BuildOptions) -> Member:

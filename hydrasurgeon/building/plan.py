@@ -5,11 +5,11 @@ when it must end.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -66,6 +66,8 @@ class Plan:
         self.ends = now() + 60 * minutes
         self.may_end = False
         """Whether there is something to end with."""
+        self.ended = False
+        """Whether time was up."""
         self.where, self.began = "", now()
         self.last: tuple[str, int, int] = ("", 0, 1)
         self.told = now()
@@ -92,6 +94,7 @@ class Plan:
         self.last = (what, done, total)
         self._say()
         if self.may_end and now() >= self.ends:
+            self.ended = True
             raise TimeIsUp
 
     def _say(self) -> None:
@@ -103,17 +106,19 @@ class Plan:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """The line moves within the block, whatever takes how long."""
+        """The line moves within the block, and time that is up ends it, whatever takes how long."""
         over = threading.Event()
+        worker = ctypes.c_ulong(threading.get_ident())
 
         def beat() -> None:
             while not over.wait(BEAT):
                 if self.where and now() - self.told >= BEAT:
                     self._say()
+                if self.may_end and now() >= self.ends and not self.ended:
+                    self.ended = True
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(worker, ctypes.py_object(TimeIsUp))
 
-        thread = threading.Thread(target=beat, daemon=True)
-        if self.tell is not None:
-            thread.start()
+        threading.Thread(target=beat, daemon=True).start()
         try:
             yield
         finally:
@@ -194,11 +199,11 @@ def seconds_of_a_pass(opened: Single, val: Samples, options: BuildOptions) -> fl
     batch = first_batch(val, transform, count, skip_bad=options.skip_bad)
     inputs = moved(batch, loaded.device, loaded.dtype)
 
-    def passed(_: Any) -> None:
+    def passed() -> None:
         stack = anatomy.embed(inputs)
         hidden = stack.hidden
         for block in anatomy.blocks:
             hidden = run_block(block, hidden, stack.bias)
 
     with torch.inference_mode():
-        return interleaved({"one": passed}, None, runs=RUNS)["one"] / count
+        return interleaved({"one": passed}, runs=RUNS)["one"] / count

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
+from pathlib import Path
 from typing import Any
 
 from numpy import ndarray
@@ -25,7 +26,7 @@ from hydrasurgeon.building.members import (
     tuned,
 )
 from hydrasurgeon.building.plan import Plan
-from hydrasurgeon.building.table import Choice
+from hydrasurgeon.building.table import Choice, Entry
 from hydrasurgeon.building.work import State, Workshop
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.data import Samples, first_batch
@@ -51,6 +52,8 @@ TRUNKS = (1 / 2, 2 / 3, 5 / 6)
 """How much of the layers a mean trunk is of."""
 APART = 1.25
 """Sizes are tried for budgets of time that are so far from each other."""
+BY_CHANCE = 1.05
+"""What is measured twice differs by so much."""
 SINGLE = "single model, calibrated"
 PROBE = "probe"
 WORDS = "words"
@@ -368,6 +371,24 @@ class Search:
         if choice.words != "off":
             taken += self.words_time
         return {**cost, "time": taken.time, "ms": taken.ms}
+
+    def time(self, entry: Entry, file: Path, budget: Budget) -> None:
+        """Measure what was made for a budget of time, which counts in place of what its parts take;
+        SurgeryError where it takes too long.
+        """
+        if self.clock is None:
+            return
+        taken = self.clock.written(file.name, file, entry.choice.engine)
+        late = taken.time - entry.cost["time"]
+        entry.cost.update(time=taken.time, ms=taken.ms)
+        if taken.time <= budget.most * BY_CHANCE:
+            return
+        if entry.choice.words == "first" and late > 0:
+            self.clock.slow_words(late)  # so that fewer go on
+        raise SurgeryError(
+            f"--budget {budget}: the best candidate takes time={taken.time:.2g} once it is written",
+            hint="Allow more than that.",
+        )
 
 
 def averaged(opened: Sequence[Single]) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.building.answers import Answers
+from hydrasurgeon.building.clock import SETS
 from hydrasurgeon.building.members import Member
 from hydrasurgeon.decision.beside import fit_beside
 from hydrasurgeon.decision.cascade_fit import gated
@@ -26,7 +27,7 @@ from hydrasurgeon.decision.ood_score import Grounds, choose
 from hydrasurgeon.decision.reading import Reading, targets_of
 from hydrasurgeon.decision.state import State, in_stages
 from hydrasurgeon.files import decided
-from hydrasurgeon.files.decided import LOGITS, Conformal, Decision, Ood
+from hydrasurgeon.files.decided import LOGITS, Decision, Ood
 from hydrasurgeon.measuring.cascades import Staged, side_by_side
 from hydrasurgeon.measuring.measure import Answered, judged
 from hydrasurgeon.problems import SINGLE
@@ -45,8 +46,6 @@ ONE_SIDE = 0.6827
 """Level of an interval of one standard error to each side."""
 FLAGGED = 0.05
 """Of familiar samples, the fraction that a decision state flags if nobody says otherwise."""
-SETS = Conformal(method="lac", coverage=0.9, threshold=1.0)
-"""Prediction sets of a state, which nothing here looks at."""
 Figures = Mapping[str, ndarray]
 Reads = Literal["off", "beside", "first", "alone"]
 """Where words answer: nowhere, with the model, before it, or in its place, and the model says what is OOD."""
@@ -140,7 +139,7 @@ class Entry:
     """A choice with its cost and its figures."""
 
     choice: Choice
-    cost: Mapping[str, float]
+    cost: dict[str, float]
     answers: Answered
     objective: Objective
     score: str = AUTO
@@ -224,7 +223,7 @@ class Table:
         self,
         objective: Objective,
         read: Callable[[Member, str], Answers],
-        cost: Callable[[Choice, float], Mapping[str, float]] = lambda choice, on: {},
+        cost: Callable[[Choice, float], dict[str, float]] = lambda choice, on: {},
         *,
         words: Callable[[], Sequence[ndarray] | None] = lambda: None,
         problem: Problem = SINGLE,

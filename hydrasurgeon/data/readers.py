@@ -78,13 +78,10 @@ class Beside:
 
     def parts(self, samples: Sequence[Any]) -> tuple[list[Any], Floats]:
         """What the model reads of each sample, and what the reader has read of all."""
-        plain = list(samples)
         if isinstance(self.reader, Words):
-            seen: Any = self.tokens(plain)
-        else:
-            seen = np.stack([seen for _, seen in samples])
-            plain = [image for image, _ in samples]
-        return plain, self.reader.read(seen)
+            return [*samples], self.reader.read(self.tokens(samples))
+        images, seen = zip(*samples, strict=True)
+        return [*images], self.reader.read(np.stack(seen))
 
 
 def _named(inputs: Any) -> Mapping[str, Any]:

@@ -14,7 +14,6 @@ from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.state import (
     State,
     answers_in_stages,
-    cascade_of,
     going_on,
     in_stages,
 )
@@ -53,7 +52,7 @@ def fit_cascade(
     most = MAX_LOSS if promise.max_loss is None else promise.max_loss
     fits = (first.at(fitting), whole.at(fitting))
     state = gated(state, *fits, foreign=foreign, words=words, most=most, most_on=most_on)
-    cascade = cascade_of(state)
+    cascade = state.cascade
     parts = in_stages(state, first.at(certifying), whole.at(certifying))
     answers = answers_in_stages(state, parts)
     familiar = np.ones(len(certifying), dtype=bool)  # to the first all that it answers

@@ -95,14 +95,19 @@ class State:
         """When something was found for a group."""
         return self.record.group
 
+    @property
+    def cascade(self) -> Cascade:
+        """The cascade, which is there."""
+        assert self.record.cascade is not None
+        return self.record.cascade
+
     @cached_property
     def stages(self) -> tuple[State, State]:
         """Of a cascade, the states for what the whole model answers, and for what the first stage does."""
         return self._stage(first=False), self._stage(first=True)
 
     def _stage(self, *, first: bool) -> State:
-        cascade = self.record.cascade
-        assert cascade is not None
+        cascade = self.cascade
         names = ["conformal", "abstain", "limits", "group"]
         changes: dict[str, Any] = {"cascade": None}
         fitted = self.fitted
@@ -245,12 +250,6 @@ def single(values: Any) -> Float[ndarray, "*any"]:
     return np.asarray(values, dtype=np.float32)
 
 
-def cascade_of(state: State) -> Cascade:
-    """The cascade, which is there."""
-    assert state.record.cascade is not None
-    return state.record.cascade
-
-
 def going_on(rule: State, threshold: float, first: Outputs) -> Bool[ndarray, " sample"]:
     """Which rows go on, by the decision state for what the first reader answers."""
     certainty = rule.certainty(first.logits)
@@ -260,7 +259,7 @@ def going_on(rule: State, threshold: float, first: Outputs) -> Bool[ndarray, " s
 
 def in_stages(state: State, first: Outputs, whole: Outputs) -> list[Said]:
     """What would be said of rows that both have read."""
-    going = going_on(state.stages[True], cascade_of(state).threshold, first)
+    going = going_on(state.stages[True], state.cascade.threshold, first)
     parts = []
     for which, said, early in ((~going, first, True), (going, whole, False)):
         rows = np.flatnonzero(which)
@@ -281,7 +280,7 @@ def decide_in_stages(state: State, parts: Sequence[Said]) -> Prediction:
     each = []
     for part in some:
         answers = decide(state.stages[part.first], part.logits, part.features)
-        if part.first and cascade_of(state).novelty is not None:  # words are no member
+        if part.first and state.cascade.novelty is not None:  # words are no member
             answers = replace(answers, members_run=0 * answers.members_run)
         each.append(answers)
     if len(each) == 1:

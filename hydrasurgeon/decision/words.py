@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hydrasurgeon.run.pixels import Pixels
-from hydrasurgeon.run.words import BUCKETS, Flat, Floats, Ids, Words, unit
+from hydrasurgeon.run.words import BUCKETS, Floats, Ids, Words, counted, unit
 
 Kind = Literal["softmax", "sigmoid", "square"]
 """What outputs mean: log-odds of classes, log-odds of each label, or numbers."""
@@ -82,7 +82,7 @@ def path(
     """Readers of all strengths, each started from the one before."""
     from scipy.sparse import csr_matrix
 
-    found = Flat.of(texts, ids).counted(len(ids), pairs=pairs)
+    found = counted(texts, ids, pairs=pairs)
     width = len(ids) + BUCKETS * pairs
     seen = np.bincount(found.columns, minlength=width)
     idf = np.log((1 + len(texts)) / (1 + seen)) + 1

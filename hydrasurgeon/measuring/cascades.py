@@ -16,7 +16,7 @@ from numpy import ndarray
 from torch import nn
 
 from hydrasurgeon.decision.state import Said as Stage
-from hydrasurgeon.decision.state import State, answers_in_stages, cascade_of
+from hydrasurgeon.decision.state import State, answers_in_stages
 from hydrasurgeon.measuring.cost import SideBySide, first_inputs, stage_macs
 from hydrasurgeon.measuring.measure import Row, row_of
 from hydrasurgeon.measuring.predictions import Said, predicted
@@ -133,7 +133,7 @@ def with_cascade(
     macs = stage_macs(model, first_inputs(model, sets.id, run, 1))
     expected = round(macs.expected(share / len(logits)))
     cost = result.cost.model_copy(update={"expected_macs": expected})
-    cascade = cascade_of(state)
+    cascade = state.cascade
     own = {"conformal": cascade.conformal, "group": state.found and cascade.group}
     stages = Staged(state.record.model_copy(update=own), None, state.problem, whole=state)
     with torch.inference_mode():

@@ -14,20 +14,23 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hydrasurgeon.data import first_batch, moved
+from hydrasurgeon.data import Batches, Samples, first_batch, moved
 from hydrasurgeon.engines.file import LENGTHS, Told
 from hydrasurgeon.engines.program import Exported, sample
+from hydrasurgeon.engines.runtimes import threads
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring.results import Cost
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import Engine
@@ -201,6 +204,8 @@ such limit.
 """
 ROUNDS = 5
 """Rounds in which a table's models are timed."""
+SAMPLES, IN_STAGES = 16, 256
+"""Of real data, evenly spaced, in at least one batch; and where it depends on them what is run."""
 
 
 class InTurn(nn.Module):
@@ -223,26 +228,62 @@ def together(models: Sequence[Any]) -> nn.Module:
 
 
 @torch.inference_mode()
-def interleaved(
-    models: Mapping[str, Callable[[Any], object]],
-    inputs: Any,
-    *,
-    runs: int,
-    warm_up: bool = True,
-    of_runs: Callable[[Sequence[float]], float] = statistics.median,
-    now: Callable[[], float] = time.perf_counter,
-) -> dict[str, float]:
-    """Median seconds of each, run in turn so that a slow moment of the machine hits all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for run in range(0 if warm_up else 1, runs + 1):
-        for name, model in models.items():
+def interleaved(calls: Mapping[str, Callable[[], object]], *, runs: int) -> dict[str, float]:
+    """Median seconds of each, run in turn so that a slow moment of the machine hits all alike; of one
+    thread those of the processor, in which what else runs takes no part.
+    """
+    alone = threads() == 1 and not torch.cuda.is_available()
+    now = time.process_time if alone else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for run in range(runs + 1):
+        for name, call in calls.items():
             start = now()
-            model(inputs)
+            call()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if run:  # 0 is the warm-up
                 seconds[name].append(now() - start)
-    return {name: of_runs(times) for name, times in seconds.items()}
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def answer(engines: Iterable[Engine], batches: Iterable[Sequence[Any]]) -> None:
+    """All that answering takes but reading and writing: from samples to what is decided, by one
+    engine after another.
+    """
+    for batch in batches:
+        for engine in engines:
+            engine.answered(engine.collated([engine.transform(sample) for sample in batch]))
+
+
+def timed_samples(
+    samples: Samples, engines: Iterable[Engine], batch: int, *, skip_bad: bool = False
+) -> list[list[Any]]:
+    """What is timed of real data: batches of samples, evenly spaced."""
+    most = SAMPLES
+    for engine in engines:
+        Batches(samples, engine.transform, batch_size=batch, skip_bad=skip_bad)  # may refuse them
+        if engine.in_stages(None):
+            most = IN_STAGES
+    whole = min(max(1, most // batch), len(samples) // batch)
+    if whole == 0:
+        raise DataError(
+            f"{samples.spec}: has {len(samples)} samples, a batch of {batch} is to be timed",
+            hint="Give a smaller --batch.",
+        )
+    places = np.linspace(0, len(samples) - 1, whole * batch).round().astype(int)
+    read = []
+    for place in places:
+        with suppress(*[DataError] * skip_bad):
+            read.append(samples.read(int(place)))
+    return [read[at : at + batch] for at in range(0, len(read), batch)]
+
+
+def seconds_of(
+    models: Mapping[str, Sequence[Engine]], batches: Sequence[Sequence[Any]], *, runs: int
+) -> dict[str, float]:
+    """How long models take to answer a batch."""
+    calls = {name: partial(answer, engines, batches) for name, engines in models.items()}
+    return {name: total / len(batches) for name, total in interleaved(calls, runs=runs).items()}
 
 
 class SideBySide:
@@ -267,19 +308,19 @@ class SideBySide:
         """
         if len(self._passes) < self._count:
             return [None] * self._count
-        passes = {str(at): lambda _, run=each: run() for at, each in enumerate(self._passes)}
-        return [1000 * taken for taken in interleaved(passes, None, runs=ROUNDS).values()]
+        passes = {str(at): each for at, each in enumerate(self._passes)}
+        return [1000 * taken for taken in interleaved(passes, runs=ROUNDS).values()]
 
 
 @torch.inference_mode()
-def peak_bytes(model: nn.Module, inputs: Any) -> int:
-    """Weights, what a hydra holds in copies of them, and the most memory that one forward pass
+def peak_bytes(model: nn.Module, call: Callable[[], object]) -> int:
+    """Weights, what a hydra holds in copies of them, and the most memory that one pass of the model
     holds besides.
     """
     parameters = {p.data_ptr(): p.nbytes for p in (*model.parameters(), *model.buffers())}
-    before, most = _copied(model), _peak_of_pass(model, inputs)
+    before, most = _copied(model), _peak_of_pass(model, call)
     if _copied(model) != before:  # what is settled once is no part of a pass
-        most = _peak_of_pass(model, inputs)
+        most = _peak_of_pass(model, call)
     return sum(parameters.values()) + _copied(model) + most
 
 
@@ -288,19 +329,19 @@ def _copied(model: nn.Module) -> int:
     return sum(copy.nbytes for hydra in hydras for copy in hydra.copies)
 
 
-def _peak_of_pass(model: nn.Module, inputs: Any) -> int:
+def _peak_of_pass(model: nn.Module, call: Callable[[], object]) -> int:
     if any(parameter.is_cuda for parameter in model.parameters()):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        model(inputs)
+        call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler talks about missing GPUs
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        model(inputs)
+        call()
     results: Any = profiler.profiler
     events = [e for e in results.kineto_results.events() if e.name() == "[memory]"]
     held = most = 0

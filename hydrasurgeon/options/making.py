@@ -452,7 +452,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         le=1e6,
         metavar="M",
         group=RUNS,
-        help="End with the best so far; the same command goes on from there.",
+        help="End with the best so far, once each budget has a file; the same command goes on.",
     )
     dry_run: bool = option(
         False, group=RUNS, help="Print the stages and how long they take, and end."

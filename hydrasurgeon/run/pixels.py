@@ -38,17 +38,15 @@ class Pixels:
     bias: Floats
 
     def read(self, features: Floats) -> Floats:
-        """Outputs, and in the last column novelty."""
-        return np.concatenate([self.outputs(features), self.novelty(features)[:, None]], axis=1)
+        """Outputs, and in the last column how far each image lies from those it was fitted on: the mean
+        of its squared numbers.
+        """
+        novelty = (self.standardised(features) ** 2).mean(axis=1)
+        return np.concatenate([self.outputs(features), novelty[:, None]], axis=1)
 
     def outputs(self, features: Floats) -> Floats:
         """[image, output] of `features_of` some images."""
         result: Floats = self.standardised(features) @ self.weight + self.bias
-        return result
-
-    def novelty(self, features: Floats) -> Floats:
-        """How far images lie from those it was fitted on: the mean of their squared numbers."""
-        result: Floats = (self.standardised(features) ** 2).mean(axis=1)
         return result
 
     def standardised(self, features: Floats) -> Floats:

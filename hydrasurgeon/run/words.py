@@ -71,6 +71,8 @@ class Counts:
     columns: Ids
     counts: Floats
     texts: int
+    flat: tuple[Ids, Ids]
+    """The text of each id, one after another, and its column; -1 where it has none."""
 
 
 @dataclass(frozen=True)
@@ -94,63 +96,44 @@ class Words:
         """[text, output]; the bias alone for a text without a known id."""
         return self.read(texts)[:, :-1]
 
-    def novelty(self, texts: Sequence[Ids]) -> Floats:
-        """The fraction of each text's weight that lies on ids without a column; 1 for a text without
-        ids. An unknown id weighs as much as the rarest known one.
-        """
-        return self.read(texts)[:, -1]
-
     def read(self, texts: Sequence[Ids]) -> Floats:
-        """Outputs, and in the last column novelty."""
-        flat = Flat.of(texts, self.ids)
-        found = flat.counted(len(self.ids), pairs=self.pairs)
+        """Outputs, and in the last column how novel each text is: the fraction of its weight that lies
+        on ids without a column; 1 for a text without ids. An unknown id weighs as much as the rarest
+        known one.
+        """
+        found = counted(texts, self.ids, pairs=self.pairs)
         values = unit(found, self.idf)
         read = np.zeros((len(texts), len(self.bias) + 1))
         np.add.at(read[:, :-1], found.rows, values[:, None] * self.weight[found.columns])
         read[:, :-1] += self.bias
-        weights = np.append(self.idf, self.idf.max(initial=1.0))[flat.columns]
-        total = np.bincount(flat.rows, weights, len(texts))
-        unknown = np.bincount(flat.rows, weights * (flat.columns < 0), len(texts))
+        rows, columns = found.flat
+        weights = np.append(self.idf, self.idf.max(initial=1.0))[columns]
+        total = np.bincount(rows, weights, len(texts))
+        unknown = np.bincount(rows, weights * (columns < 0), len(texts))
         read[:, -1] = np.where(total > 0, unknown / np.maximum(total, 1e-12), 1.0)
         return read
 
 
-@dataclass(frozen=True)
-class Flat:
-    """All ids of some texts, one after another."""
-
-    rows: Ids
-    """The text that each is of."""
-    ids: Ids
-    columns: Ids
-    """The column of each; -1 where it has none."""
-    texts: int
-
-    @classmethod
-    def of(cls, texts: Sequence[Ids], ids: Ids) -> Flat:
-        """`ids` are those that have a column, ascending."""
-        flat = np.concatenate([np.zeros(0, np.int64), *texts])
-        rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-        columns = np.full(len(flat), -1)
-        if len(ids):
-            places = np.minimum(np.searchsorted(ids, flat), len(ids) - 1)
-            columns = np.where(ids[places] == flat, places, -1)
-        return cls(rows, flat, columns, len(texts))
-
-    def counted(self, width: int, *, pairs: bool) -> Counts:
-        """How often each column occurs in each text; so many are of ids."""
-        known = self.columns >= 0
-        owners, places = [self.rows[known]], [self.columns[known]]
-        if pairs:
-            within = self.rows[:-1] == self.rows[1:]
-            buckets = (self.ids[:-1] * FACTOR + self.ids[1:]) % BUCKETS
-            owners.append(self.rows[:-1][within])
-            places.append(width + buckets[within])
-            width += BUCKETS
-        keys, counts = np.unique(
-            np.concatenate(owners) * width + np.concatenate(places), return_counts=True
-        )
-        return Counts(keys // width, keys % width, counts.astype(np.float64), self.texts)
+def counted(texts: Sequence[Ids], ids: Ids, *, pairs: bool) -> Counts:
+    """How often each column occurs in each text; `ids` are those that have one, ascending."""
+    flat = np.concatenate([np.zeros(0, np.int64), *texts])
+    rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    columns = np.full(len(flat), -1)
+    if len(ids):
+        nearest = np.minimum(np.searchsorted(ids, flat), len(ids) - 1)
+        columns = np.where(ids[nearest] == flat, nearest, -1)
+    known, width = columns >= 0, len(ids) + BUCKETS * pairs
+    owners, places = [rows[known]], [columns[known]]
+    if pairs:
+        within = rows[:-1] == rows[1:]
+        buckets = (flat[:-1] * FACTOR + flat[1:]) % BUCKETS
+        owners.append(rows[:-1][within])
+        places.append(len(ids) + buckets[within])
+    keys, counts = np.unique(
+        np.concatenate(owners) * width + np.concatenate(places), return_counts=True
+    )
+    found = counts.astype(np.float64)
+    return Counts(keys // width, keys % width, found, len(texts), (rows, columns))
 
 
 def unit(found: Counts, idf: Floats) -> Floats:

@@ -23,7 +23,6 @@ from hydrasurgeon.data.words import WORDS
 from hydrasurgeon.decision.state import (
     Said,
     State,
-    cascade_of,
     decide,
     decide_in_stages,
     going_on,
@@ -219,7 +218,7 @@ def said(engine: Engine, inputs: Any, *, features: bool) -> list[Said]:
     assert reader is not None
     first, whole = reader(inputs, features)
     early = first.arrays()
-    rule, threshold = state.stages[True], cascade_of(state).threshold
+    rule, threshold = state.stages[True], state.cascade.threshold
     going = going_on(rule, threshold, Outputs(early.logits, early.features))
     stopped, went = np.flatnonzero(~going), np.flatnonzero(going)
     parts = [replace(first.at(stopped), first=True)]
@@ -361,8 +360,8 @@ def fed(
 ) -> Iterator[Batch]:
     """Batches, with progress; moved to where a module is, and to what it computes in."""
     for done, batch in enumerate(batches, 1):
-        weight = None if module is None else next(module.parameters(), None)
-        if weight is not None:
+        if module is not None:
+            weight = next(module.parameters())
             batch = replace(batch, inputs=moved(batch.inputs, weight.device, weight.dtype))
         yield batch
         run.tick(name or batches.samples.spec, done, len(batches))

@@ -5,9 +5,10 @@ model.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -15,33 +16,31 @@ import torch
 from pydantic import BaseModel
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
-from hydrasurgeon.data import Batches, Samples, open_data
-from hydrasurgeon.data.readers import READ, Beside, parted
+from hydrasurgeon.data import Samples, open_data
 from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_models, runnable
-from hydrasurgeon.errors import DataError, UsageError
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cost import (
-    InTurn,
+    answer,
     cost_of,
     interleaved,
     machine,
     peak_bytes,
+    seconds_of,
+    timed_samples,
     together,
 )
 from hydrasurgeon.measuring.sets import by_path, name_of
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions
-from hydrasurgeon.options.shared import Run
-from hydrasurgeon.runtime.answering import Engine, fed
+from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What models are measured in."""
-SAMPLES, IN_STAGES = 16, 512
-"""Of real data, evenly spaced, in at least one batch; and where it depends on them what is run."""
 
 
 class Point(BaseModel, frozen=True, extra="forbid"):
@@ -104,15 +103,13 @@ class _Entry:
     tokens: int | None = None
     points: list[Point] = field(default_factory=list)
 
-    def loaded(self, dtype: str, one: Any, device: str, engine: str) -> Any:
-        """The contender as one module; its size is measured the first time."""
-        models: list[Any] = [
-            engine_of(c, engine=engine, device=device, dtype=dtype) for c in self.checkpoints
-        ]
+    def loaded(self, dtype: str, one: Any, device: str, engine: str) -> list[Engine]:
+        """What computes it, one after another; its size is measured the first time."""
+        models = [engine_of(c, engine=engine, device=device, dtype=dtype) for c in self.checkpoints]
         cost = cost_of(models, one)
         if not self.params:
             self.params, self.macs, self.tokens = cost.params, cost.macs, cost.tokens
-        return together(models)
+        return models
 
 
 @stage(BenchOptions)
@@ -188,27 +185,21 @@ def _every_engine(options: BenchOptions, batches: Sequence[int]) -> Benched:
     first = next(iter(opened.values()))
     first.check_weights()
     live = {name: engine_of(each, engine=name, device="cpu") for name, each in opened.items()}
-    passes = {
-        name: lambda inputs, run=engine: [run.ask(batch) for batch in inputs]
-        for name, engine in live.items()
-    }
-    contenders: list[Any] = [*live.values()]
     samples = None if options.data is None else open_data(options.data, seed=options.seed)
     model, cpu = first.manifest.model, torch.device("cpu")
     torch.manual_seed(options.seed)
     ms: dict[str, dict[str, float]] = {name: {} for name in live}
-    inputs: Sequence[Any] = ()
+    example = partial(first.family.example, model, device=cpu, dtype=torch.float32)
+    contenders = {name: [engine] for name, engine in live.items()}
     for at, count in enumerate(batches):
-        if samples is None:
-            inputs = [first.family.example(model, count, device=cpu, dtype=torch.float32)]
-        else:
-            inputs = [each.inputs for each in _real(samples, [InTurn(contenders)], count)]
-        for name, seconds in interleaved(passes, inputs, runs=options.runs).items():
-            ms[name][str(count)] = 1000 * seconds / count / len(inputs)
+        taken, _ = _taken(contenders, samples, example, count, options.runs)
+        for name, seconds in taken.items():
+            ms[name][str(count)] = 1000 * seconds / count
         if options.progress is not None:
             options.progress(f"batch {count}", at + 1, len(batches))
+    inputs = example(max(batches))
     said = [
-        getattr(each.answered(inputs[0], cascade=False), "probabilities", None)
+        getattr(each.answered(inputs, cascade=False), "probabilities", None)
         for each in live.values()
     ]
     timed = [
@@ -247,102 +238,59 @@ def _measure(
     notes: list[str] = []
     for i, dtype in enumerate(dtypes):
         example = partial(family_of(model).example, model, device=device, dtype=dtype_of(dtype))
-        models = [
-            entry.loaded(dtype, example(1), options.device, options.engine) for entry in entries
-        ]
+        models = {
+            entry.name: entry.loaded(dtype, example(1), options.device, options.engine)
+            for entry in entries
+        }
         for j, count in enumerate(batches):
-            inputs = [_Batch(example(count))]
-            if samples is not None:
-                inputs = _real(samples, models, count)
-            _add_points(entries, models, dtype, count, inputs, options)
+            taken, calls = _taken(models, samples, example, count, options.runs)
+            peaks = {name: peak_bytes(together(models[name]), call) for name, call in calls.items()}
+            _add_points(entries, peaks, taken, batch=count, dtype=dtype)
             if options.progress is not None:
                 options.progress(
                     f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
                 )
-        ran = [part for model in models for part in model.modules()]
-        notes += [note for part in ran if isinstance(part, Engine) for note in part.notes]
+        notes += [note for engines in models.values() for each in engines for note in each.notes]
     return notes
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """What models read of some samples, and the samples."""
-
-    inputs: Any
-    samples: Sequence[Any] | None = None
-
-
-def _real(samples: Samples, models: Sequence[Any], count: int) -> list[_Batch]:
-    """Batches of a data set, alike in size."""
-    most = SAMPLES
-    if any(_reads(model) and _engine(model).in_stages(None) for model in models):
-        most = IN_STAGES
-    whole = min(max(1, most // count), len(samples) // count)
-    if whole == 0:
-        raise DataError(
-            f"{samples.spec}: has {len(samples)} samples, a batch of {count} is to be timed",
-            hint="Give a smaller --batch.",
-        )
-    transform = _engine(models[0]).transform
-    places = np.linspace(0, len(samples) - 1, whole * count).round().astype(int)
-    batches = Batches(samples, transform, batch_size=count, order=places, workers=0)
-    return [
-        _Batch(parted(batch.inputs)[0], [transform(samples.read(int(i))) for i in batch.index])
-        for batch in fed(batches, Run(), module=models[0])
-    ]
-
-
-def _engine(model: Any) -> Any:
-    return model.models[0] if isinstance(model, InTurn) else model
-
-
-def _reads(model: Any) -> bool:
-    """Whether a reader of words or pixels answers too."""
-    return isinstance(getattr(_engine(model), "transform", None), Beside)
-
-
-def _pass(model: Any, batches: Sequence[_Batch]) -> None:
-    """All batches; where a reader of words answers too, it reads, and rows that it answers alone go
-    no further.
+def _taken(
+    models: Mapping[str, Sequence[Engine]],
+    samples: Samples | None,
+    example: Callable[[int], Any],
+    count: int,
+    runs: int,
+) -> tuple[Mapping[str, float], Mapping[str, Callable[[], object]]]:
+    """Seconds of a batch of so many, of real samples with all that answering them takes; and what
+    runs one.
     """
-    engine = _engine(model)
-    for batch in batches:
-        if batch.samples is None or not _reads(model):
-            model(batch.inputs)
-            continue
-        _, read = engine.transform.parts(batch.samples)
-        reads = read if engine.arrays else torch.from_numpy(read)
-        named = batch.inputs if isinstance(batch.inputs, dict) else {"pixel_values": batch.inputs}
-        stages = engine.in_stages(None)
-        engine.ask({**named, READ: reads}, cascade=stages, features=engine.reads)
+    if samples is None:
+        inputs = example(count)
+        calls = {name: partial(together(each), inputs) for name, each in models.items()}
+        return interleaved(calls, runs=runs), calls
+    real = timed_samples(samples, chain(*models.values()), count)
+    one = {name: partial(answer, each, real[:1]) for name, each in models.items()}
+    return seconds_of(models, real, runs=runs), one
 
 
 def _add_points(
     entries: Sequence[_Entry],
-    models: Sequence[Any],
-    dtype: str,
+    peaks: Mapping[str, int],
+    taken: Mapping[str, float],
+    *,
     batch: int,
-    inputs: Sequence[_Batch],
-    options: BenchOptions,
+    dtype: str,
 ) -> None:
-    """Every batch through every contender, in turn."""
-    peaks = [peak_bytes(model, inputs[0].inputs) for model in models]
-    passes = {
-        entry.name: partial(_pass, model) for entry, model in zip(entries, models, strict=True)
-    }
-    taken = {
-        name: total / len(inputs)
-        for name, total in interleaved(passes, inputs, runs=options.runs).items()
-    }
+    """What was measured of every contender."""
     single = next((taken[e.name] for e in entries if e.kind == "single"), None)
-    for entry, peak in zip(entries, peaks, strict=True):
+    for entry in entries:
         seconds = taken[entry.name]
         point = Point(
             batch=batch,
             dtype=dtype,
             latency_ms=1000 * seconds,
             throughput=batch / seconds,
-            peak_bytes=peak,
+            peak_bytes=peaks[entry.name],
             ratio=None if single is None else seconds / single,
         )
         entry.points.append(point)

@@ -185,13 +185,7 @@ def _search(
     asked = Asked(val, ood, train, problem, options, plan.tick)
     clock = None
     if budgets[0].unit == "time":
-        clock = Clock(
-            first,
-            val,
-            options,
-            lambda: state.known.get("times", {}),
-            lambda times: state.keep(times=times),
-        )
+        clock = Clock(first, val, options, state)
     whole = [
         Member(f"model {number + 1}", path, WHOLE, number)
         for number, path in enumerate(options.paths)

@@ -373,15 +373,13 @@ def _fit(
 
 def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, InOpenvino]:
     """The engine in what is the faster precision on this machine, and how it computes."""
-    from hydrasurgeon.data import first_batch
-    from hydrasurgeon.measuring.cost import interleaved
+    from hydrasurgeon.measuring.cost import seconds_of, timed_samples
 
     names = precisions()
     engines = {name: engine_of(opened, engine=f"{OPENVINO} {name}") for name in names}
-    batch = first_batch(val, engines[names[0]].transform, TIMED, skip_bad=skip)
-    passes: dict[str, Any] = {name: engine.ask for name, engine in engines.items()}
-    # The least of all runs is that of a quiet machine.
-    seconds = interleaved(passes, batch, runs=TIMED, of_runs=min)
+    batches = timed_samples(val, engines.values(), TIMED, skip_bad=skip)
+    contenders = {name: [engine] for name, engine in engines.items()}
+    seconds = seconds_of(contenders, batches, runs=TIMED)
     fastest = min(names, key=lambda name: seconds[name])
     return engines[fastest], InOpenvino(precision=fastest, cpu=processor())
 
@@ -478,7 +476,7 @@ def _with_cascade(
     """The state with a cascade, where that saves something; else as it is, and a note."""
     from hydrasurgeon.data import first_batch, moved
     from hydrasurgeon.decision.cascade_fit import MAX_LOSS, fit_cascade
-    from hydrasurgeon.decision.state import cascade_of, with_seen
+    from hydrasurgeon.decision.state import with_seen
     from hydrasurgeon.measuring.cost import macs, stage_macs
 
     first = val.among([0])
@@ -486,7 +484,7 @@ def _with_cascade(
     weight = next(model.parameters())
     one = first_batch(samples, model.transform, 1, skip_bad=arguments.skip_bad)
     one = moved(one, weight.device, weight.dtype)
-    expected = stage_macs(model, one).expected(cascade_of(fitted).share_on)
+    expected = stage_macs(model, one).expected(fitted.cascade.share_on)
     if expected >= macs(model, one):
         note = f"no cascade: none saves anything at a rise of the NLL of at most {MAX_LOSS:g}"
         return state, (note,)
@@ -497,7 +495,7 @@ def _most_on(
     opened: Checkpoint, reading: Reading, val: Samples, arguments: CalibrateOptions
 ) -> float | None:
     """The fraction of samples that a budget lets go on from words to the model."""
-    from hydrasurgeon.building.clock import EIGHT_BITS, Clock
+    from hydrasurgeon.building.clock import Clock
 
     if arguments.budget is None:
         return None
@@ -506,9 +504,7 @@ def _most_on(
         return most
     clock = Clock(opened, val, arguments)
     words, whole = clock.words(lambda: reading).time, clock.unpruned()
-    taken = min(each.time for name, each in whole.items() if name != EIGHT_BITS)
-    if arguments.engine in whole:
-        taken = whole[arguments.engine].time
+    taken = whole[arguments.engine].time if arguments.engine in whole else 1.0
     if most <= words:
         raise SurgeryError(
             f"--budget {arguments.budget}: words alone take time={words:.2g} on this machine",
@@ -539,10 +535,10 @@ def _with_words_first(
 ) -> tuple[State, tuple[str, ...]]:
     """The state in which words answer first, where that saves something; else as it is, and a note."""
     from hydrasurgeon.decision.cascade_fit import fit_cascade
-    from hydrasurgeon.decision.state import cascade_of, with_seen
+    from hydrasurgeon.decision.state import with_seen
 
     fitted = fit_cascade(state, first, val, arguments, foreign=foreign, words=True, most_on=most_on)
-    cascade, words = cascade_of(fitted), fitted.record.words
+    cascade, words = fitted.cascade, fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:
         note = f"words come beside the model and not first: {100 * cascade.share_on:.0f} % of samples would go on"

@@ -76,10 +76,7 @@ def uncertainties(
     average.
     """
     each = softmax(shifted(logits, temperature, bias).astype(np.float64) / temperature)
-    of_each = entropy(each)
-    if each.shape[1] == 1:
-        return of_each[:, 0], of_each[:, 0]
-    return entropy(each.mean(axis=1)), of_each.mean(axis=1)
+    return entropy(each.mean(axis=1)), entropy(each).mean(axis=1)
 
 
 def nll_of(logits: Logits, labels: Labels, temperature: float = 1.0) -> float:

@@ -60,7 +60,8 @@ def test_the_first_file_is_there_before_anything_is_scored(
     """It meets the budget, holds a decision, and is what an early end leaves; the same command goes on."""
     stop = Stop(monkeypatch, "score")
     early = task.build("early/", budget="macs=0.7,1")
-    assert [command.stage for command in stop.ran] == ["finetune"]  # the probe
+    made = [command.stage for command in stop.ran if command.stage != "calibrate"]
+    assert made == ["finetune"]  # the probe
     assert open_checkpoint(early.path / "macs-1.safetensors").manifest.decision is not None
     assert early.notes[0].startswith("interrupted: the best so far is written")
     assert [row.name for row in early.rows] == ["single model, calibrated", "probe"]
@@ -102,6 +103,23 @@ def test_time_that_is_up_ends_it_once_there_is_something(
     assert [rung["budget"] for rung in said["rungs"]] == [0.5, 0.8, 1.0]
     assert len({*early.work.glob("model-1-k*.safetensors")}) == 1
     assert [row["name"] for row in said["references"]] == ["single model, calibrated", "probe"]
+
+
+def test_time_that_is_up_ends_what_tells_nothing_of_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step that never ticks is ended once."""
+    monkeypatch.setattr(plan, "BEAT", 0.01)
+    ahead = plan.Plan([], 0.0, None, minutes=0.0)
+
+    def endless() -> None:
+        with ahead.moving():
+            ahead.may_end = True
+            while True:
+                pass
+
+    with pytest.raises(plan.TimeIsUp):
+        endless()
 
 
 def test_ended_before_there_is_anything(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

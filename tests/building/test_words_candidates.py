@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,18 @@ from tiny_families import WORDS as WORDS_OF_TEXTS
 
 import hydrasurgeon as hs
 from hydrasurgeon.building import clock
-from hydrasurgeon.building.clock import AT_ONCE, WORDS, Clock, seconds_of
+from hydrasurgeon.building.clock import WORDS, Clock
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.measuring import cost
 from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.shared import Run
 
-SECONDS = {"torch": 2.0, "onnx": 1.0, WORDS: 0.05}
+SECONDS = {"torch": 2.0, "onnx": 1.0, WORDS: 0.05, "written": 0.05}
+"""What engines, words, and words of a written file take."""
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +45,23 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What takes how long: no test depends on how fast a machine is."""
     seconds = dict(SECONDS)
 
-    def passes(self: Clock, opened: Any, **_: Any) -> dict[str, Any]:
-        return {name: [name] for name in self.engines}
+    def live(self: Clock, opened: Any, **_: Any) -> dict[str, float]:
+        return {name: seconds[name] for name in self.engines}
 
-    def seconds_of(turns: Mapping[str, Any]) -> dict[str, float]:
-        return {name: seconds[name.removeprefix("unpruned ")] for name in turns}
+    def written(opened: Any, *, engine: str, device: str) -> float:
+        record = opened.manifest.decision
+        if record.cascade is None:
+            return seconds[engine]
+        return seconds["written"] + float(record.cascade.share_on) * seconds[engine]
+
+    def seconds_of(models: Mapping[str, Any], *_: Any, **__: Any) -> dict[str, float]:
+        return {name: each for name, (each,) in models.items()}
 
     monkeypatch.setattr(clock, "_engines", lambda: ("torch", "onnx"))
-    monkeypatch.setattr(Clock, "_passes", passes)
+    monkeypatch.setattr(Clock, "_live", live)
+    monkeypatch.setattr(clock, "_alone", lambda engine, reader: seconds[WORDS])
+    monkeypatch.setattr(clock, "engine_of", written)
+    monkeypatch.setattr(clock, "timed_samples", lambda *_, **__: [])
     monkeypatch.setattr(clock, "seconds_of", seconds_of)
     return seconds
 
@@ -93,10 +106,10 @@ def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Pat
     assert any("words come beside the model and not first" in note for note in done.notes)
 
 
-def test_build_tries_words_at_their_time(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
-) -> None:
-    """Nothing else is so fast; what was timed is believed by the next build, whatever runs then."""
+def front_of(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str
+) -> Callable[..., Any]:
+    """Builds fronts of what is quick."""
 
     def quick(workshop: Workshop, command: Command) -> None:
         if command.stage == "score":
@@ -107,16 +120,22 @@ def test_build_tries_words_at_their_time(
     monkeypatch.setattr(Workshop, "perform", quick)
     tables = {"data": str(place / "train.csv"), "val": str(place / "val.csv"), "device": "cpu"}
 
-    def built(out: str, **more: Any) -> Any:
-        options = {"budget": "time=0.5,1.2", "cache": tmp_path / "work", **tables, **more}
-        return hs.build(place / "probe", out=f"{tmp_path}/{out}/", **options)
+    options = {"budget": budget, "cache": tmp_path / "work", **tables}
+    return lambda out: hs.build(place / "probe", out=f"{tmp_path}/{out}", **options)
 
-    done = built("front")
+
+def test_build_tries_words_at_their_time(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
+) -> None:
+    """Nothing else is so fast; what was timed is believed by the next build, whatever runs then."""
+    built = front_of(place, tmp_path, monkeypatch, "time=0.5,1.2")
+    done = built("front/")
     record = json.loads((done.path / "front.json").read_text())
     first, whole = record["rungs"]
     assert decided(done.path / first["path"]).words.mode == "first"
     assert first["time"] <= 0.5 * 1.1
-    assert first["time"] == pytest.approx(0.05 + first["macs"], abs=1e-9)
+    share = decided(done.path / first["path"]).cascade.share_on
+    assert first["time"] == pytest.approx(0.05 + share, abs=1e-9)
     rivals = {row["name"]: row for row in record["references"]}
     assert {"words", "probe"} < rivals.keys()
     assert rivals["words"]["time"] == pytest.approx(0.05)
@@ -126,7 +145,7 @@ def test_build_tries_words_at_their_time(
         payable = [row for row in rivals.values() if row["time"] <= rung["budget"]]
         assert rung["estimate"] >= max(row["estimate"] for row in payable) - 1e-4
     seconds |= {"onnx": 10.0, "torch": 3.0, WORDS: 7.0}
-    again = built("again")
+    again = built("again/")
     assert (again.front, again.rows) == (done.front, done.rows)
 
 
@@ -152,10 +171,41 @@ def test_numbers_too(tmp_path: Path) -> None:
     assert built.front[0].worth["rmse"] == pytest.approx(best.id.rmse, rel=0.1)
 
 
-def test_words_are_timed_as_they_run_one_text_after_another(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_file_that_takes_longer_than_its_parts_gives_way(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
 ) -> None:
-    """Each of their turns reads a text several times: after a model's pass the first is slow."""
-    monkeypatch.setattr(clock, "interleaved", lambda calls, *_, **__: dict.fromkeys(calls, 2.0))
-    turns = {WORDS: [lambda: None] * 4, "onnx": [lambda: None] * 4}
-    assert seconds_of(turns) == {WORDS: 8.0 / AT_ONCE, "onnx": 8.0}
+    """Fewer rows go on, so that the file itself keeps to the budget; no other is left."""
+    seconds["written"] = 0.2
+    done = front_of(place, tmp_path, monkeypatch, "time=0.5")("one.safetensors")
+    record = decided(done.path)
+    assert record.words.mode == "first"
+    assert 0.2 < record.cascade.share_on <= 0.5 * 1.05 - 0.2
+    assert done.front[0].cost["time"] == pytest.approx(0.2 + record.cascade.share_on)
+    known = json.loads(json.loads((tmp_path / "work" / "build.json").read_text())["position"])
+    assert known["times"][WORDS][WORDS][1] == pytest.approx(0.2, abs=0.05)
+    assert [time for name, times in known["times"].items() if "rung" in name for time in times]
+
+
+def test_build_and_bench_measure_alike(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same texts, one by one, as often as they say: from text to decision."""
+    monkeypatch.undo()
+    monkeypatch.setattr(clock, "_engines", lambda: ("torch",))
+    seen: list[list[Any]] = []
+    answer = cost.answer
+
+    def noted(engines: Any, batches: Any) -> None:
+        seen.append(batches)
+        answer(engines, batches)
+
+    monkeypatch.setattr(cost, "answer", noted)
+    file = calibrated(place, tmp_path / "first", budget="on=0.4", ood_score="msp").path
+    val = str(place / "val.csv")
+    hs.bench(file, data=val, batch="1", runs=1, device="cpu")
+    benched = max(seen, key=len)
+    timer = Clock(open_checkpoint(place / "probe"), open_data(val), Run(device="cpu"))
+    assert timer.written("file", file, "torch").time > 0
+    assert seen.pop() == benched
+    assert len(benched) == min(cost.IN_STAGES, len(open_data(val)))
+    assert {len(batch) for batch in benched} == {1}

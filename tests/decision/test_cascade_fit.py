@@ -13,7 +13,6 @@ from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import (
     State,
     answers_in_stages,
-    cascade_of,
     decide_in_stages,
     in_stages,
 )
@@ -60,7 +59,7 @@ def test_the_fewest_go_on_that_keep_the_nll(name: str) -> None:
     problem, whole = PROBLEMS[name], drawn(name, 400, seed=1)
     promise = OF_LABELS if name == "multi_label" else PROMISE
     state = fitted(problem, whole, promise)
-    cascade = cascade_of(state)
+    cascade = state.cascade
     fitting, _ = halves(400, 0)
     every = whole.at(fitting)
     first, rule = every.among([0]), state.stages[True]
@@ -88,7 +87,7 @@ def test_the_first_is_calibrated_alone() -> None:
     state = fitted(problem, whole, PROMISE)
     fitting, _ = halves(400, 0)
     alone = whole.among([0]).at(fitting)
-    cascade = cascade_of(state)
+    cascade = state.cascade
     assert cascade.temperature == temperature_of(alone.logits, alone.truth)
     parts = in_stages(state, whole.among([0]), whole)
     answers = answers_in_stages(state, parts)
@@ -125,4 +124,4 @@ def test_a_first_that_knows_nothing_answers_nothing() -> None:
     blind = torch.randn(400, 1, 4, generator=random).numpy()
     whole = Outputs(np.concatenate([blind, 3 * whole.logits[:, 1:]], axis=1), None, whole.labels)
     state = fitted(problem, whole, PROMISE)
-    assert cascade_of(state).share_on > 0.9
+    assert state.cascade.share_on > 0.9

@@ -52,11 +52,12 @@ def test_outputs_are_a_sum_over_columns(pairs: bool) -> None:
     assert words.outputs(new) == pytest.approx(expected, abs=1e-12)
     if not pairs:
         assert words.outputs(new)[5] == pytest.approx(words.bias)
-    assert words.novelty(new)[5] == words.novelty(new)[6] == 1.0
-    assert words.novelty(texts) == pytest.approx(0)
+    novel = words.read(new)[:, -1]
+    assert novel[5] == novel[6] == 1.0
+    assert words.read(texts)[:, -1] == pytest.approx(0)
     known = 2 * words.idf[words.ids.tolist().index(10)]
     unknown = words.idf.max()
-    assert words.novelty(new)[7] == pytest.approx(unknown / (known + unknown))
+    assert novel[7] == pytest.approx(unknown / (known + unknown))
 
 
 def test_classes_are_those_of_scikit_learn() -> None:

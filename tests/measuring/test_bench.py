@@ -63,14 +63,15 @@ def test_peak_memory_is_weights_and_activations() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.b(self.a(x))
 
-    model = Chain()
+    model, inputs = Chain(), torch.randn(128, 64)
     weights = 4 * sum(p.numel() for p in model.parameters())
     hidden, out = 128 * 4096 * 4, 128 * 64 * 4
-    assert peak_bytes(model, torch.randn(128, 64)) == pytest.approx(
+    assert peak_bytes(model, lambda: model(inputs)) == pytest.approx(
         weights + hidden + out, rel=0.05
     )
     # One after another: all weights, but only one model's activations at a time.
-    twice = peak_bytes(InTurn([model, Chain()]), torch.randn(128, 64))
+    both = InTurn([model, Chain()])
+    twice = peak_bytes(both, lambda: both(inputs))
     assert twice == pytest.approx(2 * weights + hidden + 2 * out, rel=0.05)
 
 
