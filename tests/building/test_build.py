@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from tiny_families import Family, thoroughly
@@ -144,9 +143,6 @@ def test_what_is_written_never_gets_worse(task: Task, monkeypatch: pytest.Monkey
     built = task.build(budget="macs=1")
     assert worth == sorted(worth)
     assert built.estimate == worth[-1]
-    assert built.estimate >= max(
-        {"nll": -row.worth["nll"], "avg": 0.0}[built.objective] for row in built.rows
-    )
 
 
 def test_an_interrupted_build_ends_as_one_that_was_not(
@@ -188,12 +184,10 @@ def test_a_work_folder_of_other_work_or_that_somebody_changed(task: Task) -> Non
         task.build(**how, cache=task.folder / "mine")
     answers = work / "answers" / "model-1.safetensors"
     held = load_file(answers)
-    nothing = {**held, "logits": held["logits"] * np.nan}
     fewer = {name: tensor[:30].contiguous() for name, tensor in held.items()}
     state = json.loads((work / "build.json").read_text())
     changes: list[tuple[Path, Any, str]] = [
         (answers, lambda p: p.write_text("mine"), "the next build makes it anew"),
-        (answers, lambda p: save_file(nothing, p), "the next build makes it anew"),
         (answers, lambda p: save_file(fewer, p), "the next build makes it anew"),
         (work / "build.json", lambda p: p.write_text("[" * 9999), f"Delete {work}"),
         (

@@ -22,10 +22,8 @@ from hydrasurgeon.building.table import Entry
 from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import as_classifier
-from hydrasurgeon.statistics.probabilities import softmax
 
 
 def price(path: Path, whole: Path, family: Family = VIT) -> float:
@@ -196,11 +194,8 @@ def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
     assert entry.cost["macs"] == pytest.approx(price(again, tasks.models[0]), abs=1e-9)
     numbers = [stored(open_checkpoint(path)) for path in (again, tasks.models[0])]
     assert entry.cost["params"] == numbers[0] / numbers[1]
-    predictions = tasks.folder / "trunks.predictions.safetensors"
-    hs.evaluate([again], data=tasks.val, predictions=predictions, device="cpu")
-    said = read_predictions(predictions).outputs
-    right = softmax(said.logits).mean(axis=1).argmax(axis=-1) == said.truth
-    assert entry.row("").worth["accuracy"] == pytest.approx(right.mean())
+    (said,) = hs.evaluate(again, data=tasks.val, device="cpu").report.results
+    assert entry.row("").worth["accuracy"] == pytest.approx(said.id.accuracy)
 
 
 SPEED = {"torch": 2.0, "onnx": 1.0, "int8": 0.25}
