@@ -224,9 +224,9 @@ def measure(
                 }
             for batch in batches:
                 inputs = example(batch)
-                calls = {k: partial(m, inputs) for k, m in models.items()}
-                peaks = {k: peak_bytes(m, calls[k]) for k, m in models.items()}
-                seconds = interleaved(calls, runs=runs)
+                passes = {k: partial(m, inputs) for k, m in models.items()}
+                peaks = {k: peak_bytes(m, passes[k]) for k, m in models.items()}
+                seconds = interleaved(passes, runs=runs)
                 for k, taken in seconds.items():
                     params, products, calls = sizes[k]
                     rows.append(

@@ -378,7 +378,7 @@ def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, 
     names = precisions()
     engines = {name: engine_of(opened, engine=f"{OPENVINO} {name}") for name in names}
     batches = timed_samples(val, engines.values(), TIMED, skip_bad=skip)
-    contenders = {name: [engine] for name, engine in engines.items()}
+    contenders: dict[str, list[Engine]] = {name: [each] for name, each in engines.items()}
     seconds = seconds_of(contenders, batches, runs=TIMED)
     fastest = min(names, key=lambda name: seconds[name])
     return engines[fastest], InOpenvino(precision=fastest, cpu=processor())

@@ -286,7 +286,8 @@ def _ready(
         rows = model.rows(answers, begun, top, lambda: [text for _, text, _ in samples])
         counted = None
         if isinstance(batch, dict) and TEXTS in batch:
-            counted = [len(ids) for ids in model.transform.tokens(batch[TEXTS])]
+            transform: Any = model.transform
+            counted = [len(ids) for ids in transform.tokens(batch[TEXTS])]
         elif isinstance(batch, dict) and "attention_mask" in batch:
             counted = batch["attention_mask"].sum(1).tolist()
         if counted is not None:
