@@ -87,7 +87,7 @@ class Column:
     numbers: tuple[int, ...] | None = None
     """The numbers that `names` were written as: each may also be the position of a class."""
     reading: str | None = None
-    """What `--labels` says of them: names, positions or exact."""
+    """What `--labels` says of them: names, positions, sorted or exact."""
     note: str | None = None
     chances: NDArray[np.float32] | None = None
     """The probability of each class, where they were given: the labels are the most probable."""
@@ -460,7 +460,7 @@ def positions_of(spec: str, column: Column, model: Model) -> Fit:
     if column.numbers is not None and _are_positions(spec, column, model):
         return _by_position(spec, column, model)
     labels = model.labels
-    in_order = column.reading == "positions"
+    in_order = column.reading in ("positions", "sorted")
     if labels is None or in_order or _same_order(column.names, model):
         return _by_order(spec, column, model)
     return _by_name(spec, column, labels), labels, None
@@ -514,9 +514,35 @@ def _by_order(spec: str, column: Column, model: Model) -> Fit:
             f"{spec}: has {len(names)} classes, the model has {count or 'no classifier'}",
             hint=OTHER_CLASSES,
         )
+    order = tuple(range(count))
+    if all(INTEGER.fullmatch(name) for name in names) and names != labels:
+        order = _numeric_order(spec, column)
+        names = tuple(names[at] for at in order)
     theirs = f"0…{count - 1}" if labels is None else listed(labels)
     note = f"classes of {spec}, in this order, taken as the model's {theirs}: {listed(names)}"
-    return np.arange(count), labels or names, None if names == labels else note
+    return np.argsort(order), labels or names, None if names == labels else note
+
+
+def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
+    """The order of names that are numbers; DataError where their order as text is another, and
+    nobody said which counts.
+    """
+    names = column.names or ()
+    stored = tuple(range(len(names)))
+    by_number = tuple(sorted(stored, key=lambda at: int(names[at])))
+    as_text = tuple(sorted(stored, key=lambda at: names[at]))
+    if column.reading is None and stored == as_text != by_number:
+        raise DataError(
+            f"{spec}: classes are numbers, and their order is not clear: by number "
+            f"{listed([names[at] for at in by_number])}; as text {listed(names)}",
+            hint=(
+                "Say --labels positions for the order of numbers, or --labels sorted for that of "
+                "text, which torchvision's ImageFolder has."
+            ),
+        )
+    if column.reading is None:
+        return stored
+    return as_text if column.reading == "sorted" else by_number
 
 
 def _numbers(column: Column) -> Labels:

@@ -11,12 +11,20 @@ from hydrasurgeon.files.foreign import readable
 from hydrasurgeon.lookup import did_you_mean
 
 KINDS = (
-    "a folder of images, an image, .csv, .tsv, .jsonl, .parquet, .npz, hf:NAME:SPLIT or demo:NAME"
+    "a folder of images, an image, .csv, .tsv, .json, .jsonl, .parquet, .conll, .npz, "
+    "hf:NAME:SPLIT or demo:NAME"
 )
 """What data can be, in words."""
 SCHEMES = ("hf", "demo")
 """What stands before the colon of data that is no file."""
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+TABLES = (
+    ".csv",
+    ".tsv",
+    ".json",
+    ".jsonl",
+    ".parquet",
+    ".conll",
+)
 """Endings of tables."""
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 """Endings of files that are read as images."""

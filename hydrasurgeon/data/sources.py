@@ -15,7 +15,6 @@ import numpy as np
 from hydrasurgeon.data.hub import read_hub
 from hydrasurgeon.data.images import pixels
 from hydrasurgeon.data.labels import (
-    INTEGER,
     array_labels,
     class_names,
     is_label_array,
@@ -152,8 +151,6 @@ def _folder(spec: str, path: Path) -> Samples:
         if not names:
             return Files(spec, [p for p in entries if ending(p) in PICTURES])
         images = [(file, name) for name in names for file in _images_in(path / name)]
-    if all(map(INTEGER.fullmatch, names)):
-        names.sort(key=int)
     written = named(spec, [name for _, name in images], names)
     return Files(spec, [file for file, _ in images], written)
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 from hydrasurgeon.data.labels import Column, class_names, labels_of, of_probabilities
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs
-from hydrasurgeon.data.tags import tagged, with_entities
+from hydrasurgeon.data.tags import rows_of_conll, tagged, with_entities
 from hydrasurgeon.data.words import Tokens, of_tokens
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
@@ -67,6 +67,8 @@ PAIRS = {
 """Columns that hold one of two texts under names of their own."""
 # Bytes of one line of .jsonl, and characters of one field of .csv.
 MAX_LINE = 16 << 20
+# Bytes of a whole .json.
+MAX_WHOLE = 4 << 30
 # Bytes that any packed table may unpack to, and how many times its size a large one: a few bytes can
 # become a thousand times as many, and texts do not shrink to a fiftieth.
 MAX_UNPACKED = 64 << 20
@@ -433,6 +435,24 @@ def _records(source: Source) -> Iterator[dict[str, Any]]:
         yield record
 
 
+def _json(source: Source) -> Iterator[Table]:
+    """A list of records."""
+    spec, content = source.spec, source.file.read(MAX_WHOLE + 1)
+    if len(content) > MAX_WHOLE:
+        raise DataError(f"{spec}: is too large; at most {MAX_WHOLE:,} bytes are read")
+    value = parse_json(content, spec, most=MAX_WHOLE, error=DataError)
+    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
+        hint = 'Such as [{"text": …, "label": …}, …].'
+        raise DataError(f"{spec}: is no list of records", hint=hint)
+    yield from source.tables(value)
+
+
+def _conll(source: Source) -> Iterator[Table]:
+    rows = rows_of_conll(source.lines())
+    names = TOKENS, TAGS[0]
+    yield from source.tables((dict(zip(names, row, strict=True)) for row in rows), names)
+
+
 def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
     csv.field_size_limit(MAX_LINE)
     spec, text = source.spec, source.lines()
@@ -545,6 +565,8 @@ def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, .
 
 READERS: dict[str, Callable[..., Iterator[Table]]] = {
     ".jsonl": lambda source: source.tables(_records(source)),
+    ".json": _json,
+    ".conll": _conll,
     ".csv": _csv,
     ".tsv": partial(_csv, separators="\t"),
     ".parquet": _parquet,

@@ -1,10 +1,13 @@
-"""The tags that data give to words, as IOB2: listed with them, or by entities of characters."""
+"""The tags that data give to words, as IOB2: listed with them, by entities of characters, or in CoNLL's
+columns.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.data.labels import UNLABELLED, Column, class_names
-from hydrasurgeon.data.words import Words, words_of
+from hydrasurgeon.data.words import JOINER, Words, words_of
 from hydrasurgeon.errors import DataError
 
 OUTSIDE = "O"
@@ -123,7 +126,7 @@ def with_entities(
 
 
 def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, str]]:
-    """Start, end and label of each; within the text."""
+    """Start, end and label of each; within the text, and not within a character."""
     if not isinstance(entities, list | tuple):
         raise DataError(f"{where}: entities are no list", hint=ENTITIES)
     for entity in entities:
@@ -135,4 +138,43 @@ def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, s
             raise DataError(
                 f"{where}: an entity from {start} to {end} in {len(text)} characters", hint=ENTITIES
             )
+        for at in (start, end):
+            if at < len(text) and _goes_on(text, at):
+                raise DataError(f"{where}: {at} lies within a character", hint=ENTITIES)
         yield start, end, label
+
+
+def _goes_on(text: str, at: int) -> bool:
+    """Whether a place lies within what is shown as one character."""
+    if at == 0:
+        return False
+    before, here = text[at - 1], text[at]
+    is_mark = unicodedata.category(here)[0] == "M" or "\U0001f3fb" <= here <= "\U0001f3ff"
+    # A joiner may also stand behind a letter of a script that is joined.
+    is_joined = before == JOINER and not here.isspace() and not here.isalnum()
+    return is_mark or here == JOINER or is_joined
+
+
+def rows_of_conll(lines: Iterable[str]) -> Iterator[tuple[list[str], list[str] | None]]:
+    """Words and tags of each text of a CoNLL file: a word a line, its tag in the last column; no
+    tags where there is one column.
+    """
+    rows = list[list[str]]()
+    for line in lines:
+        fields = line.split("\t") if "\t" in line else line.split()
+        fields = [field.strip() for field in fields]
+        if any(fields) and fields[0] != "-DOCSTART-":
+            rows.append(fields)
+        elif rows:
+            yield _columns(rows)
+            rows = []
+    if rows:
+        yield _columns(rows)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> tuple[list[str], list[str] | None]:
+    tokens = [fields[0] for fields in rows]
+    if all(len(fields) == 1 for fields in rows):
+        return tokens, None
+    # A line of one field has no tag, which the number of tags then says.
+    return tokens, [fields[-1] for fields in rows if len(fields) > 1]

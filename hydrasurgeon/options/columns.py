@@ -95,14 +95,15 @@ class Columns(Options):
         ),
     )
 
-    labels: Literal["names", "positions", "exact"] | None = option(
+    labels: Literal["names", "positions", "sorted", "exact"] | None = option(
         None,
-        metavar="names|positions|exact",
+        metavar="names|positions|sorted|exact",
         unset="names where all are the model's",
         group=READ,
         help=(
-            "What labels that are numbers mean: class names, or positions from 0. exact: names, "
-            "each spelling a class of its own."
+            "What labels that are numbers mean: class names, or positions from 0; folders: "
+            "positions (by number) or sorted (as text). exact: names, each spelling a class of "
+            "its own."
         ),
     )
 

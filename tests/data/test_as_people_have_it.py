@@ -51,11 +51,12 @@ def test_a_table_is_the_same_in_every_format(there: Path) -> None:
     assert expected[1] == [0, 1, 1, 0]
     records = [{"text": text, "label": star} for text, star in zip(TEXTS, STARS, strict=True)]
     _table(there / "a.tsv", "\t")
+    (there / "a.json").write_text(json.dumps(records))
     (there / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     _table(there / "part-1.csv", ",", rows=slice(2))
     _table(there / "part-2.csv", ",", rows=slice(2, None))
     _table(there / "other.csv", ",", names=("film.review", "the stars"))
-    for spec in ("a.tsv", "a.jsonl", "part-*.csv"):
+    for spec in ("a.tsv", "a.json", "a.jsonl", "part-*.csv"):
         assert _content(open_data(spec)) == expected, spec
     (spec,) = EvaluateOptions.of(
         "m", data="other.csv", columns="text=film.review,label=the stars"

@@ -124,18 +124,20 @@ def folders(place: Path, names: list[str]) -> str:
 
 
 @pytest.mark.parametrize("labels", [None, tuple("abcdefghijk")])
-def test_folders_of_numbers_are_in_their_order(
-    tmp_path: Path, labels: tuple[str, ...] | None
-) -> None:
+def test_folders_of_numbers_need_an_order(tmp_path: Path, labels: tuple[str, ...] | None) -> None:
     data = folders(tmp_path / "f", [str(i) for i in range(11)])
-    read = fit_classes(open_data(data), model(labels, 11))
-    assert read.labels is not None
+    eleven = model(labels, 11)
+    with pytest.raises(DataError) as refused:
+        fitted(data, eleven)
+    assert "by number 0, 1, 2, 3, 4, 5, …" in refused.value.message
+    assert "as text 0, 1, 10, 2, 3, 4, …" in refused.value.message
+    by_number = fit_classes(open_data(f"{data}#labels,positions"), eleven)
     # Files lie in the order of text: 0, 1, 10, 2, …
-    assert read.labels.tolist() == [0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert by_number.labels is not None
+    assert by_number.labels.tolist() == [0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert by_number.classes == (labels or tuple(str(i) for i in range(11)))
+    assert fitted(f"{data}#labels,sorted", eleven) == list(range(11))
     names = tuple(str(i) for i in range(11))
-    assert read.classes == (labels or names)
-    assert read.note is not None
-    assert "in this order, taken as the model's" in read.note
     assert fitted(data, model(names, 11)) == [0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9]
 
 

@@ -62,12 +62,14 @@ def _as(path: Path, names: tuple[str, str, str] = ("text", "text_pair", "label")
             writer.writerows(rows)
     elif path.suffix == ".parquet":
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
     else:
         _jsonl(path, list(rows))
     return str(path)
 
 
-@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", "tsv", "json", "jsonl", "parquet"])
 def test_pairs_are_the_same_in_every_format(tmp_path: Path, ending: str) -> None:
     samples = open_data(_as(tmp_path / f"a.{ending}"))
     assert [samples.read(i) for i in range(3)] == [(row["text"], row["text_pair"]) for row in PAIRS]

@@ -58,6 +58,14 @@ def forms(folder: Path) -> dict[str, str]:
     Dataset.from_dict({"tokens": TOKENS, "ner_tags": numbers}, features).to_parquet(
         str(folder / "numbers.parquet")
     )
+    (folder / "it.conll").write_text(
+        "-DOCSTART- -X- O O\n\n"
+        + "\n\n".join(
+            "\n".join(f"{token} _ _ {tag}" for token, tag in zip(tokens, tags, strict=True))
+            for tokens, tags in zip(TOKENS, TAGS, strict=True)
+        )
+        + "\n"
+    )
     entities = [
         {"start": 9, "end": 17, "label": "LOC"},
         {"start": 0, "end": 4, "label": "PER"},
@@ -71,6 +79,7 @@ def forms(folder: Path) -> dict[str, str]:
         "jsonl": lines(folder / "it.jsonl", [{"tokens": a, "tags": b} for a, b in pairs]),
         "parquet": str(folder / "it.parquet"),
         "numbers": str(folder / "numbers.parquet"),
+        "conll": str(folder / "it.conll"),
         "entities": lines(folder / "entities.jsonl", rows),
     }
 
@@ -144,6 +153,10 @@ def test_tags_that_do_not_fit_name_their_row(
 @pytest.mark.parametrize(
     ("text", "entities", "message"),
     [
+        ("Ange\u0301 la", [(0, 4)], "4 lies within a character"),
+        ("\U0001f469\u200d\U0001f680 x", [(0, 1)], "1 lies within a character"),
+        ("ab\u0939\u093f", [(3, 4)], "3 lies within a character"),
+        ("abcd\U0001f44d\U0001f3fd", [(5, 6)], "5 lies within a character"),
         ("Anna", [(2, 9)], "from 2 to 9 in 4 characters"),
         ("Anna", [(2, 2)], "from 2 to 2"),
         ("Anna Bell", [(0, 6), (5, 9)], "overlap"),
@@ -240,7 +253,9 @@ def test_data_without_tags(tmp_path: Path) -> None:
         lines(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "tags": None}]),
         lines(tmp_path / "c.jsonl", [{"text": "a b", "entities": None}]),
         lines(tmp_path / "d.jsonl", [{"text": "a b", "entities": {"hashtags": []}}]),
+        str(tmp_path / "e.conll"),
     ]
+    (tmp_path / "e.conll").write_text("a\nb\n\n")
     for spec in forms:
         samples = open_data(spec)
         assert (samples.read(0), samples.written) == ("a b", None)
