@@ -269,7 +269,7 @@ def _ready(
 ) -> _Ready:
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.serving.app import Batcher, Service, shortened
-    from hydrasurgeon.serving.inputs import TOKENS, Bodies
+    from hydrasurgeon.serving.inputs import Bodies
     from hydrasurgeon.serving.open_inference import Signature
     from hydrasurgeon.serving.system_one import Model
 
@@ -284,15 +284,8 @@ def _ready(
         top = max(top for _, _, top in samples)
         begun = [{"id": name} for name, _, _ in samples]
         rows = model.rows(answers, begun, top, lambda: [text for _, text, _ in samples])
-        counted = None
-        if isinstance(batch, dict) and TEXTS in batch:
-            transform: Any = model.transform
-            counted = [len(ids) for ids in transform.tokens(batch[TEXTS])]
-        elif isinstance(batch, dict) and "attention_mask" in batch:
-            counted = batch["attention_mask"].sum(1).tolist()
-        if counted is not None:
-            rows = [{**row, TOKENS: count} for row, count in zip(rows, counted, strict=True)]
-        return rows
+        told = _tokens_of(batch, model.transform) or [{}] * len(rows)
+        return [{**row, **count} for row, count in zip(rows, told, strict=True)]
 
     # What cannot answer fails before it listens.
     (begun,) = answer([(0, _first(kind_read(opened.manifest), model.transform), arguments.top)])
@@ -347,6 +340,18 @@ def _ready(
         Model(name, columns, [*map(str, labels or levels)], written, reach),
         found,
     )
+
+
+def _tokens_of(batch: Any, transform: Any) -> list[dict[str, int]]:
+    """How many tokens each text of a batch has; nothing of images."""
+    from hydrasurgeon.serving.inputs import TOKENS
+
+    counts = []
+    if isinstance(batch, dict) and TEXTS in batch:
+        counts = [len(ids) for ids in transform.tokens(batch[TEXTS])]
+    elif isinstance(batch, dict) and "attention_mask" in batch:
+        counts = batch["attention_mask"].sum(1).tolist()
+    return [{TOKENS: count} for count in counts]
 
 
 def _name(path: Path) -> str:
