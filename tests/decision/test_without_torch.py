@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 import numpy as np
 import hydrasurgeon.problems
-from hydrasurgeon.decision import cascaded, fitting, state
+from hydrasurgeon.decision import fitting, state
 from hydrasurgeon.files.decided import FITTED, Conformal, Decision, Ood, PerLabel
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import rows_of
