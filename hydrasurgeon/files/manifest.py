@@ -175,8 +175,12 @@ class Model(Record):
                 f"{count} labels for {self.num_classes} classes",
             ),
             (
-                self.problem not in ("one_logit", "number") or self.num_classes == 1,
-                f"{self.problem}: has {self.num_classes} outputs",
+                self.problem != "one_logit" or self.num_classes == 1,
+                f"one_logit: has {self.num_classes} classes",
+            ),
+            (
+                self.problem != "number" or self.num_classes in (1, 2),
+                f"number: has {self.num_classes} outputs, a value and perhaps a variance",
             ),
             (
                 self.levels is None

@@ -1,7 +1,8 @@
-"""A number: regression, similarity.
+"""A number: regression, similarity. One output is its value; a second one, where there is one, the
+logarithm of its variance.
 
     value   ŷ = mean of the members' values        spread   v = their standard deviation
-    σ²      = a² + e² · v²
+    σ²      = a² · u + e² · v²                     u: 1, or the members' mean of exp(second output)
     low, high = ŷ ∓ q σ                            q: the ⌈(n + 1) · coverage⌉-th smallest |y − ŷ| / σ
 
 `a` and `e` have the smallest Gaussian NLL on half of the validation data; q is taken on the other
@@ -155,7 +156,7 @@ class Numbers(Problem):
         return {"nll": float(np.square(value - labels).astype(np.float64).mean())}
 
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
-        return logits
+        return logits[..., :1]
 
     def outputs(self, outputs: Outputs) -> Outputs:
         """OOD scores see one class; the numbers are the shares."""
@@ -172,12 +173,11 @@ class Numbers(Problem):
 
     def answers(self, logits: ndarray, constants: Constants) -> Float[ndarray, "sample 2"]:
         """Values, and their deviations: NaN where nothing is calibrated."""
-        value, variance = _moments(logits)
+        value, variance, unit = _moments(logits)
         joint = constants.get("joint")
         if joint is None:
             return np.stack([value, np.full_like(value, np.nan)], axis=-1)
-        total = joint.aleatoric**2 + joint.epistemic**2 * variance
-        deviation = np.sqrt(np.maximum(total, TINY))
+        deviation = _deviation(joint.aleatoric, joint.epistemic, variance, unit)
         return np.stack([value, deviation], axis=-1)
 
     def decide(
@@ -221,7 +221,7 @@ class Numbers(Problem):
         return float(row["spread"])
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """How much a deviation of all alike and the members' spread count, by the Gaussian NLL; the labels fit
+        """How much members' own variance and their spread count, by the Gaussian NLL; the labels fit
         where the values are nearer to them than their mean is.
         """
         constants = self.fitted(fitting)
@@ -282,11 +282,20 @@ def _ranges(decision: Decision) -> list[str]:
     return [f"{low} to {high}" for low, high in pairwise(bounds)]
 
 
-def _moments(logits: Float[ndarray, "sample member klass"]) -> tuple[Scores, Scores]:
-    """The members' mean, and their variance."""
+def _moments(logits: Float[ndarray, "sample member klass"]) -> tuple[Scores, Scores, Scores]:
+    """The members' mean, their variance, and the mean of their own."""
     values = logits[..., 0].astype(np.float64)
+    own = np.ones_like(values)
+    if logits.shape[-1] == 2:
+        own = np.exp(logits[..., 1].astype(np.float64))
     mean = values.mean(axis=1)
-    return mean, np.square(values - mean[:, None]).mean(axis=1)
+    return mean, np.square(values - mean[:, None]).mean(axis=1), own.mean(axis=1)
+
+
+def _deviation(
+    aleatoric: float | ndarray, epistemic: float | ndarray, variance: Scores, own: Scores
+) -> Scores:
+    return np.sqrt(np.maximum(aleatoric**2 * own + epistemic**2 * variance, TINY))
 
 
 def _truth(outputs: Outputs) -> Scores:
@@ -303,9 +312,9 @@ def _nll(answers: Float[ndarray, "sample 2"], truth: Scores) -> Scores:
 
 def _fitted(outputs: Outputs) -> Joint:
     """By L-BFGS over the logarithms, from the deviation of the errors; of one member in one step."""
-    value, variance = _moments(outputs.logits)
+    value, variance, own = _moments(outputs.logits)
     squares = np.square(_truth(outputs) - value)
-    start = float(np.maximum(np.sqrt(squares.mean()), TINY))
+    start = float(np.maximum(np.sqrt((squares / own).mean()), TINY))
     if outputs.logits.shape[1] == 1:
         return Joint(aleatoric=start, epistemic=1.0)
     from scipy.optimize import minimize
@@ -314,7 +323,7 @@ def _fitted(outputs: Outputs) -> Joint:
 
     def loss(point: ndarray) -> tuple[float, ndarray]:
         """With its slope."""
-        parts = np.exp(2 * point)[:, None] * np.stack([np.ones_like(variance), variance])
+        parts = np.exp(2 * point)[:, None] * np.stack([own, variance])
         total = np.maximum(parts.sum(axis=0), TINY)
         value = (np.log(total) + squares / total).mean() / 2
         return float(value), (parts * (1 / total - squares / total**2)).mean(axis=1)

@@ -128,7 +128,7 @@ class OfNumbers(OfClasses):
     """A number; no graph decides it."""
 
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
-        return logits
+        return logits[..., :1]
 
     def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
         return logits.float().mean(dim=1)

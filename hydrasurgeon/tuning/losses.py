@@ -80,7 +80,7 @@ class OfLabels(OfYesNo):
 
 
 class OfNumbers(OfClasses):
-    """Squared errors."""
+    """Squared errors, or the Gaussian NLL where there is a variance."""
 
     def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:
         if not labels.is_floating_point():
@@ -94,7 +94,10 @@ class OfNumbers(OfClasses):
         smoothing: float = 0.0,
         weight: Tensor | None = None,
     ) -> Losses:
-        return (logits[:, 0] - labels.to(logits)).square()
+        squares = (logits[:, 0] - labels.to(logits)).square()
+        if logits.shape[-1] == 1:
+            return squares
+        return (logits[:, 1] + squares / logits[:, 1].exp()) / 2
 
     def distilled(
         self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
