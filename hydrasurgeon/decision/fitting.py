@@ -27,7 +27,7 @@ from hydrasurgeon.files.decided import (
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.abstain import fit_abstention, rows_needed, told
 from hydrasurgeon.statistics.conformal import quantile
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score
@@ -112,10 +112,15 @@ def fit_state(
     answers = problem.answers(certifying.logits, fit.constants)
     scores = own_certifying.scores(choice.kind, choice.fitted)
     threshold = flag_threshold(scores, promise.id_flagged)
-    promised, notes = problem.promised(answers, certifying, promise, scores <= threshold, fit)
+    try:
+        promised, notes = problem.promised(answers, certifying, promise, scores <= threshold, fit)
+    except DataError as error:
+        raise DataError(
+            error.message, hint=_with_rows(error.hint, promise, fit.accuracy)
+        ) from error
     notes = [*choice.notes, *notes]
     if "answer" in problem.columns:
-        notes += _set_aside(promised.get("abstain"), promise)
+        notes += _set_aside(promised.get("abstain"), promise, fit.accuracy)
     ood = Ood(
         score=choice.kind,
         threshold=threshold,
@@ -143,15 +148,32 @@ def fit_state(
     return with_seen(state, val.logits, val.features), tuple(dict.fromkeys(notes))
 
 
-def _set_aside(abstain: Abstention | None, promise: CalibrateOptions) -> list[str]:
+def _set_aside(
+    abstain: Abstention | None, promise: CalibrateOptions, accuracy: float | None
+) -> list[str]:
     """A note where more than a tenth is set aside."""
     if abstain is None or abstain.coverage >= MOSTLY * (1 - promise.id_flagged):
         return []
     share = 100 * (1 - abstain.coverage)
     return [
-        f"--risk {promise.risk:g} sets aside {share:.0f} % of the samples; of more --data it would "
-        "set fewer aside"
+        f"--risk {promise.risk:g} sets aside {share:.0f} % of the samples. {_rows(promise, accuracy)}"
     ]
+
+
+def _rows(promise: CalibrateOptions, accuracy: float | None) -> str:
+    """How many samples it takes to set none aside."""
+    assert promise.risk is not None
+    needed = rows_needed(promise.risk, accuracy or 0.0, promise.id_flagged)
+    at = f"At accuracy {accuracy or 0.0:.3f}"
+    if needed is None:
+        return f"{at} no number of samples answers all: as much is wrong as may be, or more."
+    return f"{at} it takes about {told(needed)} samples in all to set none aside."
+
+
+def _with_rows(hint: str | None, promise: CalibrateOptions, accuracy: float | None) -> str | None:
+    if promise.risk is None or accuracy is None:
+        return hint
+    return f"{hint or ''} {_rows(promise, accuracy)}".strip()
 
 
 def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:

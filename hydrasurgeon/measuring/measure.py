@@ -346,6 +346,8 @@ def _ood(
             "scores": {k: metrics.auroc(row.scores[k], scores[k]) for k in others} or None,
             "ci": intervals.get(str(at)),
         }
+        if predictions.ood[name].logits.size:
+            values |= row.inside.against(predictions.ood[name].logits, state)
         about = {"name": name, "group": groups[name], "n": len(scores[used])}
         ood.append(OodResult.model_validate(about | values))
     averages: dict[Literal["near", "far", "all"], OodAverage] = {

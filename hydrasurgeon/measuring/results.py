@@ -256,6 +256,8 @@ class OodResult(OodAverage):
     n: int
     scores: dict[str, float] | None = None
     """AUROC by the other scores that were asked for."""
+    entity_auroc: Number = None
+    """How much less probable entities found here are than those found in the labelled set."""
 
 
 class ShiftResult(_Record):

@@ -290,6 +290,10 @@ class Judged(ABC):
         """A function that measures resamples of whole groups, and how many groups there are."""
         return None
 
+    def against(self, logits: ndarray, reading: Reads) -> dict[str, float | None]:
+        """What tells these samples from OOD ones, besides a score."""
+        return {}
+
     def diversity(self) -> dict[str, float]:
         """How far members are apart."""
         return {}

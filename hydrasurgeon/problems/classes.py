@@ -36,7 +36,7 @@ from hydrasurgeon.problems.base import (
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, summed
-from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
+from hydrasurgeon.statistics.conformal import coverage_that_helps, fit_conformal, prediction_sets
 from hydrasurgeon.statistics.metrics import BINS, bins_of, smooth_ece
 from hydrasurgeon.statistics.probabilities import (
     TINY,
@@ -452,9 +452,13 @@ class Classes(Problem):
         sets = fit_conformal(answers, outputs.truth, coverage=promise.coverage)
         notes = []
         if "set" in self.columns and fit and (fit.accuracy or 0.0) > promise.coverage:
+            helps = coverage_that_helps(answers, outputs.truth, promise.coverage)
+            how = "more samples would have to certify a higher --coverage"
+            if helps is not None:
+                how = f"from --coverage {helps:g} on some hold two or more"
             notes.append(
                 f"accuracy {fit.accuracy:.3f} exceeds --coverage {promise.coverage:g}: sets hold one "
-                "label, and say no more than the answer"
+                f"label, and say no more than the answer; {how}"
             )
         if promise.risk is None:
             return {"conformal": sets}, notes

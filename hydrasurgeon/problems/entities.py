@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.data.words import words_of
-from hydrasurgeon.problems.base import Columns, Constants, Judged, Prediction, digits
+from hydrasurgeon.problems.base import Columns, Constants, Judged, Prediction, Reads, digits
 from hydrasurgeon.problems.classes import BIASED
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, counted, summed
@@ -24,7 +24,7 @@ from hydrasurgeon.statistics.entities import (
     entities_of,
     joint_chances,
 )
-from hydrasurgeon.statistics.metrics import BINS, bins_of, ece_of
+from hydrasurgeon.statistics.metrics import BINS, auroc, bins_of, ece_of
 from hydrasurgeon.statistics.probabilities import sums_at, surest
 
 Chances = Float[ndarray, "text word klass"]
@@ -249,6 +249,12 @@ class JudgedTokens(Judged):
         entities = entities_of(self.tags)
         chances = self.chances[entities.text, entities.first]
         return chances, are_right(entities, self.labels)
+
+    def against(self, logits: ndarray, reading: Reads) -> dict[str, float | None]:
+        """Entities found in OOD texts are less probable than those found in these."""
+        tags, chances = tags_of(reading.answers(logits))
+        theirs = joint_chances(entities_of(tags), chances, how_of(reading.constants))
+        return {"entity_auroc": auroc(1 - self.sure()[0], 1 - theirs)}
 
     def diversity(self) -> dict[str, float]:
         there = self.there

@@ -18,6 +18,8 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Abstention, Limits
 from hydrasurgeon.statistics.probabilities import Scores, logsumexp
 
+MANY = 100_000
+"""More samples than this nobody is told to label."""
 DELTA = 0.05
 """How likely a promised risk may be broken."""
 
@@ -54,6 +56,34 @@ def samples_needed(risk: float, delta: float) -> int:
 
 def _tries(count: int) -> int:
     return math.ceil(math.log2(count + 1))
+
+
+def rows_needed(risk: float, accuracy: float, flagged: float = 0.0) -> int | None:
+    """The fewest rows of VAL by which all familiar ones may be answered, `flagged` of them being
+    unfamiliar; None where as much is wrong as may be, or nearly, and `MANY` do not do. Half of them
+    certifies.
+    """
+
+    def promised(count: int) -> bool:
+        wrong = round(count * (1 - accuracy))
+        return risk_bound(wrong, count, DELTA / _tries(count)) <= risk
+
+    high = samples_needed(risk, DELTA)
+    while not promised(high):
+        high *= 2
+        if 1 - accuracy >= risk or high > MANY:
+            return None
+    low = high // 2
+    while high - low > max(1, high // 200):  # two digits are told
+        middle = (low + high) // 2
+        low, high = (low, middle) if promised(middle) else (middle, high)
+    return math.ceil(2 * high / (1 - flagged))
+
+
+def told(rows: int) -> str:
+    """Two digits of a number of rows, rounded up."""
+    unit = 10 ** max(0, len(str(rows)) - 2)
+    return f"{-(-rows // unit) * unit:,}"
 
 
 def fit_limits(yes: Scores, truth: ndarray, *, risk: float, delta: float = DELTA) -> Limits:

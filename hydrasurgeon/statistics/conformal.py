@@ -23,6 +23,10 @@ SUMMED = 1e-12
 """Sums of probabilities in another order differ by less: what a set holds must not depend on it."""
 
 
+SOME = 0.02
+"""The fraction of sets with several labels from which on sets help a person choose."""
+
+
 def prediction_sets(conformal: Conformal, probs: Probs) -> Bool[ndarray, "sample klass"]:
     """Which labels belong to each sample's set."""
     return 1 - probs <= conformal.threshold + SUMMED
@@ -60,3 +64,17 @@ def fit_conformal(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Con
     """Calibrate on samples that neither the model nor its temperature was fitted on."""
     of_truth = 1 - of_labels(probs, labels)
     return Conformal(method="lac", coverage=coverage, threshold=quantile(of_truth, coverage))
+
+
+def coverage_that_helps(probs: Probs, labels: Labels, coverage: float) -> float | None:
+    """The next coverage at which a fraction `SOME` of the sets holds two labels or more; None where
+    these samples cannot promise one.
+    """
+    tried = (*(percent / 100 for percent in range(91, 100)), 0.995, 0.999)
+    for higher in (
+        each for each in tried if each > coverage and samples_needed(each) <= len(probs)
+    ):
+        sets = prediction_sets(fit_conformal(probs, labels, coverage=higher), probs)
+        if float((sets.sum(axis=-1) > 1).astype(np.float64).mean()) >= SOME:
+            return higher
+    return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from sklearn.neighbors import NearestNeighbors
 
 from hydrasurgeon.decision.fitting import fit_state
@@ -15,6 +17,9 @@ from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.statistics.abstain import rows_needed, told
+
+GUIDE = Path(__file__).parents[2] / "docs/guide/decision.md"
 
 
 def promise(**options: object) -> CalibrateOptions:
@@ -29,7 +34,7 @@ def drawn(count: int, seed: int, *, noise: float = 1.0) -> Outputs:
     return Outputs(logits, None, labels)
 
 
-def test_no_familiar_row_has_an_empty_set_and_a_note_says_that_sets_do_not_help() -> None:
+def test_no_familiar_row_has_an_empty_set_and_a_note_says_which_coverage_helps() -> None:
     state, notes = fit_state(
         drawn(4000, 0, noise=2.0), promise(coverage=0.8, ood_score="energy"), Grounds()
     )
@@ -38,7 +43,15 @@ def test_no_familiar_row_has_an_empty_set_and_a_note_says_that_sets_do_not_help(
     sizes = said.sets.sum(axis=-1)
     assert (sizes[~said.unfamiliar] >= 1).all()
     assert (1 - said.probabilities.max(axis=-1) > state.record.conformal.threshold).any()
-    assert any("exceeds --coverage 0.8" in note for note in notes)
+    (note,) = (note for note in notes if "exceeds --coverage 0.8" in note)
+    found = re.search(r"from --coverage ([\d.]+) on", note)
+    assert found is not None
+    helped, _ = fit_state(
+        drawn(4000, 0, noise=2.0), promise(coverage=float(found[1]), ood_score="energy"), Grounds()
+    )
+    assert (decide(helped, fresh.logits, None).sets.sum(axis=-1) > 1).astype(
+        np.float64
+    ).mean() > 0.01
 
 
 def test_a_risk_is_of_answered_rows() -> None:
@@ -77,9 +90,28 @@ def test_a_risk_is_of_answered_rows() -> None:
     assert broken(state) <= 0.12
 
 
-def test_a_note_says_how_many_rows_are_set_aside() -> None:
+def test_a_note_says_how_many_rows_set_none_aside() -> None:
     _, notes = fit_state(drawn(600, 0, noise=1.9), promise(risk=0.05, ood_score="msp"), Grounds())
-    assert any(re.search(r"sets aside \d+ % of the samples", note) for note in notes), notes
+    assert any(re.search(r"sets aside \d+ % .*At accuracy 0\.\d+ ", note) for note in notes), notes
+
+
+def test_rows_needed_are_those_of_the_binomial_tail_and_of_the_guide() -> None:
+    """Of m rows that certify, at 95 % of them familiar."""
+    for risk, accuracy in ((0.05, 0.99), (0.1, 0.95)):
+        needed = rows_needed(risk, accuracy)
+        assert needed is not None
+
+        for half, enough in ((needed // 2, True), (int(needed / 2 * 0.7), False)):
+            tail = binom.cdf(round(half * (1 - accuracy)), half, risk)
+            assert bool(tail <= 0.05 / np.ceil(np.log2(half + 1))) is enough
+    table = GUIDE.read_text()
+    rows = re.findall(r"^\| ((?:0|1)\.\d+) \|(.+)\|$", table, flags=re.MULTILINE)
+    assert len(rows) == 6
+    for accuracy, cells in rows:
+        made = [rows_needed(r, float(accuracy), 0.05) for r in (0.01, 0.02, 0.05, 0.1, 0.2)]
+        assert [cell.strip() for cell in cells.split("|")] == [
+            "–" if rows is None else told(rows) for rows in made
+        ]
 
 
 @pytest.mark.parametrize("members", [1, 3])
@@ -97,6 +129,21 @@ def test_numbers_are_right_though_their_deviation_is_not(members: int) -> None:
     )
     fit = numbers.calibrated(fitting, certifying)
     assert fit.losses["joint"] > fit.losses["before"]
+
+
+def test_a_number_may_come_with_its_variance() -> None:
+    """A second output is its logarithm; one that is four times too small is found."""
+    random = np.random.default_rng(0)
+    own = np.exp(random.normal(size=4000))
+    value = random.normal(size=4000)
+    logits = np.stack([value, np.log(own)], axis=-1)[:, None]
+    numbers = PROBLEMS["number"]
+    outputs = Outputs(logits, None, value + 2 * np.sqrt(own) * random.normal(size=4000))
+    fit = numbers.calibrated(numbers.outputs(outputs), numbers.outputs(outputs))
+    said = numbers.answers(logits, fit.constants)
+    assert said[:, 0] == pytest.approx(value)
+    assert said[:, 1] == pytest.approx(2 * np.sqrt(own), rel=0.05)
+    assert fit.losses["joint"] < fit.losses["before"]
 
 
 def test_knn_asks_for_the_neighbour_that_tells_best() -> None:

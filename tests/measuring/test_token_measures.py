@@ -13,12 +13,14 @@ from token_logits import NAMES, drawn
 
 from hydrasurgeon.files.decided import Abstention, Cover, Entities
 from hydrasurgeon.measuring import measure
+from hydrasurgeon.measuring.measure import row_of
+from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.problems.entities import JudgedTokens
-from hydrasurgeon.statistics.entities import entities_of, joint_chances
+from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
 from hydrasurgeon.statistics.metrics import risks
-from hydrasurgeon.statistics.probabilities import softmax
+from hydrasurgeon.statistics.probabilities import softmax, surest
 
 TOKENS = PROBLEMS["tokens"]
 
@@ -117,6 +119,33 @@ def test_entities_have_the_probability_of_their_words() -> None:
         for b in range(1, 17)
     ]
     assert figures["entity_ece"] == pytest.approx(sum(gaps) / len(chances))
+
+
+def test_entities_of_foreign_texts_are_told_apart() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    logits, labels, counts = drawn(60, 5)
+    foreign, _, others = drawn(40, 6, noise=3.0)
+    cover = Cover(threshold=0.1, risk=0.1, delta=0.1, words=0.5)
+    state = fitted(TOKENS, temperature=1.3, cover=cover)
+    said, far = Outputs(logits, None, labels), {"far": Outputs(foreign, None)}
+    (found,) = row_of(Predictions("m", "hydra", said, far, problem=TOKENS), state).result.ood
+    doubts: list[float] = []
+    for given, lengths in ((logits, counts), (foreign, others)):
+        probs = softmax(given.astype(np.float64)).mean(axis=1) ** (1 / 1.3)
+        confidence, tags = surest(probs / probs.sum(axis=-1, keepdims=True))
+        doubts += [
+            1 - float(confidence[text, first : last + 1].prod())
+            for text, count in enumerate(lengths)
+            for first, last, _ in runs(begun(tags[text : text + 1, :count])[0].tolist())
+        ]
+    inside = sum(
+        len(runs(row[:count].tolist()))
+        for row, count in zip(judged(logits, labels).tags, counts, strict=True)
+    )
+    is_foreign = [at >= inside for at in range(len(doubts))]
+    assert found.entity_auroc == pytest.approx(roc_auc_score(is_foreign, doubts), abs=1e-9)
+    assert found.entity_auroc != pytest.approx(0.5, abs=0.02)
 
 
 def test_what_is_promised_is_measured() -> None:

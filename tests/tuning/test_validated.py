@@ -12,9 +12,10 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logsumexp
 from token_logits import drawn
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy
+from torch.nn.functional import binary_cross_entropy, gaussian_nll_loss
 
 from hydrasurgeon.problems import PROBLEMS
+from hydrasurgeon.tuning.losses import losses_of
 
 Array = NDArray[np.float64]
 
@@ -79,3 +80,13 @@ def test_tags() -> None:
 def test_numbers() -> None:
     logits = np.array([[1.0], [3.0]])
     assert PROBLEMS["number"].validated(logits, np.array([2.0, 5.0])) == {"nll": 2.5}
+
+
+def test_two_outputs_learn_by_the_gaussian_nll() -> None:
+    logits, labels = (
+        torch.randn(6, 2, generator=torch.Generator().manual_seed(0)),
+        torch.arange(6.0),
+    )
+    expected = gaussian_nll_loss(logits[:, 0], labels, logits[:, 1].exp(), reduction="none")
+    found = losses_of(PROBLEMS["number"]).losses(logits, labels)
+    torch.testing.assert_close(found, expected)
