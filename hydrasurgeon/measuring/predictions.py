@@ -230,6 +230,36 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
     )
 
 
+def is_predictions(spec: str | Path) -> bool:
+    """Whether a file holds answers, not weights."""
+    path = Path(spec)
+    if path.suffix not in (".safetensors", ".npz") or not path.is_file():
+        return False
+    return bool({"logits", "probabilities", VALUES} & _opened(path).infos.keys())
+
+
+def read_answers(path: Path, samples: Samples) -> tuple[ndarray, Input]:
+    """Logits for exactly these samples, in their order; DataError where they are for others."""
+    given = read_outputs(
+        path, labelled="labels" in _opened(path).infos and samples.labels is not None
+    )
+    outputs = given.outputs
+    data, rows = _about(path, _opened(path)).data, len(outputs.logits)
+    alike = outputs.labels is None or outputs.labels.tolist() == np.asarray(samples.labels).tolist()
+    if rows != len(samples) or not alike or data not in (None, samples.fingerprint()["sha256"]):
+        raise DataError(
+            (
+                f"{path}: holds answers for {rows} other samples than the {len(samples)} of "
+                f"{samples.spec}"
+            ),
+            hint=(
+                "Write it with eval --predictions on the training data, with the same --limit "
+                "and --seed."
+            ),
+        )
+    return outputs.logits, given.source
+
+
 def _about(path: Path, file: TensorFile) -> _About:
     """What a file says of itself, if anything."""
     where, text = f"{path}: its description", file.metadata.get(ABOUT)

@@ -235,7 +235,10 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         group=CHECKPOINTS,
         spread=True,
         recorded=True,
-        help="Learn from these checkpoints too, from their mean; repeatable.",
+        help=(
+            "Learn from these checkpoints too, from their mean, or from predictions files; "
+            "repeatable."
+        ),
     )
     alpha: float = option(
         0.9,

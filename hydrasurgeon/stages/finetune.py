@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.families.weights import by_name
 from hydrasurgeon.files.history import step
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.families.weights import Weight
-    from hydrasurgeon.runtime.classifier import Classifier
+    from hydrasurgeon.tuning.learning import Teacher
     from hydrasurgeon.tuning.loop import Trained, Training
     from hydrasurgeon.tuning.recipes import Recipe
 
@@ -73,7 +73,7 @@ class _Material:
     samples: Samples
     held_out: Samples | None
     unlabelled: Samples | None = None
-    teachers: tuple[Classifier, ...] = ()
+    teachers: tuple[Teacher, ...] = ()
     taught_by: tuple[Input, ...] = ()
 
     @cached_property
@@ -267,11 +267,40 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         if arguments.unlabelled is None or arguments.data is None
         else open_data(arguments.unlabelled, seed=arguments.seed)
     )
-    from hydrasurgeon.tuning.learning import open_teacher
+    return _taught(_Material(source, recipe, model, samples, held_out, unlabelled), arguments)
 
-    pairs = [open_teacher(t, model, source.files, arguments.device) for t in arguments.teacher]
-    live, records = zip(*pairs, strict=True)
-    return _Material(source, recipe, model, samples, held_out, unlabelled, live, records)
+
+def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
+    """With the teachers; what only answers for the data as it is wants no perturbed inputs."""
+    import torch
+
+    from hydrasurgeon.measuring.predictions import is_predictions, read_answers
+    from hydrasurgeon.tuning.learning import Teacher, open_teacher
+
+    model, samples, teachers = material.model, material.samples, list[tuple[Teacher, Input]]()
+    for spec in arguments.teacher:
+        if not is_predictions(spec):
+            teachers.append(open_teacher(spec, model, material.source.files, arguments.device))
+            continue
+        logits, record = read_answers(Path(spec), samples)
+        if logits.shape[-1] != model.num_classes or material.unlabelled is not None:
+            wrong = "answers for no --unlabelled data"
+            if logits.shape[-1] != model.num_classes:
+                wrong = f"answers in {logits.shape[-1]} classes, the model in {model.num_classes}"
+            raise SurgeryError(
+                f"--teacher {spec}: {wrong}", hint="Give the checkpoint that answered."
+            )
+        teachers.append((torch.from_numpy(logits), record))
+    recipe = material.recipe
+    if any(isinstance(teacher, torch.Tensor) for teacher, _ in teachers):
+        still = {
+            "mixup": 0.0,
+            "mask_tokens": 0.0,
+            "augment": type(recipe.augment)(),
+        }
+        recipe = recipe.model_copy(update=still)
+    live, records = zip(*teachers, strict=True)
+    return replace(material, recipe=recipe, teachers=live, taught_by=records)
 
 
 def _training(

@@ -66,13 +66,19 @@ class Perturbation:
         return mixed, ((labels, part), (theirs, 1 - part))
 
 
+Teacher = Classifier | Tensor
+"""Whom a model learns from; of one only the answers to the training data may be known, as that data
+is: logits [sample, member, class].
+"""
+
+
 @dataclass
 class Learning:
     """The loss of a batch, and its gradients."""
 
     label_smoothing: float = 0.0
     perturb: Perturbation = Perturbation()
-    teachers: Sequence[Classifier] = ()
+    teachers: Sequence[Teacher] = ()
     alpha: float = 0.0
     """How much the teachers count."""
     temperature: float = 1.0
@@ -105,7 +111,10 @@ class Learning:
                 loss = loss + (1 - self.alpha) * part * each.mean()
         if self.teachers:
             with torch.no_grad():
-                teachers = [teacher(inputs) for teacher in self.teachers]
+                teachers = [
+                    teacher[batch.index] if isinstance(teacher, Tensor) else teacher(inputs)
+                    for teacher in self.teachers
+                ]
             towards = by.distilled(logits, teachers, self.temperature)
             loss = loss + self.alpha * towards
         return loss
@@ -150,7 +159,7 @@ def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
 
 def open_teacher(
     spec: Any, model: Model, files: Mapping[str, str], device: str
-) -> tuple[Classifier, Input]:
+) -> tuple[Teacher, Input]:
     """A live teacher of a model, which answers in its classes and reads its inputs, and its record."""
 
     opened = open_checkpoint(spec)

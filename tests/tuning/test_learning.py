@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batch
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.tuning.learning import Learning, Perturbation
 
@@ -154,6 +155,37 @@ def test_an_interrupted_taught_run_ends_with_the_same_bits(
         hs.finetune(path, out=tmp_path / "cut", resume=True, **{**options, "teacher": [path]})
     resumed = hs.finetune(path, out=tmp_path / "cut", resume=True, **options)
     assert resumed.path.read_bytes() == whole.path.read_bytes()
+
+
+def test_answers_teach_as_who_gave_them(
+    tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of `eval --predictions`, for the very data: inputs stay as they are, whatever the recipe says."""
+    monkeypatch.chdir(tmp_path)
+    path, teacher, data = tiny(), tiny("teacher.safetensors", seed=4), images()
+    hs.evaluate([teacher], data=data, predictions="answers.safetensors", device="cpu")
+    options = {"data": data, "recipe": "teach", "device": "cpu", "seed": 2}
+    still = EXACT | {"optimizer": "sgd", "lr": "0.1"}
+    live = hs.finetune(path, teacher=[teacher], set=still, out="live", **options)
+    restless = still | {"mixup": "1", "augment.hflip": "0.5"}
+    read = hs.finetune(path, teacher=["answers.safetensors"], set=restless, out="read", **options)
+    assert read.trained.loss == pytest.approx(live.trained.loss, abs=1e-5)
+    for name, tensor in load_file(live.path).items():
+        torch.testing.assert_close(load_file(read.path)[name], tensor, rtol=0, atol=1e-6)
+    with pytest.raises(DataError, match="answers for 40 other samples than the 30 of"):
+        hs.finetune(
+            path,
+            teacher=["answers.safetensors"],
+            out="x",
+            **{**options, "data": images("o.npz", rows=30)},
+        )
+    with pytest.raises(DataError, match="answers for 40 other samples than the 40 of"):
+        hs.finetune(
+            path,
+            teacher=["answers.safetensors"],
+            out="x",
+            **{**options, "data": images("o.npz", seed=3)},
+        )
 
 
 @pytest.mark.parametrize("what", ["classes", "inputs"])
