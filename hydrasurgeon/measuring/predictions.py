@@ -2,7 +2,7 @@
 no model.
 
 OOD scores that are no functions of the logits stand beside them; a method that gives nothing else
-on OOD data needs no logits there.
+on OOD data needs no logits there. Several files are a Deep Ensemble.
 """
 
 from __future__ import annotations
@@ -547,6 +547,61 @@ def _floats(raw: ndarray, dtype: str) -> ndarray:
     if dtype == "BF16":
         return (raw.astype("u4") << 16).view("f4")
     return raw.view(f"<f{int(dtype[1:]) // 8}")
+
+
+def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
+    """All their members as one model's; DataError where they did not answer for the same samples."""
+    (first_path, first), *others = files
+    for path, other in others:
+        for what, mine in _samples_of(first).items():
+            if mine != _samples_of(other)[what]:
+                raise DataError(
+                    f"--ensemble: {first_path} and {path} have other {what}",
+                    hint="Write both with eval --predictions on the same data, in the same order, "
+                    "with the same --limit"
+                    " and --seed.",
+                )
+    every = [predictions for _, predictions in files]
+    if not all(said.logits.size for p in every for said in p.ood.values()):
+        raise DataError(
+            "--ensemble: the files hold scores without logits, of which no ensemble can be made"
+        )
+    costs = [p.cost for p in every if p.cost is not None]
+    cost = None
+    if len(costs) == len(every):
+        params, macs = sum(each.params for each in costs), sum(each.macs for each in costs)
+        cost = Cost(params=params, macs=macs, latency_ms=None, tokens=costs[0].tokens)
+    return Predictions(
+        name=" + ".join(predictions.name for predictions in every),
+        kind="ensemble",
+        problem=first.problem,
+        outputs=_joined([each.outputs for each in every]),
+        ood={name: _joined([each.ood[name] for each in every]) for name in first.ood},
+        near=first.near,
+        shift={key: _joined([each.shift[key] for each in every]) for key in first.shift},
+        cost=cost,
+    )
+
+
+def _joined(said: Sequence[Outputs]) -> Outputs:
+    """All members as one model's."""
+    dtype = said[0].logits.dtype
+    logits = [each.logits.astype(dtype, copy=False) for each in said]
+    return replace(said[0], logits=np.concatenate(logits, axis=1))
+
+
+def _samples_of(predictions: Predictions) -> dict[str, Any]:
+    """What the members of one ensemble have in common."""
+    return {
+        "classes": predictions.outputs.logits.shape[2],
+        "problem": predictions.problem.name,
+        "labels": predictions.outputs.truth.tolist(),
+        "OOD sets": {
+            name: (predictions.group(name), len(said.logits))
+            for name, said in predictions.ood.items()
+        },
+        "shifted sets": {key: said.truth.tolist() for key, said in predictions.shift.items()},
+    }
 
 
 Said = tuple[Outputs, dict[str, ndarray]]

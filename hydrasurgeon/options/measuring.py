@@ -103,7 +103,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     )
     ensemble: bool = option(
         False,
-        help="Treat the checkpoints as one Deep Ensemble.",
+        help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble.",
     )
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] | Literal["fit"] | None = option(
         None,

@@ -89,7 +89,8 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         arguments.checkpoints,
     )
     names = _names(opened, arguments)
-    files = by_file(files, arguments.predictions_in, names)
+    if opened or not arguments.ensemble:
+        files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
     _check_reference(arguments.reference, names)
     check_paths(assertions, names)
@@ -176,10 +177,9 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
         )
     if checkpoints and not labelled:
         raise UsageError("eval: --data is required", hint="Give --data D.")
-    if arguments.ensemble and len(checkpoints) < 2:
+    if arguments.ensemble and len(checkpoints or files) < 2:
         raise UsageError(
-            "--ensemble requires two checkpoints",
-            hint="Of predictions files, stack the logits: [sample, member, class].",
+            "--ensemble requires two checkpoints, or two predictions files and no checkpoint"
         )
     for flag, given in (
         ("--cascade", arguments.cascade),

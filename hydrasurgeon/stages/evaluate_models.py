@@ -28,6 +28,7 @@ from hydrasurgeon.measuring.measure import (
 )
 from hydrasurgeon.measuring.predictions import (
     Predictions,
+    ensembled,
     grouped,
     predicted,
     read_predictions,
@@ -212,6 +213,10 @@ def of_files(arguments: EvaluateOptions) -> list[Row]:
         state = State.unfitted(predictions.problem, float(arguments.temperature or 1))
         return row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
 
+    if arguments.ensemble and not arguments.checkpoints:
+        return [
+            row(ensembled([(path, read_predictions(path)) for path in paths]), "their ensemble")
+        ]
     rows: list[Row] = []
     for path in paths:
         rows.append(row(read_predictions(path), str(path)))

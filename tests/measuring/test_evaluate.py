@@ -138,15 +138,56 @@ def test_multiply_adds_by_hand(tiny: MAKE, images: SPEC, tmp_path: Path) -> None
     ] * 3 + [3 * single]
 
 
-def test_files_beside_models_are_results_of_their_own(
+def test_an_ensemble_of_predictions_files_is_that_of_their_models(
     members: list[Path], images: SPEC, tmp_path: Path
 ) -> None:
-    file, data = tmp_path / "m.p", images()
-    hs.evaluate(members[:1], predictions=file, data=data)
-    beside = hs.evaluate(members, ensemble=True, predictions_in=[file], data=data).report
+    options = {
+        "data": images(),
+        "ood": [f"near:n={images('n.npz', seed=5)}"],
+        "shift": [f"fog:2={images('s.npz', seed=6)}"],
+    }
+    together = hs.evaluate(members, ensemble=True, **options).report.results[0]
+    files = [tmp_path / f"{path.name}.p" for path in members]
+    for path, file in zip(members, files, strict=True):
+        hs.evaluate([path], predictions=file, **options)
+    apart = hs.evaluate([], ensemble=True, predictions_in=files).report.results
+    assert len(apart) == 1
+    assert apart[0].cost.latency_ms is None
+    unnamed = {"latency_ms": together.cost.latency_ms}
+    assert (
+        apart[0].model_copy(update={"cost": apart[0].cost.model_copy(update=unnamed)}) == together
+    )
+    # Beside checkpoints, a file is a result of its own.
+    beside = hs.evaluate(members, ensemble=True, predictions_in=files[:1], **options).report
     assert [result.members for result in beside.results] == [3, 1]
-    with pytest.raises(UsageError, match="requires two checkpoints"):
-        hs.evaluate([], ensemble=True, predictions_in=[file, file])
+    with pytest.raises(UsageError, match="two predictions files"):
+        hs.evaluate([], ensemble=True, predictions_in=files[:1])
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"data": "other.npz"}, "other labels"),
+        ({"ood": ["near:m=n.npz"]}, "other OOD sets"),
+        ({"ood": ["far:n=n.npz"]}, "other OOD sets"),
+        ({"shift": ["fog:3=s.npz"]}, "other shifted sets"),
+    ],
+)
+def test_files_about_other_samples_are_no_ensemble(
+    members: list[Path],
+    images: SPEC,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, object],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images(), images("other.npz", rows=41), images("n.npz", seed=5), images("s.npz", seed=6)
+    options = {"data": "data.npz", "ood": ["near:n=n.npz"], "shift": ["fog:2=s.npz"]}
+    hs.evaluate(members[:1], predictions="a.p", **options)
+    hs.evaluate(members[1:2], predictions="b.p", **options | changed)
+    with pytest.raises(DataError, match=says):
+        hs.evaluate([], ensemble=True, predictions_in=["a.p", "b.p"])
 
 
 def test_labels_in_another_order_are_refused(tmp_path: Path) -> None:
