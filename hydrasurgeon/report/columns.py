@@ -160,11 +160,19 @@ def brief(results: Sequence[Result]) -> list[Table]:
         for r in results
     ]
     sets = [{**{s.name: s for s in r.sets or ()}, " mean": r.sets_average} for r in results]
+    shifts = [r.shift_average for r in results]
+    severities = [
+        {str(at): each.severities[at] for at in sorted(each.severities)} if each else {}
+        for each in shifts
+    ]
     costs = columns(COST, [r.cost for r in results], " ")  # the blank gives them no heading
     made = {
         "in distribution": [*quality(results), *diversity(results), *costs],
         "out of distribution": _grouped(OOD, averages),
-        "under shift": columns(SHIFT, [r.shift_average for r in results]),
+        "under shift, by severity": [
+            *_grouped(SHIFT[:2], severities),
+            *columns(SHIFT, shifts, "mean"),
+        ],
         "by data set": _grouped((QUALITY[0], *QUALITY[2:4]), sets),
     }
     names = tuple(map(shown_name, results))

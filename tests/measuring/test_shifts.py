@@ -10,6 +10,7 @@ from hydrasurgeon.measuring.measure import Row, averaged, row_of, with_mce
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import ShiftResult
 from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.report.columns import brief
 
 
 def one(*accuracies: tuple[str, int | None, float], name: str = "m") -> Row:
@@ -33,6 +34,17 @@ def test_averages_by_hand() -> None:
     assert average.accuracy == pytest.approx((0.65 + 0.6) / 2)
     assert average.mce is None
     assert averaged([ShiftResult(name="s", severity=None, accuracy=1, brier=0)]) is None
+
+
+def test_the_terminal_shows_each_severity() -> None:
+    rows = with_mce([one(("fog", 1, 0.8), ("fog", 2, 0.6)), one(("fog", 1, 0.7), ("fog", 2, 0.3))])
+    (table,) = (t for t in brief([row.result for row in rows]) if "shift" in t.title)
+    above, _, *cells = (line.split() for line in str(table).splitlines())
+    assert above == ["1", "1", "2", "2", "mean", "mean", "mean"]
+    assert [line[1:] for line in cells] == [
+        ["0.800", "0.200", "0.600", "0.400", "0.700", "0.300", "1.000"],
+        ["0.700", "0.300", "0.300", "0.700", "0.500", "0.500", "1.667"],
+    ]
 
 
 def test_corruption_errors_beside_the_first_row() -> None:
