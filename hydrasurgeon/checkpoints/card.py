@@ -69,6 +69,10 @@ Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 ## How it was made
 
 {_history(manifest)}
+
+## Measured
+
+{_measured(manifest)}
 """
 
 
@@ -115,4 +119,16 @@ def _history(manifest: Manifest) -> str:
         )
         command = code(shlex.join(["hydrasurgeon", *command_line(entry)]))
         lines.append(f"{number}. {command}" + (f" ({seen})" if seen else ""))
+    return "\n".join(lines) or "Nothing was recorded."
+
+
+def _measured(manifest: Manifest) -> str:
+    lines = []
+    for name, score in manifest.scores.items():
+        if score.trace:
+            rows = ", ".join(f"{data.rows} rows of {code(data.spec)}" for data in score.data)
+            lines.append(
+                f"- {code(name)}: the search's objective went from {score.trace[0]:.4f} to {score.trace[-1]:.4f}"
+                + (f" on {rows}" if rows else "")
+            )
     return "\n".join(lines) or "Nothing was recorded."
