@@ -10,13 +10,14 @@ import csv
 import os
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from hydrasurgeon.data.labels import Column, class_names, labels_of, of_probabilities
+from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs
 from hydrasurgeon.data.tags import rows_of_conll, tagged, with_entities
@@ -78,7 +79,7 @@ MAX_RATIO = 50
 SMALL = 8 << 20
 # Blank lines of a file.
 MAX_BLANK = 1_000_000
-# Rows of a parquet file that are read at once.
+# Rows of a text file that are Python's objects at once.
 PIECE = 1 << 14
 # Rows of a table; a limited one is drawn from the first of them.
 MAX_ROWS = 50_000_000
@@ -209,7 +210,28 @@ def tables_in(
     root: Path | None = None,
 ) -> Iterator[Table]:
     """The same of an open file of so many bytes; `kind` is its ending."""
-    yield from READERS[kind](Source(spec, file, size, root, columns))
+    source = Source(spec, file, size, root, columns)
+    pieces = READERS[kind](source)
+    if columns.at_once is None:
+        yield _whole(pieces)
+    else:
+        yield from pieces
+
+
+def _whole(pieces: Iterator[Table]) -> Table:
+    """All rows of one file; what the first pieces of many lack is None there."""
+    first = next(pieces)
+    second = next(pieces, None)
+    if second is None:
+        return first
+    table, columns = first, dict[str, Packed | list[Any]]()
+    for number, table in enumerate(chain([first, second], pieces)):
+        for name, values in table.columns.items():
+            if name not in columns:
+                columns[name] = growing(values)
+                columns[name].extend([None] * number * PIECE)
+            columns[name].extend(values)
+    return replace(table, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -266,7 +288,7 @@ class Source:
         """Records as tables of so many rows; a record may have columns that no other has."""
         known = dict.fromkeys(names)
         columns: dict[str, list[Any]] = {name: [] for name in self.wanted.chosen(known)}
-        rows = begun = 0
+        rows, begun, at_once = 0, 0, self.wanted.at_once or PIECE
         for record in records:
             for name in record:
                 if name not in known:
@@ -276,7 +298,7 @@ class Source:
             for name, values in columns.items():
                 values.append(record.get(name))
             rows += 1
-            if rows - begun == self.wanted.at_once:
+            if rows - begun == at_once:
                 yield self.table(known, columns)
                 columns, begun = {name: [] for name in columns}, rows
             if self.is_enough(rows):
@@ -299,7 +321,7 @@ def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
                 f"{spec}: its files have other columns ({listed(first.names)}; "
                 f"{listed(other.names)})"
             )
-    columns: dict[str, list[Any]] = {name: [] for name in first.columns}
+    columns = {name: growing(values) for name, values in first.columns.items()}
     for table in tables:
         for name, values in columns.items():
             values.extend(_rooted(table, name, wanted))
