@@ -96,7 +96,7 @@ class Clock:
 
     def written(self, name: str, file: Path, engine: str) -> Taken:
         """Of a file that is called so in the work folder."""
-        if name not in self.known:
+        if engine not in self.known.get(name, {}):
             opened = open_checkpoint(file)
             live = engine_of(opened, engine=engine, device=self.options.device)
             self._time(name, {engine: live})
@@ -120,7 +120,7 @@ class Clock:
         seconds = seconds_of(contenders, samples, runs=RUNS)
         rivals = engines if shape == UNPRUNED else ["unpruned"]
         least = min(seconds[name] for name in rivals if name != EIGHT_BITS)
-        self.known[shape] = {
+        self.known[shape] = self.known.get(shape, {}) | {
             name: Taken(1000 * seconds[name], seconds[name] / least) for name in engines
         }
         self._keep()

@@ -113,6 +113,7 @@ class Front:
                     chosen = [each for e in self.rungs.values() for each in e.choice.members]
                     for _ in self.search.distil(chosen):
                         self.settle()
+                self.search.plan.hold()
             except (KeyboardInterrupt, SystemExit) as stop:  # Ctrl-C; SIGTERM
                 if not self.rungs:
                     raise
@@ -120,7 +121,7 @@ class Front:
                 if isinstance(stop, TimeIsUp):
                     what = f"--max-minutes {self.options.max_minutes:g} are over"
                 ended = f"{what}: the best so far is written; the same command goes on from here"
-            self.search.plan.may_end = False
+            self.search.plan.hold()
             self.finish(early=bool(ended))
         return ended
 
@@ -237,6 +238,7 @@ class Front:
         files = {entry: rung_file(search, entry) for entry in rungs.values()}
         if not all(self._make(budget, entry, files[entry]) for budget, entry in rungs.items()):
             return False
+        search.plan.hold()  # a file and what lies beside it come together
         if len(search.budgets) > 1:
             write_front(self.out, rungs, files, self.references)
             return True

@@ -68,6 +68,7 @@ class Plan:
         """Whether there is something to end with."""
         self.ended = False
         """Whether time was up."""
+        self._alone = threading.Lock()
         self.where, self.began = "", now()
         self.last: tuple[str, int, int] = ("", 0, 1)
         self.told = now()
@@ -97,6 +98,11 @@ class Plan:
             self.ended = True
             raise TimeIsUp
 
+    def hold(self) -> None:
+        """From here on time that is up ends nothing, until there is something to end with again."""
+        with self._alone:  # who ends the work has done so, or sees this
+            self.may_end = False
+
     def _say(self) -> None:
         what, done, total = self.last
         self.told = now()
@@ -114,9 +120,12 @@ class Plan:
             while not over.wait(BEAT):
                 if self.where and now() - self.told >= BEAT:
                     self._say()
-                if self.may_end and now() >= self.ends and not self.ended:
-                    self.ended = True
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(worker, ctypes.py_object(TimeIsUp))
+                with self._alone:
+                    if self.may_end and now() >= self.ends and not self.ended:
+                        self.ended = True
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                            worker, ctypes.py_object(TimeIsUp)
+                        )
 
         threading.Thread(target=beat, daemon=True).start()
         try:

@@ -43,6 +43,7 @@ class Pictures(ABC):
         self.channels, *self.crop = preprocess["input_size"]
         self.mode = preprocess.get("crop_mode")
         self.way = preprocess.get("interpolation", "bicubic")
+        self.resized = resized
         share = preprocess.get("crop_pct") or self.usual_share
         self.edges = [math.floor(edge / share) for edge in self.crop]
         self.mean, self.std = (
@@ -128,9 +129,7 @@ class InTransformers(Pictures):
             pixels = _channels(image)[:, _nearest(sides[0], size[0])]
             pixels = pixels[:, :, _nearest(sides[1], size[1])]
         elif self.way in REACH:
-            pixels = _channels(image)
-            for axis in (2, 1):
-                pixels = _resized(pixels, size[axis - 1], axis, self.way)
+            pixels = self.resized(_channels(image), size, self.way)
         else:
             pixels = _channels(image.resize((size[1], size[0]), WAYS[self.way]))
         return _cut(pixels, self.crop, half=int, fill=[0] * self.channels)
@@ -171,6 +170,13 @@ def _nearest(before: int, after: int) -> NDArray[np.int64]:
     scale = np.float32(before) / np.float32(after)
     places = (np.arange(after, dtype=np.float32) + np.float32(0.5)) * scale
     return places.astype(np.int64).clip(max=before - 1)
+
+
+def resized(pixels: Pixels, size: Sequence[int], way: str) -> Pixels:
+    """Along both axes."""
+    for axis in (2, 1):
+        pixels = _resized(pixels, size[axis - 1], axis, way)
+    return pixels
 
 
 def _resized(pixels: Pixels, size: int, axis: int, way: str) -> Pixels:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from hydrasurgeon.data.pictures import Pictures
+from hydrasurgeon.data.pictures import Pictures, Pixels
 
 
 def eval_transform(pictures: Pictures) -> Callable[[Image.Image], Tensor]:
     """Resize, centre crop, to tensor, normalise."""
+    pictures.resized = resized
     return partial(_tensor, pictures)
+
+
+def resized(pixels: Pixels, size: Sequence[int], way: str) -> Pixels:
+    """What `data.pictures` computes without torch, bit for bit, in a fraction of the time."""
+    whole = torch.from_numpy(np.ascontiguousarray(pixels))[None]
+    made: Pixels = interpolate(whole, tuple(size), mode=way, antialias=True)[0].numpy()
+    return made
 
 
 def _tensor(pictures: Pictures, image: Image.Image) -> Tensor:
@@ -31,6 +41,7 @@ def train_transform(
     from timm.data.transforms_factory import create_transform
     from torchvision.transforms import Compose, RandomCrop
 
+    pictures.resized = resized
     preprocess, crop = pictures.preprocess, augment.get("random_resized_crop")
     created: Any = create_transform
     training = created(

@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.data import Batches, Samples, first_batch, moved
+from hydrasurgeon.data.batches import unreadable
 from hydrasurgeon.engines.file import LENGTHS, Told
 from hydrasurgeon.engines.program import Exported, sample
 from hydrasurgeon.engines.runtimes import threads
@@ -252,7 +253,7 @@ def answer(engines: Iterable[Engine], batches: Iterable[Sequence[Any]]) -> None:
     """
     for batch in batches:
         for engine in engines:
-            engine.answered(engine.collated([engine.transform(sample) for sample in batch]))
+            engine.answered(engine.prepared(batch))
 
 
 def timed_samples(
@@ -275,6 +276,8 @@ def timed_samples(
     for place in places:
         with suppress(*[DataError] * skip_bad):
             read.append(samples.read(int(place)))
+    if not read:
+        raise unreadable(samples)
     return [read[at : at + batch] for at in range(0, len(read), batch)]
 
 

@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
-from hydrasurgeon.data.readers import READ, TEXTS, parted
+from hydrasurgeon.data.readers import READ, TEXTS, Beside, parted
 from hydrasurgeon.data.words import WORDS
 from hydrasurgeon.decision.state import (
     Said,
@@ -94,6 +94,10 @@ class Engine(ABC):
 
         collate: Callable[[Any], Any] = getattr(self.transform, "collate", default_collate)
         return collate(prepared)
+
+    def prepared(self, samples: Sequence[Any]) -> Any:
+        """A batch of samples."""
+        return self.collated([self.transform(sample) for sample in samples])
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
         """What is said of a batch, as arrays in float32; all in one part, or with `cascade` in one
@@ -243,6 +247,24 @@ class Piece:
         return Outputs(whole.logits, whole.features, self.labels)
 
 
+class Apart:
+    """A transform of which each model gets a batch of its own."""
+
+    def __init__(self, models: Sequence[Engine]) -> None:
+        self.models = models
+        self.kind = getattr(models[0].transform, "kind", "image")
+        self.inputs = getattr(models[0].transform, "inputs", None)
+
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+    def collate(self, samples: Sequence[Any]) -> list[Any]:
+        """A batch for each model."""
+        return [model.prepared(samples) for model in self.models]
+
+    arrays = collate
+
+
 class Answering:
     """One pass of a model, or of several side by side, over samples."""
 
@@ -258,12 +280,15 @@ class Answering:
     ) -> None:
         """Features are those of the first model, and only one model has a cascade."""
         self.models, self.run = models, run
+        # Models read alike, but that each reads with words or pixels of its own.
+        self.apart = len(models) > 1 and any(isinstance(m.transform, Beside) for m in models)
         self.features, self.cascade = features, cascade
         self.batches = Batches(
             samples,
-            models[0].transform,
+            Apart(models) if self.apart else models[0].transform,
             batch_size=run.batch_size,
             order=by_length(samples) if order is None else order,
+            workers=0 if self.apart else None,
             arrays=all(model.arrays for model in models),
             skip_bad=run.skip_bad,
         )
@@ -271,9 +296,10 @@ class Answering:
     def __iter__(self) -> Iterator[Piece]:
         first, *others = self.models
         for batch in fed(self.batches, self.run):
-            parts = first.ask(batch.inputs, cascade=self.cascade, features=self.features)
-            for model in others:
-                (more,) = model.ask(batch.inputs)
+            inputs = batch.inputs if self.apart else [batch.inputs] * len(self.models)
+            parts = first.ask(inputs[0], cascade=self.cascade, features=self.features)
+            for model, own in zip(others, inputs[1:], strict=True):
+                (more,) = model.ask(own)
                 parts = [beside(parts[0], more)]
             labels = None if batch.labels is None else np.asarray(batch.labels)
             yield Piece(np.asarray(batch.index), parts, labels)

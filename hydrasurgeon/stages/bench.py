@@ -197,10 +197,14 @@ def _every_engine(options: BenchOptions, batches: Sequence[int]) -> Benched:
             ms[name][str(count)] = 1000 * seconds / count
         if options.progress is not None:
             options.progress(f"batch {count}", at + 1, len(batches))
-    inputs = example(max(batches))
+    if samples is None:
+        inputs = dict.fromkeys(live, example(max(batches)))
+    else:
+        real, *_ = timed_samples(samples, live.values(), max(batches))
+        inputs = {name: engine.prepared(real) for name, engine in live.items()}
     said = [
-        getattr(each.answered(inputs, cascade=False), "probabilities", None)
-        for each in live.values()
+        getattr(each.answered(inputs[name], cascade=False), "probabilities", None)
+        for name, each in live.items()
     ]
     timed = [
         Timed(

@@ -377,7 +377,7 @@ def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, 
 
     names = precisions()
     engines = {name: engine_of(opened, engine=f"{OPENVINO} {name}") for name in names}
-    batches = timed_samples(val, engines.values(), TIMED, skip_bad=skip)
+    batches = timed_samples(val, engines.values(), min(TIMED, len(val)), skip_bad=skip)
     contenders: dict[str, list[Engine]] = {name: [each] for name, each in engines.items()}
     seconds = seconds_of(contenders, batches, runs=TIMED)
     fastest = min(names, key=lambda name: seconds[name])

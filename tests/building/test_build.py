@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tiny_families import Family, thoroughly
 from tiny_task import Task, images
 
 import hydrasurgeon as hs
-from hydrasurgeon.building import plan
+from hydrasurgeon.building import front, plan
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
@@ -119,6 +120,25 @@ def test_time_that_is_up_ends_what_tells_nothing_of_itself(
 
     with pytest.raises(plan.TimeIsUp):
         endless()
+
+
+def test_time_that_is_up_waits_for_what_is_being_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two files take their places one after the other."""
+    ahead = plan.Plan([], 0.0, None, minutes=0.0)
+    ahead.may_end = True
+    kept = SimpleNamespace(keep=lambda **_: None)
+    search = SimpleNamespace(plan=ahead, budgets=["macs=1"], state=kept)
+    made = {"search": search, "out": Path("out"), "there": "old", "force": True}
+    seen: list[bool] = []
+    monkeypatch.setattr(front, "publish", lambda *_, **__: seen.append(ahead.may_end))
+    monkeypatch.setattr(front, "rung_file", lambda *_: Path("new"))
+    monkeypatch.setattr(front, "mark_of", str)
+    writing: Any = SimpleNamespace(_make=lambda *_: True, **made)
+    rungs: Any = {"macs=1": "entry"}
+    assert front.Front._write(writing, rungs)
+    assert seen == [False]
 
 
 def test_ended_before_there_is_anything(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from timm.data import create_transform
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as vision
 
+from hydrasurgeon.data import pictures
 from hydrasurgeon.data.pictures import InTimm, InTransformers
+from hydrasurgeon.families.transforms import eval_transform
 
 SIDES = ((28, 28), (41, 67), (90, 33), (150, 200))
 WAYS = {
@@ -64,9 +66,13 @@ def as_transformers(told: dict[str, Any], image: Image.Image) -> np.ndarray:
 
 @pytest.mark.parametrize("way", ["nearest", "bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("mode", ["center", "squash"])
-def test_as_transformers(way: str, mode: str) -> None:
+def test_as_transformers(way: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for sides, size, share in product(SIDES, ((32, 32), (24, 40)), (0.9, 1.0)):
         told = preprocess(size, interpolation=way, crop_mode=mode, crop_pct=share)
         made = InTransformers(told, white=True)(drawn(sides))
         expected = as_transformers(told, drawn(sides))
+        with monkeypatch.context() as patch:  # what torch reads it resizes itself, sooner
+            patch.setattr(pictures, "_resized", None)
+            tensor = eval_transform(InTransformers(told, white=True))(drawn(sides))
+        assert (tensor.numpy() == made).all()
         assert np.abs(made - expected).max() < 1e-6, (sides, size, share)

@@ -15,8 +15,12 @@ from exporting import exports, lacking, onnx_writes
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.data import open_data
+from hydrasurgeon.engines import engine_of, runnable
 from hydrasurgeon.engines import runtimes as engine
+from hydrasurgeon.stages import calibrate
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, onnx_writes]
@@ -46,6 +50,17 @@ def test_answers_are_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         alone = probabilities(hs.predict(source, data=data, engine="openvino", batch_size=1))
         np.testing.assert_allclose(found, alone, atol=1e-3)
     assert sys.modules["openvino_telemetry"] is None
+
+
+def test_few_samples_are_timed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAMILIES["ViT"].write(tmp_path / "source")
+    opened = open_checkpoint(tmp_path / "source")
+    few = open_data(FAMILIES["ViT"].data(tmp_path, rows=5))
+    live = engine_of(opened, engine="torch", device="cpu")
+    monkeypatch.setattr(calibrate, "precisions", lambda: ("int8",))
+    monkeypatch.setattr(calibrate, "engine_of", lambda *_, **__: live)
+    found, how = calibrate._in_openvino(opened, few, False)
+    assert (found, how.precision) == (live, "int8")
 
 
 @installed
@@ -94,6 +109,12 @@ def test_bench_measures_every_engine(tmp_path: Path, capsys: pytest.CaptureFixtu
     torch, onnx, *others = (each["difference"] for each in report["engines"])
     assert torch == 0
     assert onnx < 1e-5
+    samples, said = open_data(data), []  # their difference on these samples
+    for name, opened in runnable(source).items():
+        live = engine_of(opened, engine=name)
+        batch = live.prepared([samples.read(int(i)) for i in np.linspace(0, 89, 16).round()])
+        said.append(live.answered(batch).probabilities)
+    assert others[0] == pytest.approx(np.abs(said[2] - said[0]).max(), rel=1e-3)
     assert all(1e-7 < difference < APART for difference in others)
     assert run([*words, "--vs", str(source)]) == 2
 

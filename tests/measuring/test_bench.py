@@ -12,8 +12,9 @@ from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.errors import HydraError
-from hydrasurgeon.measuring.cost import InTurn, peak_bytes
+from hydrasurgeon.data import open_data
+from hydrasurgeon.errors import DataError, HydraError
+from hydrasurgeon.measuring.cost import InTurn, peak_bytes, timed_samples
 
 MAKE = Callable[..., Path]
 
@@ -73,6 +74,13 @@ def test_peak_memory_is_weights_and_activations() -> None:
     both = InTurn([model, Chain()])
     twice = peak_bytes(both, lambda: both(inputs))
     assert twice == pytest.approx(2 * weights + hidden + 2 * out, rel=0.05)
+
+
+def test_what_cannot_be_read_is_not_timed(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("image,label\na.png,0\n")
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="none of its 1 samples can be read"):
+        timed_samples(open_data(str(tmp_path / "d.csv")), [], 1, skip_bad=True)
 
 
 def test_contenders_must_read_the_same_inputs(

@@ -186,6 +186,32 @@ def test_any_model_s_answers_have_words_beside_them(
         )
 
 
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_models_side_by_side_read_each_with_its_own_words(
+    engine: str, place: Path, tmp_path: Path
+) -> None:
+    """Or with none."""
+    if engine == "onnx":
+        pytest.importorskip("onnxruntime")
+    some = (place / "train.csv").read_text().splitlines()[:201]
+    (tmp_path / "some.csv").write_text("\n".join(some) + "\n")
+    read = {"words": "beside", "fit_data": str(tmp_path / "some.csv")}
+    calibrated(place, place / "probe", tmp_path / "other", **read)
+
+    def outputs(*models: Path) -> np.ndarray:
+        more = {"data": str(place / "test.csv"), "engine": engine, "ensemble": len(models) > 1}
+        file = tmp_path / "said.safetensors"
+        hs.evaluate([*models], predictions=file, device="cpu", force=True, **more)
+        return load_file(file)["logits"].numpy()
+
+    models = [place / "beside", place / "off", tmp_path / "other"]
+    apart = [outputs(model) for model in models]
+    assert not np.allclose(apart[0], apart[2], atol=1e-3)
+    for first, second in ((0, 1), (1, 0), (0, 2)):
+        both = np.concatenate([apart[first], apart[second]], axis=1)
+        np.testing.assert_allclose(outputs(models[first], models[second]), both, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_graphs_and_tables_answer_alike(place: Path, tmp_path: Path) -> None:
     table = str(place / "test.csv")
