@@ -112,9 +112,7 @@ class Answered:
             )
         if self.calibrated != reference.calibrated:
             mine, its = ("calibrated", "not") if self.calibrated else ("not calibrated", "is")
-            phrases["calibration"] = (
-                f"{mine}, the reference {its}: calibrate both, and compare again"
-            )
+            phrases["calibration"] = f"{mine}, the reference {its}"
         return phrases
 
 

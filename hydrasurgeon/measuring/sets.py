@@ -133,6 +133,16 @@ def by_path(checkpoints: Sequence[Checkpoint], paths: Sequence[str | Path]) -> l
     ]
 
 
+def uses_of(sets: DataSets, further: Sequence[Further]) -> dict[str, Samples]:
+    """All data, by what it was for."""
+    uses = {"data": sets.id} | {name: samples for name, samples, _ in further}
+    for name, samples in sets.ood.items():
+        uses[f"{'near' if name in sets.near else 'far'}-OOD {name}"] = samples
+    for (name, severity), samples in sets.shift.items():
+        uses[f"shift {name}{'' if severity is None else f':{severity}'}"] = samples
+    return uses if sets.val is None else uses | {"val": sets.val}
+
+
 def portable_entry(entry: str | None) -> str | None:
     """`NAME=D` or D without folders of this machine."""
     if entry is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from typing import Any
@@ -39,8 +39,11 @@ PASSED = (
     "heads",
     "headline",
     "notes",
+    "chances",
 )
 """What the template gets of the material as it is."""
+LEVEL = 0.01
+"""By how much costs may differ and be called the same."""
 NAMED = 3
 """Models that the headline names; of more it says how many."""
 WORDS_SHOWN = {"equal": "not distinguishable", "unknown": "not compared"}
@@ -59,6 +62,8 @@ class Material:
     notes: tuple[str, ...] = ()
     classes: Sequence[str] = ()
     """The names of the classes, by number."""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of weights and of data."""
 
     @property
     def names(self) -> list[str]:
@@ -96,10 +101,43 @@ class Material:
         reference = short(self.names[self.reference])
         if not self.others:
             return f"The quality of {reference}"
-        heads = [head for word, head in self.heads if word != "reference"]
-        clauses = [f"{short(n)} is {h}" for n, h in zip(self.others, heads, strict=True)]
+        clauses = [clause for _, clause in sorted(self._clauses(), key=lambda each: each[0])]
         more = [f"{len(clauses) - NAMED} more below"] if len(clauses) > NAMED else []
         return f"Compared with {reference}: {'; '.join([*clauses[:NAMED], *more])}"
+
+    def _clauses(self) -> Iterator[tuple[bool, str]]:
+        """half is not distinguishable at 0.71 × the cost; what is cheaper and no worse comes first."""
+        base = _macs(self.rows[self.reference])
+        for row, name, (word, head) in zip(self.rows, self.names, self.heads, strict=True):
+            if word == "reference":
+                continue
+            macs = _macs(row)
+            ratio = macs / base if macs and base else None
+            pays = ratio is not None and ratio < 1 - LEVEL and word in ("better", "equal")
+            yield not pays, f"{short(name)} is {head}{_cost(ratio)}"
+
+    @property
+    def chances(self) -> str:
+        """Many intervals are many chances to exclude 0 where nothing differs."""
+        count = sum(map(len, self.differing))
+        expected = count * (1 - self.level)
+        return (
+            f"Of {count} intervals about {expected:.1g} exclude 0 by chance alone." if count else ""
+        )
+
+
+def _macs(row: Row) -> int | None:
+    """Multiply-adds of a sample on average."""
+    cost = row.result.cost
+    return None if cost is None else cost.expected_macs or cost.macs
+
+
+def _cost(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    if abs(ratio - 1) < LEVEL:
+        return " at the same cost"
+    return f" at {ratio:.2f} × the cost" if ratio >= 0.095 else f" at {ratio:.1g} × the cost"
 
 
 def state_line(row: Answered) -> str:
@@ -203,4 +241,4 @@ def _facts(material: Material) -> dict[str, Any]:
     facts["intervals"] = (
         f"paired bootstrap over samples, {100 * material.level:.4g} %, seed {material.seed}"
     )
-    return facts
+    return facts | {f"sha256 of {name}": sha256 for name, sha256 in material.hashes.items()}

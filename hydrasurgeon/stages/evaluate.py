@@ -13,6 +13,7 @@ from hydrasurgeon.engines import check_engine, chosen, fitted_otherwise, open_mo
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.manifest import UNKNOWN
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, require
 from hydrasurgeon.measuring.cascades import WHOLE
@@ -114,6 +115,11 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         notes += filter(None, [fitted_otherwise(each, engine)])
     wanted = arguments.reference
     at = 0 if wanted is None else [row.name for row in rows].index(wanted)
+    models = {name_of([each]): each.hub_id or each.path.name for each in opened}
+    notes += unlike_notes(rows, rows[at], models)
+    hashes = {name_of([each]): each.manifest.weights_sha256 for each in opened}
+    if "html" in outputs:
+        hashes |= {use: each.fingerprint()["sha256"] for use, each in measured.uses.items()}
     material = Material(
         report,
         tuple(rows),
@@ -122,10 +128,10 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         arguments.seed,
         tuple(notes),
         measured.class_names,
+        {name: sha256 for name, sha256 in hashes.items() if sha256 != UNKNOWN},
     )
     printed = _written(material, outputs)
     said = material.headline if "html" in outputs and len(rows) > 1 else ""
-    notes += unlike_notes(rows)
     return Evaluation(report, measured.skipped, tuple(notes), printed, said)
 
 

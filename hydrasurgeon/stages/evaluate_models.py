@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, without_words
-from hydrasurgeon.data import fit_classes, open_data
+from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.decision.fitting import FEWEST_OOD
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines import engine_of
@@ -45,6 +46,7 @@ from hydrasurgeon.measuring.sets import (
     in_samples,
     name_of,
     open_sets,
+    uses_of,
 )
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.answering import Engine
@@ -69,6 +71,8 @@ class Measured:
     notes: tuple[str, ...] = ()
     samples: Any = None
     """The first labelled set."""
+    uses: Mapping[str, Samples] = field(default_factory=dict)
+    """All data, by what it was for."""
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -130,6 +134,7 @@ def of_models(
             *in_samples(sets.id, sets.ood.items(), harm=ALIKE),
         ),
         sets.id,
+        uses_of(sets, further),
     )
 
 
@@ -238,20 +243,30 @@ def by_file(rows: Sequence[Row], paths: Sequence[str | Path], taken: Sequence[st
     ]
 
 
-def unlike_notes(rows: Sequence[Row]) -> Iterator[str]:
-    """In what the rows differ from the first besides their answers; models that differ alike share
-    a note.
+def unlike_notes(rows: Sequence[Row], reference: Row, models: Mapping[str, str]) -> Iterator[str]:
+    """In what the rows differ from the reference besides their answers; models that differ alike share
+    a note. `models`: what to call them in a command.
     """
-    if not rows:
-        return
-    first, *others = rows
     of_models: dict[str, list[str]] = {}
-    for row in others:
-        phrases = row.answers.unlike(first.answers)
+    for row in rows:
+        phrases = row.answers.unlike(reference.answers)
+        if "calibration" in phrases:
+            plain, decided = sorted((row, reference), key=lambda each: each.answers.calibrated)
+            phrases["calibration"] += _calibrating(models.get(plain.name), decided.answers.used)
         if phrases:
             of_models.setdefault("; ".join(phrases.values()), []).append(visible(row.name))
     for text, names in of_models.items():
-        yield f"{', '.join(names)} against {visible(first.name)}, the reference: {text}"
+        yield f"{', '.join(names)} against {visible(reference.name)}, the reference: {text}"
+
+
+def _calibrating(model: str | None, score: str) -> str:
+    """What makes a comparison fair."""
+    if model is None:
+        return ": calibrate both, and compare again"
+    words = ["hydrasurgeon", "calibrate", model, "--data", "VAL"]
+    words += [] if score in ("mi", "mcm") else ["--ood-score", score]
+    command = visible(shlex.join([*words, "-o", "calibrated.safetensors"]))
+    return f": run `{command}` and compare with that"
 
 
 def few_ood(rows: Sequence[Row]) -> Iterator[str]:

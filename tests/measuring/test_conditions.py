@@ -10,6 +10,8 @@ import pytest
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import open_data
 
 VIT = FAMILIES["timm ViT"]
 
@@ -32,8 +34,24 @@ def test_a_calibrated_model_is_compared_with_a_calibrated_reference(home: Path) 
     page = home / "plain.html"
     done = hs.evaluate([home / "source", decided], data=data, ood=ood, html=page)
     assert [row.name for row in done.report.results] == ["source", "decided"]
-    named = "OOD by rmds, the reference by msp; calibrated, the reference not: calibrate both, and compare again"
+    named = (
+        "OOD by rmds, the reference by msp; calibrated, the reference not: run `hydrasurgeon calibrate "
+        "source --data VAL --ood-score rmds -o calibrated.safetensors` and compare with that"
+    )
     assert any(note.endswith(named) for note in done.notes)
+    turned = hs.evaluate(
+        [home / "source", decided], data=data, ood=ood, reference="decided", markdown="-"
+    )
+    assert any(note.startswith("source against decided, the reference") for note in turned.notes)
+    text = page.read_text(encoding="utf-8")
+    assert "<code>hydrasurgeon calibrate source --data VAL" in text
+    assert "decided is not distinguishable at the same cost" in text
+    for name, sha256 in (
+        ("decided", open_checkpoint(decided).manifest.weights_sha256),
+        ("data", open_data(data).fingerprint()["sha256"]),
+        ("near-OOD noise", open_data(str(home / "noise.npz")).fingerprint()["sha256"]),
+    ):
+        assert f"<dt>sha256 of {name}</dt><dd>{sha256}</dd>" in text
     # Other scores detect OOD data, and one alone is calibrated: only accuracy is compared.
     table = page.read_text(encoding="utf-8").partition("<caption>Differences")[2]
     heads = table.partition("</thead>")[0]

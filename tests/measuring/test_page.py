@@ -22,7 +22,7 @@ NASTY = "</title><script>alert(1)</script><b>&\"'|`_%$\\{x}"
 VOID = {"meta", "link", "br", "img", "line", "rect", "circle", "path", "input"}
 
 
-def write(path: Path, sharpness: float, *, name: str, **changes: Any) -> Path:
+def write(path: Path, sharpness: float, *, name: str, cost: float = 0, **changes: Any) -> Path:
     """Someone's predictions; the sharper, the better."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(200) % 4
@@ -45,7 +45,7 @@ def write(path: Path, sharpness: float, *, name: str, **changes: Any) -> Path:
         "kind": "hydra",
         "ood": [["near <$set$>", "near"], ["far", "far"]],
         "shift": [["fog", 1], ["fog", 5]],
-        "cost": {"params": int(1e6 * sharpness), "macs": int(1e7 * sharpness)},
+        "cost": {"params": int(1e6 * sharpness), "macs": int(1e7 * (cost or sharpness))},
     }
     save_file(
         {k: v.clone() for k, v in {**tensors, **changes}.items()},
@@ -146,10 +146,17 @@ def badges(parsed: Page) -> list[str]:
 def test_what_differs_comes_first(files: list[Path], tmp_path: Path) -> None:
     parsed, _ = page(files, tmp_path / "r.html")
     heading = "".join(parsed.said("h1"))
-    assert heading == f"Compared with base: {NASTY} is better; weak is mixed."
+    more = "better at 2.00 × the cost; weak is mixed at 0.67 × the cost"
+    assert heading == f"Compared with base: {NASTY} is {more}."
+    assert "Of 12 intervals about 0.6 exclude 0 by chance alone." in "".join(parsed.said("p"))
     assert badges(parsed) == ["reference", "better", "mixed"]
     turned, _ = page(files, tmp_path / "w.html", reference="weak")
     assert "base is mixed" in "".join(turned.said("h1"))
+    # What is cheaper and no worse comes first.
+    thrifty = write(tmp_path / "d.safetensors", 1.5, name="thrifty", cost=0.6)
+    bought, _ = page([*files, thrifty], tmp_path / "d.html")
+    first = "Compared with base: thrifty is not distinguishable at 0.40 × the cost; "
+    assert "".join(bought.said("h1")).startswith(first)
     alone, _ = page(files[:1], tmp_path / "one.html")
     assert "base" in "".join(alone.said("h1"))
 
