@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.data.readers import TEXTS
+from hydrasurgeon.data.words import WORDS
 from hydrasurgeon.engines import check_engine, chosen, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
@@ -343,15 +344,14 @@ def _ready(
 
 
 def _tokens_of(batch: Any, transform: Any) -> list[dict[str, int]]:
-    """How many tokens each text of a batch has; nothing of images."""
+    """How many tokens the model reads of each text of a batch; nothing of images, or of windows."""
     from hydrasurgeon.serving.inputs import TOKENS
 
-    counts = []
     if isinstance(batch, dict) and TEXTS in batch:
-        counts = [len(ids) for ids in transform.tokens(batch[TEXTS])]
-    elif isinstance(batch, dict) and "attention_mask" in batch:
-        counts = batch["attention_mask"].sum(1).tolist()
-    return [{TOKENS: count} for count in counts]
+        batch = transform.inner.arrays(batch[TEXTS].tolist())
+    if not isinstance(batch, dict) or "attention_mask" not in batch or WORDS in batch:
+        return []
+    return [{TOKENS: count} for count in batch["attention_mask"].sum(1).tolist()]
 
 
 def _name(path: Path) -> str:

@@ -17,8 +17,13 @@ from tiny_families import FAMILIES
 from tokenizers import Tokenizer
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data.words import TokenizeWords
+from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.run.words import BUCKETS, FACTOR
+from hydrasurgeon.serving.inputs import TOKENS
+from hydrasurgeon.stages import serve
 from hydrasurgeon.stages.export import export
 
 PREFIX = "hydrasurgeon.decision.words."
@@ -210,6 +215,22 @@ def test_models_side_by_side_read_each_with_its_own_words(
     for first, second in ((0, 1), (1, 0), (0, 2)):
         both = np.concatenate([apart[first], apart[second]], axis=1)
         np.testing.assert_allclose(outputs(models[first], models[second]), both, atol=1e-5)
+
+
+def test_tokens_are_counted_as_the_model_reads_them(place: Path) -> None:
+    """By every engine; a text in windows counts as none."""
+    texts = ["good film", "bad plot " * 300, "good"]
+    live = engine_of(open_checkpoint(place / "first"), device="cpu")
+    tokenizer = Tokenizer.from_file(str(place / "random" / "tokenizer.json"))
+    most = live.transform.max_length
+    counts = [{TOKENS: min(most, len(tokenizer.encode(text).ids))} for text in texts]
+    assert counts[1] == {TOKENS: most}
+    for batch in (live.prepared(texts), live.transform.arrays(texts)):  # tensors, and for graphs
+        assert serve._tokens_of(batch, live.transform) == counts
+    tags = TokenizeWords(lambda: live.transform.tokenizer, max_length=most)
+    batch = tags.arrays(texts)
+    assert len(batch["input_ids"]) > len(texts)
+    assert serve._tokens_of(batch, tags) == []
 
 
 @pytest.mark.slow
