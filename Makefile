@@ -55,10 +55,19 @@ docs: $(STAMP)  ## build the site in build/site; a link or an anchor that is not
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(STAMP)  ## run the benchmarks; results land in benchmarks/results
-	for script in circuits decision engines entities front fused kept_epoch start; do echo "== $$script"; $(BIN)/python benchmarks/$$script.py || exit 1; done
+	for script in circuits decision engines fused start; do echo "== $$script"; $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python tools/render_docs.py
 
-DATA ?= ../shared/data
+SHARED ?= ../shared
+FRONT := --shared $(SHARED) --cache build/front
+front: $(STAMP)  ## quality at every cost, for SHARED=folder with data and models (hours; it goes on where it stopped)
+	for task in clinc movies topics cifar fashion; do $(BIN)/python benchmarks/front.py $$task $(FRONT) || exit 1; done
+	for task in clinc movies topics cifar fashion; do $(BIN)/python benchmarks/front.py $$task $(FRONT) --time || exit 1; done
+	$(BIN)/python benchmarks/entities.py $(FRONT)
+	$(BIN)/python benchmarks/kept_epoch.py --shared $(SHARED)
+	$(BIN)/python tools/render_docs.py
+
+DATA ?= $(SHARED)/data
 OTHERS := build/others
 showdown: $(STAMP)  ## the demonstration: SetFit, Trainer and build on the same data, for DATA=folder (an hour or two)
 	[ -f $(OTHERS)/ready ] || { $(PYTHON) -m venv $(OTHERS) && $(OTHERS)/bin/python -m pip install -q -r benchmarks/showdown/requirements.txt && touch $(OTHERS)/ready; }
@@ -71,4 +80,4 @@ bench-test: $(STAMP)  ## the tests of the benchmarks
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench showdown bench-test clean
+.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench front showdown bench-test clean

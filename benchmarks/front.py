@@ -1,15 +1,19 @@
-"""What every millisecond is worth: the probe, one model, means, parts of the mean, hydras and the Deep Ensemble, in float32 and in 8 bits.
+"""What every millisecond is worth: the probe, one model, its mean, parts and hydras, the Deep Ensemble, and a reader of words (of images:
+of pixels) alone, beside and before them, in float32 and in 8 bits.
 
 Three trainings of one body, each from the probe and with its own order of samples, are the Deep Ensemble that a seed has. Parts keep some
-heads and neurons of every layer, chosen by taylor and repaired by least squares; they are measured as they are, and distilled from the three models.
+heads and neurons of every layer, chosen by taylor and repaired by least squares; they are measured as they are, or distilled from the three models.
 
-Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on) and that `eval` measured on TEST; in 8 bits,
-the state is fitted again. Every training keeps the epoch of the least calibrated NLL of VAL. Time is the median of runs in turn, one thread, as a
-multiple of the single model's in float32, in the faster of torch and onnxruntime. Models and predictions stay in --cache, so that an interrupted
+Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on), for the engine that it is measured in.
+TEST and the OOD data that are reported chose nothing. Models, and what each said of each sample, stay in --cache, so that an interrupted
 run goes on. Writes benchmarks/results/front.json, under the task's name.
+
+--time takes times and does no more, alone on a machine: from text or image to answer, one thread, all rows in turn, as
+multiples of the single model in float32, in the faster of torch and onnxruntime.
 
     python benchmarks/front.py clinc --shared ../shared --cache FOLDER --seeds 1
     python benchmarks/front.py clinc --shared ../shared --cache FOLDER --rows "single;Deep Ensemble"
+    python benchmarks/front.py clinc --shared ../shared --cache FOLDER --time
 """
 
 from __future__ import annotations
@@ -18,156 +22,243 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
-from front_models import COSTS, TASKS, Place, seconds_of_a_batch
-from front_rivals import rivals
-from harness import machine
+from front_models import COSTS, TASKS, Place
+from harness import in_turn, machine
 from numpy.typing import NDArray
 
-import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.data import Samples, open_data
+from hydrasurgeon.decision import reading
+from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.engines import engine_of, graph
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
-from hydrasurgeon.measuring.predictions import read_predictions
-from hydrasurgeon.statistics.metrics import ece
-from hydrasurgeon.statistics.temperature import calibrated
+from hydrasurgeon.options.shared import Run
+from hydrasurgeon.problems.base import Prediction, joined
+from hydrasurgeon.runtime.answering import Answering, Engine
+from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.metrics import auroc, ece
 
 RESULTS = Path(__file__).parent / "results" / "front.json"
-RIVALS = (
-    "probe",
-    "single",
-    "single, tuned longer",
-    "single, distilled",
-    "mean",
-    "Deep Ensemble",
-)
+RIVALS = ("probe", "single", "single, tuned longer", "single, distilled", "mean", "Deep Ensemble")
 """Rows that every other one is compared with, sample by sample."""
-REPEATS = 400
+REPEATS = 200
 """Resamples of the test and OOD samples behind a standard error."""
-CALLED = {"float32": "torch", "int8": "int8"}
-"""Column → the engine that answers; in float32, torch's answers are onnxruntime's."""
+ENGINES = {"float32": "onnx", "int8": "int8"}
+"""Column → the engine that is calibrated for, and answers."""
+OOD = 500
+"""OOD samples of each kind, at most."""
+RISKS = (0.02, 0.05)
+"""What of the answers may be wrong."""
+TIMED = 128
+"""Samples whose time is taken."""
 BATCHES = (1, 16)
-RUNS = 40
+RUNS = 7
 """Of which the median is taken."""
-METRICS = ("accuracy", "nll", "ece", "auroc", "near", "far")
-"""What a row has; auroc is the mean of near and far, by the score that `calibrate` chose."""
-
-
-def _rows() -> dict[str, Callable[[Place], Path]]:
-    """Name → the file; in the order in which they are worth having."""
-    rows: dict[str, Callable[[Place], Path]] = {
-        "probe": Place.probe,
-        "single": lambda p: p.whole(0),
-        "mean": Place.mean,
-        "Deep Ensemble": Place.ensemble,
-        "hydra behind the mean trunk": Place.behind_mean,
-        "half of the mean": lambda p: p.part(p.mean(), "half"),
-        "half of the mean, distilled": lambda p: p.distilled(p.part(p.mean(), "half")),
-        "single, distilled": lambda p: p.distilled(p.whole(0)),
-        "single, tuned longer": lambda p: p.whole(0, times=2),
-        "hydra behind the mean trunk, distilled": lambda p: p.distilled(p.behind_mean()),
-        "third of the mean": lambda p: p.part(p.mean(), "third"),
-        "third of the mean, distilled": lambda p: p.distilled(p.part(p.mean(), "third")),
-    }
-    for size in COSTS:
-        rows[f"hydra of three: {size}"] = partial(_hydra, size=size, distil=False)
-        rows[f"hydra of three: {size}, distilled"] = partial(_hydra, size=size, distil=True)
-    rows["half of the single, distilled"] = lambda p: p.distilled(p.part(p.whole(0), "half"))
-    return rows | rivals()
-
-
-def _hydra(place: Place, size: str, *, distil: bool) -> Path:
-    """A part of each whole model, distilled from that model."""
-    parts = [place.part(whole, size) for whole in place.wholes]
-    if not distil:
-        return place.fused(f"hydra {size}", parts)
-    taught = [place.distilled(part, whole) for part, whole in zip(parts, place.wholes, strict=True)]
-    return place.fused(f"hydra {size} distilled", taught)
+METRICS = ("accuracy", "nll", "ece", "auroc")
+"""What has a standard error; auroc is the mean of near and far, by the score that `calibrate` chose."""
 
 
 @dataclass(frozen=True)
-class Answers:
+class Row:
+    """A model, and how a reader of words or pixels is used."""
+
+    make: Callable[[Place], Path]
+    words: str = "off"
+
+
+def rows(place: Place) -> dict[str, Row]:
+    """In the order in which they are worth having."""
+    alone: dict[str, Callable[[Place], Path]] = {
+        "probe": Place.probe,
+        "single": lambda p: p.whole(0),
+        "mean": Place.mean,
+        "half of the mean": lambda p: p.part(p.mean(), "half"),
+    }
+    text = place.task.recipe == "text"
+    found: dict[str, Row] = {"words alone": Row(Place.probe, "alone")} if text else {}
+    for name, make in alone.items():
+        found[name] = Row(make)
+        found[f"{name}, {'words' if text else 'pixels'} beside"] = Row(make, "beside")
+        if text:
+            found[f"{name}, words first"] = Row(make, "first")
+    if place.task.tuned:
+        return {name: row for name, row in found.items() if name.startswith(("probe", "single"))}
+    found["Deep Ensemble"] = Row(Place.ensemble)
+    found["hydra behind the mean trunk"] = Row(Place.behind_mean)
+    found |= {f"hydra of three: {size}": Row(partial(_hydra, size=size)) for size in COSTS}
+    found["single, tuned longer"] = Row(lambda p: p.whole(0, times=2))
+    found["single, distilled"] = Row(lambda p: p.distilled(p.whole(0)))
+    found["half of the mean, distilled"] = Row(lambda p: p.distilled(p.part(p.mean(), "half")))
+    return found
+
+
+def _hydra(place: Place, size: str) -> Path:
+    return place.fused(f"hydra {size}", [place.part(whole, size) for whole in place.wholes])
+
+
+@dataclass(frozen=True)
+class Said:
     """What one row said, sample by sample."""
 
-    probs: Mapping[str, NDArray[np.float64]]
-    """test and val → [sample, class]: the mean of its members, calibrated."""
-    labels: Mapping[str, NDArray[np.int64]]
-    unsure: Mapping[str, NDArray[np.float64]]
-    """test, near and far → the chosen score."""
+    arrays: Mapping[str, NDArray[Any]]
+    """chances and truth of test and val; of all sets the OOD score, what was flagged, and what the model
+    itself read.
+    """
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {name: len(scores) for name, scores in self.unsure.items()}
-
-    def figures(self, rows: Mapping[str, NDArray[np.int64]] | None = None) -> dict[str, float]:
+    def figures(self, drawn: Mapping[str, NDArray[np.int64]] | None = None) -> dict[str, float]:
         """METRICS, of all samples or of some."""
-        rows = rows or {name: np.arange(size) for name, size in self.sizes.items()}
-        probs, labels = self.probs["test"][rows["test"]], self.labels["test"][rows["test"]]
-        inside = self.unsure["test"][rows["test"]]
-        areas = {name: _auroc(inside, self.unsure[name][rows[name]]) for name in ("near", "far")}
+        arrays = self.arrays
+        if drawn is not None:
+            arrays = {name: each[drawn[name.split()[0]]] for name, each in arrays.items()}
+        chances, truth = arrays["test chances"], arrays["test truth"]
+        inside = arrays["test ood"]
         return {
-            "accuracy": float((probs.argmax(-1) == labels).mean()),
-            "nll": _nll(probs, labels),
-            "ece": ece(probs, labels),
-            "auroc": statistics.fmean(areas.values()),
-            **areas,
+            "accuracy": float((chances.argmax(-1) == truth).mean()),
+            "nll": nll(chances, truth),
+            "ece": ece(chances, truth),
+            "auroc": statistics.fmean(
+                auroc(inside, arrays[f"{name} ood"]) for name in ("near", "far")
+            ),
         }
 
+    def all(self) -> dict[str, Any]:
+        """Every figure of a row."""
+        found: dict[str, Any] = self.figures()
+        found["val"] = nll(self.arrays["val chances"], self.arrays["val truth"])
+        for name in ("test", "near", "far"):
+            found[f"{name} flagged"] = float(self.arrays[f"{name} flagged"].mean())
+            found[f"{name} on"] = float(self.arrays[f"{name} on"].mean())
+        return found | {f"at {risk:g}": self.kept(risk) for risk in RISKS}
 
-def _nll(probs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    right = probs[np.arange(len(labels)), labels]
-    return float(-np.log(np.clip(right, 1e-12, None)).mean())
-
-
-def _auroc(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> float:
-    """The chance that OOD data have the higher score; ties count half."""
-    ordered = np.sort(inside)
-    below = np.searchsorted(ordered, outside, "left")
-    upto = np.searchsorted(ordered, outside, "right")
-    return float((below + upto).mean() / 2 / len(inside))
-
-
-def answered(place: Place, path: Path, engine: str) -> Answers:
-    """As a checkpoint answers once it is calibrated for the engine."""
-    ready, name = place.ready(path, engine), path.stem
-    if engine != "float32":
-        name = f"{name} {engine}"
-
-    def ask(out: Path, data: str, ood: Sequence[str]) -> None:
-        run: dict[str, Any] = {"engine": CALLED[engine], "device": "cpu", "predictions": out}
-        hs.evaluate([ready], data=[data], ood=list(ood), **run)
-
-    foreign = [f"{part}:{part}={place.data(part)}" for part in ("near", "far")]
-    test = place.once(f"{name} on test", lambda out: ask(out, place.data("test"), foreign))
-    val = place.once(f"{name} on val", lambda out: ask(out, place.data("val"), ()))
-    decision = hs.load(ready, device="cpu").manifest.decision
-    assert decision is not None
-    on_test, on_val = read_predictions(test), read_predictions(val)
-    probs, labels = {}, {}
-    for part, read in (("test", on_test), ("val", on_val)):
-        probs[part] = calibrated(read.outputs.logits, decision.temperature)
-        labels[part] = read.outputs.truth
-    unsure = {name or "test": scores for name, scores in on_test.scores.items()}
-    msp = {name: each.logits for name, each in {"test": on_test.outputs, **on_test.ood}.items()}
-    scored = {}
-    for part, scores in unsure.items():
-        logits = msp[part]
-        fallback = calibrated(logits, decision.temperature)
-        scored[part] = next((s for s in scores.values()), 1 - fallback.max(-1))
-    return Answers(probs, labels, scored)
+    def kept(self, risk: float) -> list[float]:
+        """What of TEST is answered where at most a risk may be wrong, by half of VAL; and how much of that is wrong."""
+        chances, truth = self.arrays["val chances"], self.arrays["val truth"]
+        _, half = halves(len(truth), 0)
+        half = half[~self.arrays["val flagged"][half]]
+        right = chances.argmax(-1) == truth
+        try:
+            threshold = fit_abstention(chances.max(-1)[half], right[half], risk=risk).threshold
+        except DataError:
+            threshold = 2.0
+        chances, truth = self.arrays["test chances"], self.arrays["test truth"]
+        given = (chances.max(-1) >= threshold) & ~self.arrays["test flagged"]
+        wrong = chances.argmax(-1) != truth
+        return [float(given.mean()), float(wrong[given].mean()) if given.any() else 0.0]
 
 
-def errors(row: Answers, rival: Answers) -> dict[str, float]:
+def nll(chances: NDArray[np.float64], truth: NDArray[np.int64]) -> float:
+    own = chances[np.arange(len(truth)), truth]
+    return float(-np.log(own.clip(1e-12)).mean())
+
+
+def decided(place: Place, row: Row, engine: str) -> Path:
+    """The row's file, with a decision state for the engine."""
+    import hydrasurgeon as hs
+
+    path = row.make(place)
+    called: Any = ENGINES[engine]
+    words: Any = row.words
+    return place.once(
+        f"{path.stem} {row.words} {engine}",
+        lambda out: hs.calibrate(
+            path,
+            data=place.data("val"),
+            fit_data=place.train,
+            ood=[place.data("choose")],
+            words=words,
+            engine=called,
+            device="cpu",
+            out=out,
+        ),
+    )
+
+
+def said(place: Place, row: Row, engine: str) -> Said:
+    """What a row says of VAL, TEST and OOD data; from the cache, where an interrupted run left it."""
+    path = row.make(place)
+    kept = place.cache / f"{path.stem} {row.words} {engine}.npz"
+    if not kept.exists():
+        made = decided(place, row, engine)
+        model = engine_of(open_checkpoint(made), engine=ENGINES[engine], device="cpu", keep=True)
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in ("val", "test", "near", "far"):
+            samples = open_data(place.data(name), limit=OOD if name in ("near", "far") else None)
+            answers = answered(model, samples)
+            arrays[f"{name} ood"] = np.nan_to_num(answers.ood_score, nan=-np.inf)
+            arrays[f"{name} flagged"] = answers.unfamiliar
+            arrays[f"{name} on"] = answers.members_run > 0
+            if name in ("val", "test"):
+                arrays[f"{name} chances"] = answers.probabilities.astype(np.float64)
+                arrays[f"{name} truth"] = truth_of(samples, model)
+        np.savez_compressed(kept, **arrays)
+    with np.load(kept) as arrays:
+        return Said(dict(arrays))
+
+
+def answered(model: Engine, samples: Samples) -> Prediction:
+    """What is decided of all samples."""
+    cascade = model.in_stages(None)
+    pieces = Answering([model], samples, Run(), features=model.reads, cascade=cascade)
+    each = [(piece.index, model.prediction_of(piece.parts, cascade)) for piece in pieces]
+    order = np.concatenate([index for index, _ in each]).argsort()
+    return joined([part for _, part in each], order)
+
+
+def truth_of(samples: Samples, model: Engine) -> NDArray[np.int64]:
+    """The model's numbers of the true classes."""
+    assert samples.labels is not None
+    names, labels = [str(name) for name in model.facts.labels or ()], np.asarray(samples.labels)
+    if samples.classes is None or not names:
+        return labels.astype(int)
+    return np.array([names.index(str(samples.classes[int(label)])) for label in labels])
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """A model's outputs and the readers of its task are made once, however often it is calibrated."""
+    outputs: dict[Any, Any] = {}
+    readers: dict[Any, Any] = {}
+
+    def once(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(self: Engine, inputs: Any, *, features: bool) -> Any:
+            named = inputs if isinstance(inputs, Mapping) else {"": inputs}
+            key = (features, *(np.asarray(values).tobytes() for values in named.values()))
+            if key not in outputs:
+                outputs[key] = compute(self, inputs, features=features)
+            return outputs[key]
+
+        return ask
+
+    def fitted(fit: Callable[..., Any], seen: Any, *rest: Any) -> Any:
+        if fit not in readers:
+            readers[fit] = fit(seen, *rest)
+        return readers[fit]
+
+    with (
+        mock.patch.object(graph.GraphEngine, "compute", once(graph.GraphEngine.compute)),
+        mock.patch.object(reading, "fit_words", partial(fitted, reading.fit_words)),
+        mock.patch.object(reading, "fit_pixels", partial(fitted, reading.fit_pixels)),
+    ):
+        yield
+
+
+def errors(row: Said, rival: Said) -> dict[str, float]:
     """Standard error of each metric's difference, both measured on the same resamples."""
     rng = np.random.default_rng(0)
+    sizes = {name: len(row.arrays[f"{name} ood"]) for name in ("val", "test", "near", "far")}
     differences: dict[str, list[float]] = {name: [] for name in METRICS}
     for _ in range(REPEATS):
-        drawn = {name: rng.integers(0, size, size) for name, size in row.sizes.items()}
+        drawn = {name: rng.integers(0, size, size) for name, size in sizes.items()}
         figures, others = row.figures(drawn), rival.figures(drawn)
         for name in METRICS:
             differences[name].append(figures[name] - others[name])
@@ -175,51 +266,78 @@ def errors(row: Answers, rival: Answers) -> dict[str, float]:
 
 
 def measured(
-    place: Place, wanted: Sequence[str], before: dict[str, Any]
+    place: Place, wanted: Sequence[str], before: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """The rows of one seed, each time that there is one more; `before`: what was measured already."""
-    makers, rows = _rows(), dict(before)
-    known: dict[str, Answers] = {}
-
-    def rival(name: str) -> Answers:
-        if name not in known:
-            known[name] = answered(place, makers[name](place), "float32")
-        return known[name]
-
-    for name in [name for name in makers if name in wanted or not wanted]:
-        path = makers[name](place)
-        row: dict[str, Any] = {**rows.get(name, {}), "cost": place.cost(path)}
-        for engine in CALLED:
-            answers = answered(place, path, engine)
-            if engine == "float32":
-                known[name] = answers
-            row[engine] = {
-                **answers.figures(),
-                "val": _nll(answers.probs["val"], answers.labels["val"]),
-                "against": {
-                    other: errors(answers, rival(other))
-                    for other in RIVALS
-                    if other == name or other in rows
-                },
-            }
-            shown = {key: value for key, value in row[engine].items() if key != "against"}
-            told = "  ".join(f"{key} {value:.3f}" for key, value in shown.items())
-            print(f"{name:40} {engine:8} {row['cost']:.2f}  {told}", flush=True)
-        rows[name] = row
-        yield {name: rows[name] for name in makers if name in rows}
+    every, found = rows(place), dict(before)
+    chosen = {name: row for name, row in every.items() if name in wanted or not wanted}
+    by_model: dict[Path, list[str]] = {}
+    for name, row in chosen.items():
+        by_model.setdefault(row.make(place), []).append(name)
+    for names in by_model.values():
+        for engine in ENGINES:
+            with remembered():
+                for name in names:
+                    says = said(place, chosen[name], engine)
+                    cost = place.cost(chosen[name].make(place))
+                    found[name] = found.get(name, {}) | {"cost": cost, engine: says.all()}
+                    told = "  ".join(f"{key} {found[name][engine][key]:.3f}" for key in METRICS)
+                    print(f"{name:40} {engine:8} {told}", flush=True)
+        yield {name: found[name] for name in every if name in found}
+    known = {name: said(place, every[name], "float32") for name in RIVALS if name in found}
+    for name, engines in found.items():
+        for engine in [engine for engine in ENGINES if engine in engines]:
+            says = said(place, every[name], engine)
+            against = {rival: errors(says, other) for rival, other in known.items()}
+            engines[engine]["against"] = against
+    yield {name: found[name] for name in every if name in found}
 
 
-def timed(place: Place, rows: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of a sample, alone and among others: each engine of each row, in turn."""
-    makers = _rows()
-    opened = {name: open_checkpoint(place.ready(makers[name](place))) for name in rows}
+def timed(place: Place, names: Sequence[str]) -> dict[str, Any]:
+    """Text or image to answer: row → engine → batch → a multiple of the single model's time; and its milliseconds."""
+    every = rows(place)
+    samples = open_data(place.data("test"), limit=TIMED)
+    asked = [samples.read(i) for i in range(len(samples))]
+    found: dict[str, Any] = {"ms": {}, "rows": {name: {} for name in names}}
     for size in BATCHES:
-        for name, by_engine in seconds_of_a_batch(place, opened, size, RUNS).items():
-            times = rows[name].setdefault("ms", {})
-            for engine, taken in by_engine.items():
-                times.setdefault(engine, {})[str(size)] = 1000 * taken / size
-            print(f"{name:40} {size:3} ", by_engine, flush=True)
-    return rows
+        batches = [asked[at : at + size] for at in range(0, len(asked), size)]
+        calls: dict[str, Callable[[], object]] = {}
+        for name in names:
+            for engine in ("torch", *ENGINES.values()):
+                as_if = "int8" if engine == "int8" else "float32"
+                made = open_checkpoint(decided(place, every[name], as_if))
+                model = engine_of(made, engine=engine, device="cpu", keep=True)
+                calls[f"{name}: {engine}"] = partial(answer, model, batches)
+        taken = in_turn(calls, RUNS)
+        of = {
+            name: {each: taken[f"{name}: {each}"] for each in ("torch", "onnx", "int8")}
+            for name in names
+        }
+        single = min(of["single"]["torch"], of["single"]["onnx"])
+        found["ms"][str(size)] = 1000 * single / len(asked)
+        for name, seconds in of.items():
+            for engine, value in {
+                "float32": min(seconds["torch"], seconds["onnx"]),
+                "int8": seconds["int8"],
+            }.items():
+                found["rows"][name].setdefault(engine, {})[str(size)] = value / single
+    return found
+
+
+@torch.inference_mode()
+def answer(model: Engine, batches: Sequence[Sequence[Any]]) -> None:
+    """Texts or images to answers."""
+    for asked in batches:
+        model.answered(model.collated([model.transform(each) for each in asked]))
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to four digits."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def main() -> None:
@@ -234,6 +352,7 @@ def main() -> None:
     parser.add_argument("--time", action="store_true", help="time the rows of seed 0, and no more")
     parser.add_argument("--seed", type=int, default=None, help="only this one")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     wanted = [name.strip() for name in options.rows.split(";") if name.strip()]
     for seed in range(options.seeds) if options.seed is None else [options.seed]:
         place = Place(
@@ -242,22 +361,22 @@ def main() -> None:
         place.cache.mkdir(parents=True, exist_ok=True)
         before = results().get(options.task, {}).get("seeds", {}).get(str(seed), {})
         if options.time:
-            torch.set_num_threads(1)
-            write(options.task, seed, timed(place, before))
+            names = [name for name in rows(place) if name in (wanted or before)]
+            write(options.task, times=machine() | timed(place, names))
             break
-        for rows in measured(place, wanted, before):
-            write(options.task, seed, rows)
+        for found in measured(place, wanted, before):
+            seeds = results().get(options.task, {}).get("seeds", {}) | {str(seed): found}
+            write(options.task, **machine(), seeds=dict(sorted(seeds.items())))
 
 
 def results() -> dict[str, Any]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
-def write(task: str, seed: int, rows: dict[str, Any]) -> None:
+def write(task: str, **found: Any) -> None:
     """Into the file as it is now: another task's run may have written since."""
     every = results()
-    seeds = every.get(task, {}).get("seeds", {}) | {str(seed): rows}
-    every[task] = {**machine(), "seeds": dict(sorted(seeds.items()))}
+    every[task] = every.get(task, {}) | rounded(found)
     write_text(RESULTS, json.dumps({name: every[name] for name in TASKS if name in every}) + "\n")
 
 

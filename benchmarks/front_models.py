@@ -24,6 +24,7 @@ from hydrasurgeon.options.engines import Engine
 from hydrasurgeon.options.shared import Dtype
 from hydrasurgeon.runtime.classifier import as_classifier
 
+DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"
 COSTS = {"third": 1 / 3, "half": 1 / 2}
 """Name of a part → its multiply-adds, times the single model's."""
 SCORED = 960
@@ -48,6 +49,8 @@ class Task:
     epochs: int = 3
     limit: int | None = None
     """Training samples; None: all."""
+    tuned: Path | None = None
+    """A model that is tuned already, in place of the trainings."""
     from_probe: bool = False
     """Whether trainings go on from the probe's file, where fitting one anew takes minutes."""
     dtype: Dtype = "bfloat16"
@@ -108,6 +111,7 @@ TASKS = {
             "far": "few-nyt.jsonl",
             "choose": "docstrings.jsonl",
         },
+        epochs=2,
         limit=4000,
         from_probe=True,
     ),
@@ -158,6 +162,21 @@ TASKS = {
         },
         epochs=2,
         limit=4000,
+    ),
+    "fashion": Task(
+        _dinov2,
+        "image",
+        {},
+        {},
+        {
+            "train": "demo:train",
+            "val": "demo:val",
+            "test": "demo:test",
+            "near": "demo:near",
+            "far": "demo:digits",
+            "choose": "demo:textures",
+        },
+        tuned=DEMO / "backbone.safetensors",
     ),
 }
 """Name → the task."""
@@ -219,8 +238,6 @@ def _docstrings(out: Path, shared: Path) -> None:
 
 
 def _digits_and_shapes(out: Path, shared: Path) -> None:
-    from decision_models import DEMO
-
     with (
         np.load(DEMO / "digits.npz") as digits,
         np.load(shared / "data" / "animal-shapes.npz") as shapes,
@@ -284,6 +301,23 @@ class Place:
             MADE[spec](made, self.shared)
         return str(made)
 
+    @cached_property
+    def train(self) -> str:
+        """The rows that trainings read, as a table: calibrate's --limit would count for VAL too."""
+        spec, limit = self.data("train"), self.task.limit
+        if limit is None or not spec.endswith(".jsonl"):
+            return spec
+        samples = open_data(spec, limit=limit)
+        assert samples.labels is not None
+        assert samples.classes is not None
+        rows = [
+            {"text": samples.read(i), "label": samples.classes[int(samples.labels[i])]}
+            for i in range(len(samples))
+        ]
+        out = self.cache / f"train-{limit}.jsonl"
+        _jsonl(out, rows)
+        return str(out)
+
     def file(self, name: str) -> Path:
         return self.cache / f"{name.replace(' ', '-').replace(',', '')}.safetensors"
 
@@ -323,6 +357,8 @@ class Place:
 
     def whole(self, number: int, *, times: int = 1) -> Path:
         """A model of a training of its own, from the probe."""
+        if self.task.tuned is not None:
+            return self.task.tuned
         fields = {
             **self.task.tuning,
             "classifier": "keep" if self.task.from_probe else "probe",

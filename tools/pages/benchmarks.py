@@ -24,70 +24,8 @@ def page(result: Callable[[str], Any]) -> str:
         single_ms=single_ms,
         decision_settings=decision_settings,
         share=share,
-        by_way=by_way,
-        goals=goals,
-        reached=reached,
         mean=lambda runs, name: f"{mean(run[name] for run in runs):.3f}",
     )
-
-
-def by_way(rows: Points) -> list[tuple[str, str, str, Points]]:
-    """Model, use of words, engine, and the runs of each."""
-
-    def way(row: dict[str, Any]) -> tuple[str, str, str]:
-        return row["model"], row["words"], row["engine"]
-
-    ways = dict.fromkeys(map(way, rows))
-    return [(*each, [row for row in rows if way(row) == each]) for each in ways]
-
-
-def reached(runs: Points, name: str) -> str:
-    """A mean over runs; of what is answered at a promise, and in brackets how much of it is wrong."""
-    values = [run[name] for run in runs if name in run]
-    if not values:
-        return "–"
-    if isinstance(values[0], list):
-        answered, wrong = (mean(value[place] for value in values) for place in (0, 1))
-        return f"{answered:.2f} ({wrong:.3f})"
-    return f"{mean(values):.3f}"
-
-
-NLL, ACCURACY = 0.01, 0.003
-"""What words first may lose."""
-
-
-def goals(task: str, words: dict[str, Any]) -> list[str]:
-    """Whether words beside and first do what was wanted of them."""
-    runs = {(model, way, engine): rows for model, way, engine, rows in by_way(words["tasks"][task])}
-    times = words.get("times", {}).get(task, {})
-
-    def figure(way: tuple[str, str, str], name: str) -> float | None:
-        return mean(row[name] for row in runs[way]) if way in runs else None
-
-    beside, first = ("single", "beside", "torch"), ("single", "first", "int8")
-    if first not in runs:
-        first = ("single", "first", "torch")
-    single, ensemble = ("single", "off", "torch"), ("ensemble", "off", "torch")
-    least = [times[f"single beside {name}"] for name in ("torch", "onnx") if times]
-    told: dict[str, list[tuple[Any, Any]]] = {
-        f"{task}, beside: NLL at most the Deep Ensemble's, at 1.05 of the time": [
-            (figure(beside, "nll"), figure(ensemble, "nll")),
-            (min(least, default=None), 1.05),
-        ],
-        f"{task}, first: .2 of the time, within .3 points and .01 NLL of the single": [
-            (times.get(" ".join(first)), 0.2),
-            (figure(single, "accuracy"), (figure(first, "accuracy") or 0) + ACCURACY),
-            (figure(first, "nll"), (figure(single, "nll") or 0) + NLL),
-        ],
-    }
-    lines = []
-    for goal, pairs in told.items():
-        known = [(value, most) for value, most in pairs if value is not None and most is not None]
-        missed = any(value > most for value, most in known)
-        verdict = "missed" if missed else "met" if len(known) == len(pairs) else "not all measured"
-        shown = ", ".join(f"{value:.3f} (at most {most:.3f})" for value, most in known)
-        lines.append(f"{goal}: **{verdict}**. {shown}")
-    return lines
 
 
 def share(runs: Points) -> str:

@@ -118,9 +118,11 @@ FRONT = (
     "<!-- end of results -->",
 )
 """Around what the README says."""
-TITLES_OF_TASKS = {"clinc": "CLINC150", "movies": "movies"}
+TITLES_OF_TASKS = {"clinc": "CLINC150", "movies": "movies", "topics": "topics"}
 SAID = {
     "one model": ("single", "float32"),
+    "words beside it": ("single, words beside", "float32"),
+    "words first, in 8 bits": ("single, words first", "int8"),
     "the mean of three": ("mean", "float32"),
     "the mean in 8 bits": ("mean", "int8"),
     "half of it in 8 bits": ("half of the mean", "int8"),
@@ -138,5 +140,6 @@ def front_says(results: dict[str, Any]) -> str:
         times = [time for task in shown if (time := task.time(*row)) is not None]
         losses = [f"{statistics.fmean(task.values(*row, 'nll')):.3f}" for task in shown]
         said.append(f"{name} {statistics.fmean(times):.2f} ({', '.join(losses)})")
-    names = " and ".join(TITLES_OF_TASKS[task.name] for task in shown)
+    *names, last = (TITLES_OF_TASKS[task.name] for task in shown)
+    names = f"{', '.join(names)} and {last}"
     return f"Time of a text, and NLL on {names} ↓: {'; '.join(said)}."
