@@ -74,6 +74,12 @@ class Row:
 
     make: Callable[[Place], Path]
     words: str = "off"
+    taught: bool = False
+    """Whether the reader learns what the model says of texts without labels."""
+
+    @property
+    def way(self) -> str:
+        return f"{self.words}{' taught' * self.taught}"
 
 
 def rows(place: Place) -> dict[str, Row]:
@@ -93,6 +99,9 @@ def rows(place: Place) -> dict[str, Row]:
             found[f"{name}, words first"] = Row(make, "first")
     if place.task.tuned:
         return {name: row for name, row in found.items() if name.startswith(("probe", "single"))}
+    if "unlabelled" in place.task.sets:
+        for way in ("alone", "beside", "first"):
+            found[f"single, words {way}, taught"] = Row(alone["single"], way, taught=True)
     found["Deep Ensemble"] = Row(Place.ensemble)
     found["hydra behind the mean trunk"] = Row(Place.behind_mean)
     found |= {f"hydra of three: {size}": Row(partial(_hydra, size=size)) for size in COSTS}
@@ -169,13 +178,14 @@ def decided(place: Place, row: Row, engine: str) -> Path:
     called: Any = ENGINES[engine]
     words: Any = row.words
     return place.once(
-        f"{path.stem} {row.words} {engine}",
+        f"{path.stem} {row.way} {engine}",
         lambda out: hs.calibrate(
             path,
             data=place.data("val"),
             fit_data=place.train,
             ood=[place.data("choose")],
             words=words,
+            unlabelled=place.data("unlabelled") if row.taught else None,
             engine=called,
             device="cpu",
             out=out,
@@ -186,7 +196,7 @@ def decided(place: Place, row: Row, engine: str) -> Path:
 def said(place: Place, row: Row, engine: str) -> Said:
     """What a row says of VAL, TEST and OOD data; from the cache, where an interrupted run left it."""
     path = row.make(place)
-    kept = place.cache / f"{path.stem} {row.words} {engine}.npz"
+    kept = place.cache / f"{path.stem} {row.way} {engine}.npz"
     if not kept.exists():
         made = decided(place, row, engine)
         model = engine_of(open_checkpoint(made), engine=ENGINES[engine], device="cpu", keep=True)
@@ -240,9 +250,9 @@ def remembered() -> Iterator[None]:
         return ask
 
     def fitted(fit: Callable[..., Any], seen: Any, *rest: Any) -> Any:
-        if fit not in readers:
-            readers[fit] = fit(seen, *rest)
-        return readers[fit]
+        if (fit, len(seen)) not in readers:
+            readers[fit, len(seen)] = fit(seen, *rest)
+        return readers[fit, len(seen)]
 
     with (
         mock.patch.object(graph.GraphEngine, "compute", once(graph.GraphEngine.compute)),

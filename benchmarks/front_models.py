@@ -45,7 +45,7 @@ class Task:
     distilling: Mapping[str, str]
     """What is overridden in the recipe teach."""
     sets: Mapping[str, str]
-    """train, val, test, near, far, and choose: OOD data that the score is chosen by."""
+    """train, val, test, near, far, and choose: OOD data that the score is chosen by; and unlabelled, if any."""
     epochs: int = 3
     limit: int | None = None
     """Training samples; None: all."""
@@ -110,6 +110,7 @@ TASKS = {
             "near": "few-amazon.jsonl",
             "far": "few-nyt.jsonl",
             "choose": "docstrings.jsonl",
+            "unlabelled": "movies-unlabelled.jsonl",
         },
         epochs=2,
         limit=4000,
@@ -127,6 +128,7 @@ TASKS = {
             "near": "topics-near.jsonl",
             "far": "few-nyt.jsonl",
             "choose": "docstrings.jsonl",
+            "unlabelled": "topics-unlabelled.jsonl",
         },
         from_probe=True,
     ),
@@ -191,6 +193,7 @@ TOPICS = {
     "web": "the web",
 }
 """Section of a Debian package → what its description is about."""
+TOPICS_PARTS = ("train", "val", "test", "near", "unlabelled")
 FOREIGN = ("video", "mail", "fonts")
 """Sections that are near those."""
 
@@ -218,13 +221,14 @@ def _topics(out: Path, shared: Path) -> None:
             (section,) = names
             by_section.setdefault(section, []).append(text)
     rng = np.random.default_rng(0)
-    parts: dict[str, list[dict[str, str]]] = {"train": [], "val": [], "test": [], "near": []}
+    parts: dict[str, list[dict[str, str]]] = {name: [] for name in TOPICS_PARTS}
     for section, label in TOPICS.items():
         texts = by_section[section]
-        drawn = [{"text": texts[i], "label": label} for i in rng.permutation(len(texts))[:750]]
+        drawn = [{"text": texts[i], "label": label} for i in rng.permutation(len(texts))]
         parts["train"] += drawn[:400]
         parts["val"] += drawn[400:500]
-        parts["test"] += drawn[500:]
+        parts["test"] += drawn[500:750]
+        parts["unlabelled"] += [{"text": row["text"]} for row in drawn[750:]]
     for section in FOREIGN:
         parts["near"] += [{"text": text} for text in by_section[section][:400]]
     for name, rows in parts.items():
@@ -254,6 +258,15 @@ def _few_texts(out: Path, shared: Path) -> None:
     out.write_text("".join(lines[i] for i in drawn), encoding="utf-8")
 
 
+def _movies_unlabelled(out: Path, shared: Path) -> None:
+    """What trainings do not read."""
+    source = str(shared / "data" / "movie-train.jsonl")
+    few, every = (open_data(source, limit=limit) for limit in (TASKS["movies"].limit, None))
+    known = {few.read(i) for i in range(len(few))}
+    texts = [text for i in range(len(every)) if (text := every.read(i)) not in known]
+    _jsonl(out, [{"text": text} for text in texts])
+
+
 KINDS = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
 """WNUT's kinds of entities by those of the tweets; products and works have none."""
 
@@ -275,7 +288,8 @@ MADE: dict[str, Callable[[Path, Path], object]] = {
     "few-nyt.jsonl": _few_texts,
     "digits-and-shapes.npz": _digits_and_shapes,
     "wnut-shift.jsonl": _wnut_shift,
-    **dict.fromkeys((f"topics-{name}.jsonl" for name in ("train", "val", "test", "near")), _topics),
+    "movies-unlabelled.jsonl": _movies_unlabelled,
+    **dict.fromkeys((f"topics-{name}.jsonl" for name in TOPICS_PARTS), _topics),
 }
 """Sets that are made in the cache: (where, the folder with data)."""
 
