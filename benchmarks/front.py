@@ -234,10 +234,9 @@ def truth_of(samples: Samples, model: Engine) -> NDArray[np.int64]:
 
 
 @contextmanager
-def remembered() -> Iterator[None]:
+def remembered(readers: dict[Any, Any]) -> Iterator[None]:
     """A model's outputs and the readers of its task are made once, however often it is calibrated."""
     outputs: dict[Any, Any] = {}
-    readers: dict[Any, Any] = {}
 
     def once(compute: Callable[..., Any]) -> Callable[..., Any]:
         def ask(self: Engine, inputs: Any, *, features: bool) -> Any:
@@ -282,11 +281,12 @@ def measured(
     every, found = rows(place), dict(before)
     chosen = {name: row for name, row in every.items() if name in wanted or not wanted}
     by_model: dict[Path, list[str]] = {}
+    readers: dict[Any, Any] = {}
     for name, row in chosen.items():
         by_model.setdefault(row.make(place), []).append(name)
     for names in by_model.values():
         for engine in ENGINES:
-            with remembered():
+            with remembered(readers):
                 for name in names:
                     says = said(place, chosen[name], engine)
                     cost = place.cost(chosen[name].make(place))
