@@ -9,7 +9,7 @@ TEST and the OOD data that are reported chose nothing. Models, and what each sai
 run goes on. Writes benchmarks/results/front.json, under the task's name.
 
 --time takes times and does no more, alone on a machine: from text or image to answer, one thread, all rows in turn, as
-multiples of the single model in float32, in the faster of torch and onnxruntime.
+multiples of the single model in float32, in the faster of torch and onnxruntime; the other rows run in onnxruntime.
 
     python benchmarks/front.py clinc --shared ../shared --cache FOLDER --seeds 1
     python benchmarks/front.py clinc --shared ../shared --cache FOLDER --rows "single;Deep Ensemble"
@@ -62,7 +62,7 @@ RISKS = (0.02, 0.05)
 TIMED = 128
 """Samples whose time is taken."""
 BATCHES = (1, 16)
-RUNS = 7
+RUNS = 3
 """Of which the median is taken."""
 METRICS = ("accuracy", "nll", "ece", "auroc")
 """What has a standard error; auroc is the mean of near and far, by the score that `calibrate` chose."""
@@ -318,24 +318,20 @@ def timed(place: Place, names: Sequence[str]) -> dict[str, Any]:
         batches = [asked[at : at + size] for at in range(0, len(asked), size)]
         calls: dict[str, Callable[[], object]] = {}
         for name in names:
-            for engine in ("torch", *ENGINES.values()):
-                as_if = "int8" if engine == "int8" else "float32"
-                made = open_checkpoint(decided(place, every[name], as_if))
+            for column, engine in ENGINES.items():
+                made = open_checkpoint(decided(place, every[name], column))
                 model = engine_of(made, engine=engine, device="cpu", keep=True)
-                calls[f"{name}: {engine}"] = partial(answer, model, batches)
+                calls[f"{name}: {column}"] = partial(answer, model, batches)
+        made = open_checkpoint(decided(place, every["single"], "float32"))
+        model = engine_of(made, engine="torch", device="cpu")
+        calls["torch"] = partial(answer, model, batches)
         taken = in_turn(calls, RUNS)
-        of = {
-            name: {each: taken[f"{name}: {each}"] for each in ("torch", "onnx", "int8")}
-            for name in names
-        }
-        single = min(of["single"]["torch"], of["single"]["onnx"])
+        single = min(taken["single: float32"], taken["torch"])
         found["ms"][str(size)] = 1000 * single / len(asked)
-        for name, seconds in of.items():
-            for engine, value in {
-                "float32": min(seconds["torch"], seconds["onnx"]),
-                "int8": seconds["int8"],
-            }.items():
-                found["rows"][name].setdefault(engine, {})[str(size)] = value / single
+        for name in names:
+            for column in ENGINES:
+                value = taken[f"{name}: {column}"] / single
+                found["rows"][name].setdefault(column, {})[str(size)] = value
     return found
 
 
