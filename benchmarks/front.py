@@ -8,7 +8,7 @@ Every row is a file that `calibrate` gave a decision state on VAL (and on OOD da
 TEST and the OOD data that are reported chose nothing. Models, and what each said of each sample, stay in --cache, so that an interrupted
 run goes on. Writes benchmarks/results/front.json, under the task's name.
 
---time takes times and does no more, alone on a machine: from text or image to answer, one thread, all rows in turn, as
+--time takes times and does no more, as bench does: from text or image to answer, one thread, all rows in turn, as
 multiples of the single model in float32, in the faster of torch and onnxruntime; the other rows run in onnxruntime.
 
     python benchmarks/front.py clinc --shared ../shared --cache FOLDER --seeds 1
@@ -32,7 +32,7 @@ from unittest import mock
 import numpy as np
 import torch
 from front_models import COSTS, TASKS, Place
-from harness import in_turn, machine
+from harness import machine
 from numpy.typing import NDArray
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -42,6 +42,7 @@ from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.engines import engine_of, graph
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
+from hydrasurgeon.measuring.cost import seconds_of
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems.base import Prediction, joined
 from hydrasurgeon.runtime.answering import Answering, Engine
@@ -136,7 +137,7 @@ class Said:
             "nll": nll(chances, truth),
             "ece": ece(chances, truth),
             "auroc": statistics.fmean(
-                auroc(inside, arrays[f"{name} ood"]) for name in ("near", "far")
+                auroc(inside, arrays[f"{name} ood"]) or 0.0 for name in ("near", "far")
             ),
         }
 
@@ -222,7 +223,8 @@ def said(place: Place, row: Row, engine: str) -> Said:
             if name in ("val", "test"):
                 arrays[f"{name} chances"] = answers.probabilities.astype(np.float64)
                 arrays[f"{name} truth"] = truth_of(samples, model)
-        np.savez_compressed(kept, **arrays)
+        packed: Any = arrays
+        np.savez_compressed(kept, **packed)
     with np.load(kept) as arrays:
         return Said(dict(arrays))
 
@@ -316,30 +318,23 @@ def timed(place: Place, names: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"ms": {}, "rows": {name: {} for name in names}}
     for size in BATCHES:
         batches = [asked[at : at + size] for at in range(0, len(asked), size)]
-        calls: dict[str, Callable[[], object]] = {}
+        calls: dict[str, list[Engine]] = {}
         for name in names:
             for column, engine in ENGINES.items():
                 made = open_checkpoint(decided(place, every[name], column))
                 model = engine_of(made, engine=engine, device="cpu", keep=True)
-                calls[f"{name}: {column}"] = partial(answer, model, batches)
+                calls[f"{name}: {column}"] = [model]
         made = open_checkpoint(decided(place, every["single"], "float32"))
         model = engine_of(made, engine="torch", device="cpu")
-        calls["torch"] = partial(answer, model, batches)
-        taken = in_turn(calls, RUNS)
+        calls["torch"] = [model]
+        taken = seconds_of(calls, batches, runs=RUNS)
         single = min(taken["single: float32"], taken["torch"])
-        found["ms"][str(size)] = 1000 * single / len(asked)
+        found["ms"][str(size)] = 1000 * single / size
         for name in names:
             for column in ENGINES:
                 value = taken[f"{name}: {column}"] / single
                 found["rows"][name].setdefault(column, {})[str(size)] = value
     return found
-
-
-@torch.inference_mode()
-def answer(model: Engine, batches: Sequence[Sequence[Any]]) -> None:
-    """Texts or images to answers."""
-    for asked in batches:
-        model.answered(model.collated([model.transform(each) for each in asked]))
 
 
 def rounded(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -198,7 +198,7 @@ FOREIGN = ("video", "mail", "fonts")
 """Sections that are near those."""
 
 
-def _jsonl(out: Path, rows: Iterator[dict[str, str]] | Sequence[dict[str, str]]) -> None:
+def _jsonl(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

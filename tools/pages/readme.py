@@ -141,5 +141,5 @@ def front_says(results: dict[str, Any]) -> str:
         losses = [f"{statistics.fmean(task.values(*row, 'nll')):.3f}" for task in shown]
         said.append(f"{name} {statistics.fmean(times):.2f} ({', '.join(losses)})")
     *names, last = (TITLES_OF_TASKS[task.name] for task in shown)
-    names = f"{', '.join(names)} and {last}"
-    return f"Time of a text, and NLL on {names} ↓: {'; '.join(said)}."
+    named = f"{', '.join(names)} and {last}"
+    return f"Time of a text, and NLL on {named} ↓: {'; '.join(said)}."
