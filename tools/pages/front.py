@@ -22,7 +22,6 @@ METRICS = {
     "auroc": "AUROC ↑",
     "near flagged": "near ↑",
     "far flagged": "far ↑",
-    "at 0.02": "at 2 % ↑",
     "at 0.05": "at 5 % ↑",
 }
 ENGINES = ("float32", "int8")
@@ -104,9 +103,6 @@ class Task:
 
     def mean(self, row: str, engine: str, metric: str) -> float:
         return statistics.fmean(self.values(row, engine, metric))
-
-    def cost(self, row: str) -> float:
-        return statistics.fmean(seed[row]["cost"] for seed in self.seeds if row in seed)
 
     def time(self, row: str, engine: str, batch: int = 1) -> float | None:
         """As a multiple of the single model's in float32; None where it was not timed."""
@@ -202,7 +198,7 @@ def _verdict(goal: Goal, task: Task) -> list[str]:
         goal.words,
         task.name,
         f"{row}, {engine}",
-        f"{time:.2f}",
+        f"{time:.3f}",
         rival,
         ", ".join(_difference(metric, gain) for metric, gain in measured.items()),
         "**reached**" if good else "**missed**",
