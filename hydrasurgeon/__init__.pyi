@@ -49,7 +49,7 @@ def build(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Built: ...
 
@@ -78,7 +78,7 @@ def score(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Scored: ...
 
@@ -113,7 +113,7 @@ def prune(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Pruned: ...
 
@@ -144,7 +144,7 @@ def finetune(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Finetuned: ...
 
@@ -167,7 +167,7 @@ def fuse(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Fused: ...
 
@@ -203,7 +203,7 @@ def calibrate(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Calibrated: ...
 
@@ -240,7 +240,7 @@ def evaluate(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Evaluation: ...
 
@@ -260,7 +260,7 @@ def bench(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Benched: ...
 
@@ -292,7 +292,7 @@ def predict(
     device: str = ...,
     progress: Callable[[str, int, int], None] | None = ...,
     columns: Mapping[str, str] | str | None = ...,
-    labels: Literal['names', 'positions', 'exact'] | None = ...,
+    labels: Literal['names', 'positions', 'sorted', 'exact'] | None = ...,
     force: bool = ...,
 ) -> Predicted: ...
 
