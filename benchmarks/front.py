@@ -69,6 +69,10 @@ METRICS = ("accuracy", "nll", "ece", "auroc")
 """What has a standard error; auroc is the mean of near and far, by the score that `calibrate` chose."""
 
 
+Choices = tuple[NDArray[np.float64], NDArray[np.int64]]
+"""Chances of classes, and the true ones."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A model, and how a reader of words or pixels is used."""
@@ -130,7 +134,7 @@ class Said:
         arrays = self.arrays
         if drawn is not None:
             arrays = {name: each[drawn[name.split()[0]]] for name, each in arrays.items()}
-        chances, truth = arrays["test chances"], arrays["test truth"]
+        chances, truth = choices(arrays["test chances"], arrays["test truth"])
         inside = arrays["test ood"]
         return {
             "accuracy": float((chances.argmax(-1) == truth).mean()),
@@ -156,7 +160,7 @@ class Said:
     def all(self) -> dict[str, Any]:
         """Every figure of a row."""
         found: dict[str, Any] = self.figures()
-        found["val"] = nll(self.arrays["val chances"], self.arrays["val truth"])
+        found["val"] = nll(*choices(self.arrays["val chances"], self.arrays["val truth"]))
         for name in ("test", "near", "far"):
             found[f"{name} flagged"] = float(self.arrays[f"{name} flagged"].mean())
             found[f"{name} on"] = float(self.arrays[f"{name} on"].mean())
@@ -164,18 +168,31 @@ class Said:
 
     def kept(self, risk: float) -> list[float]:
         """What of TEST is answered where at most a risk may be wrong, by half of VAL; and how much of that is wrong."""
-        chances, truth = self.arrays["val chances"], self.arrays["val truth"]
-        _, half = halves(len(truth), 0)
-        half = half[~self.arrays["val flagged"][half]]
-        right = chances.argmax(-1) == truth
+        _, half = halves(len(self.arrays["val truth"]), 0)
+        chances, truth = self.familiar("val", half)
         try:
-            threshold = fit_abstention(chances.max(-1)[half], right[half], risk=risk).threshold
+            right = chances.argmax(-1) == truth
+            threshold = fit_abstention(chances.max(-1), right, risk=risk).threshold
         except DataError:
             threshold = 2.0
-        chances, truth = self.arrays["test chances"], self.arrays["test truth"]
-        given = (chances.max(-1) >= threshold) & ~self.arrays["test flagged"]
+        every = np.arange(len(self.arrays["test truth"]))
+        chances, truth = self.familiar("test", every)
+        given = chances.max(-1) >= threshold
         wrong = chances.argmax(-1) != truth
-        return [float(given.mean()), float(wrong[given].mean()) if given.any() else 0.0]
+        share = given.mean() * (~self.arrays["test flagged"]).mean()
+        return [float(share), float(wrong[given].mean()) if given.any() else 0.0]
+
+    def familiar(self, name: str, rows: NDArray[np.int64]) -> Choices:
+        """Of some rows of a set those that are not flagged."""
+        rows = rows[~self.arrays[f"{name} flagged"][rows]]
+        return choices(self.arrays[f"{name} chances"][rows], self.arrays[f"{name} truth"][rows])
+
+
+def choices(chances: NDArray[np.float64], truth: NDArray[np.int64]) -> Choices:
+    """Choices between classes; each of many labels is one between no and yes."""
+    if truth.ndim == 1:
+        return chances, truth
+    return np.stack([1 - chances, chances], axis=-1).reshape(-1, 2), truth.reshape(-1)
 
 
 def nll(chances: NDArray[np.float64], truth: NDArray[np.int64]) -> float:
@@ -244,7 +261,10 @@ def truth_of(samples: Samples, model: Engine) -> NDArray[np.int64]:
     names, labels = [str(name) for name in model.facts.labels or ()], np.asarray(samples.labels)
     if samples.classes is None or not names:
         return labels.astype(int)
-    return np.array([names.index(str(samples.classes[int(label)])) for label in labels])
+    order = np.array([names.index(str(each)) for each in samples.classes])
+    if labels.ndim == 1:
+        return order[labels]
+    return labels[:, order.argsort()].astype(int)
 
 
 @contextmanager

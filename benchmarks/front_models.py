@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -132,6 +133,36 @@ TASKS = {
         },
         from_probe=True,
     ),
+    "tags": Task(
+        _minilm,
+        "text",
+        {"batch_size": "32", "max_length": "32", "problem": "multi_label"},
+        {"batch_size": "32", "lr": "1e-4"},
+        {
+            "train": "tags-train.jsonl",
+            "val": "tags-val.jsonl",
+            "test": "tags-test.jsonl",
+            "near": "tags-near.jsonl",
+            "far": "few-nyt.jsonl",
+            "choose": "docstrings.jsonl",
+        },
+        from_probe=True,
+    ),
+    "claims": Task(
+        _minilm,
+        "text",
+        {"batch_size": "32", "max_length": "48"},
+        {"batch_size": "32", "lr": "1e-4"},
+        {
+            "train": "claims-train.jsonl",
+            "val": "claims-val.jsonl",
+            "test": "claims-test.jsonl",
+            "near": "claims-near.jsonl",
+            "far": "claims-far.jsonl",
+            "choose": "claims-choose.jsonl",
+        },
+        from_probe=True,
+    ),
     "tweets": Task(
         _minilm,
         "text",
@@ -196,25 +227,95 @@ TOPICS = {
 TOPICS_PARTS = ("train", "val", "test", "near", "unlabelled")
 FOREIGN = ("video", "mail", "fonts")
 """Sections that are near those."""
+FACETS = ("field", "interface", "use", "web", "works-with")
+"""What tags of Debian packages speak of, as far as a description may tell it."""
+LABELS = 24
+"""Tags that are classes."""
+TAGGED = {"train": 3000, "val": 1000, "test": 2000}
+"""Set → its descriptions."""
 
 
 def _jsonl(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _topics(out: Path, shared: Path) -> None:
-    """Descriptions of Debian packages by section; a description that two sections share is in neither."""
+def _packages() -> Iterator[Mapping[str, str]]:
+    """Fields of Debian's packages that have a description."""
     import subprocess
 
     listing = subprocess.run(
         ["apt-cache", "dumpavail"], capture_output=True, text=True, check=True
     ).stdout
-    sections: dict[str, set[str]] = {}
-    for package in listing.split("\n\n"):
+    for package in listing.replace(",\n ", ", ").split("\n\n"):
         lines = dict(line.split(": ", 1) for line in package.splitlines() if ": " in line)
-        if "Section" in lines and "Description" in lines:
-            section = lines["Section"].rpartition("/")[2]
-            sections.setdefault(lines["Description"], set()).add(section)
+        if "Description" in lines:
+            yield lines
+
+
+def _tags(out: Path, shared: Path) -> None:
+    """Descriptions of Debian packages with their most frequent tags; games are near those. And pairs of
+    a description and a claim such as "use: editing", which it entails, contradicts, or says nothing of.
+    """
+    tagged: dict[str, list[str]] = {}
+    games: set[str] = set()
+    for package in _packages():
+        if package.get("Section", "").endswith("games"):
+            games.add(package["Description"])
+            continue
+        tags = [tag.strip() for tag in package.get("Tag", "").split(",")]
+        few = [tag for tag in tags if tag.partition("::")[0] in FACETS]
+        if few:
+            tagged.setdefault(package["Description"], few)
+    counts = Counter(tag for tags in tagged.values() for tag in tags)
+    classes = [tag for tag, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
+    classes = sorted(classes[:LABELS])
+    texts = sorted(text for text, tags in tagged.items() if {*tags} & {*classes})
+    rng, at = np.random.default_rng(0), 0
+    order = [texts[i] for i in rng.permutation(len(texts))]
+    for name, count in TAGGED.items():
+        rows = [(text, {*tagged[text]} & {*classes}) for text in order[at : at + count]]
+        at += count
+        made = [{"text": text, "labels": sorted(tags)} for text, tags in rows]
+        _jsonl(out.parent / f"tags-{name}.jsonl", made)
+        claims = [_claim(text, tags, classes, rng) for text, tags in rows]
+        _jsonl(out.parent / f"claims-{name}.jsonl", claims)
+    near = [sorted(games - {*texts})[i] for i in rng.permutation(len(games - {*texts}))[:1000]]
+    _jsonl(out.parent / "tags-near.jsonl", [{"text": text} for text in near])
+    for name, foreign in {
+        "near": near,
+        "far": _texts_of(shared / "data" / "nyt.jsonl"),
+        "choose": _texts_of(shared / "data" / "amazon.jsonl"),
+    }.items():
+        pairs = [_claim(text, set(), classes, rng) for text in foreign[:1000]]
+        _jsonl(out.parent / f"claims-{name}.jsonl", pairs)
+
+
+def _claim(text: str, tags: set[str], classes: Sequence[str], rng: Any) -> dict[str, str]:
+    """A text with a claim, and whether it holds, is false, or is not spoken of; of none if it has no tags."""
+    facets = {tag.partition("::")[0] for tag in tags}
+    rest = [tag for tag in classes if tag not in tags]
+    kinds = {
+        "entailment": sorted(tags),
+        "contradiction": [tag for tag in rest if tag.partition("::")[0] in facets],
+        "neutral": [tag for tag in rest if tag.partition("::")[0] not in facets],
+    }
+    label = str(rng.choice([name for name, some in kinds.items() if some]))
+    facet, _, value = str(rng.choice(kinds[label])).partition("::")
+    claim = {"text": text, "text_pair": f"{facet}: {value.replace(':', ' ')}"}
+    return {**claim, "label": label} if tags else claim
+
+
+def _texts_of(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
+
+
+def _topics(out: Path, shared: Path) -> None:
+    """Descriptions of Debian packages by section; a description that two sections share is in neither."""
+    sections: dict[str, set[str]] = {}
+    for package in _packages():
+        if "Section" in package:
+            section = package["Section"].rpartition("/")[2]
+            sections.setdefault(package["Description"], set()).add(section)
     by_section: dict[str, list[str]] = {}
     for text, names in sorted(sections.items()):
         if len(names) == 1:
@@ -290,6 +391,8 @@ MADE: dict[str, Callable[[Path, Path], object]] = {
     "wnut-shift.jsonl": _wnut_shift,
     "movies-unlabelled.jsonl": _movies_unlabelled,
     **dict.fromkeys((f"topics-{name}.jsonl" for name in TOPICS_PARTS), _topics),
+    **dict.fromkeys((f"tags-{name}.jsonl" for name in (*TAGGED, "near")), _tags),
+    **dict.fromkeys((f"claims-{name}.jsonl" for name in (*TAGGED, "near", "far", "choose")), _tags),
 }
 """Sets that are made in the cache: (where, the folder with data)."""
 
@@ -364,7 +467,7 @@ class Place:
         )
 
     def probe(self) -> Path:
-        fields = {k: v for k, v in self.task.tuning.items() if k == "max_length"}
+        fields = {k: v for k, v in self.task.tuning.items() if k in ("max_length", "problem")}
         return self.once(
             "probe", lambda out: self._finetune(self.task.start(self), out, "probe", fields)
         )

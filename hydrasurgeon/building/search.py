@@ -318,7 +318,8 @@ class Search:
         times = self.times(choice.members)
         # In the fastest engine: the more rows go on the better, and OOD samples must.
         fastest = min(ways, key=lambda way: times[way.engine].time)
-        most = (budget.most - self.words_time.time) / times[fastest.engine].time
+        # What is written may take longer by chance.
+        most = (budget.most / BY_CHANCE - self.words_time.time) / times[fastest.engine].time
         if LEAST_ON < most < MOST_ON:
             return [*ways, *beside, replace(fastest, words="first", most_on=most)]
         return ways + beside

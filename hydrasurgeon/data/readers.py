@@ -33,7 +33,7 @@ class Tokens:
 
     def __call__(self, texts: Sequence[str | tuple[str, str]]) -> list[Ids]:
         with blamed("the checkpoint's tokenizer cannot read these texts"):
-            encoded = self.inner.encode_batch(list(texts), add_special_tokens=False)
+            encoded = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(text.ids, dtype=np.int64) for text in encoded]
 
 

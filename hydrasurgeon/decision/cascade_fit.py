@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy import ndarray
 
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.state import (
@@ -21,6 +22,7 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.run.shapes import Bool
 from hydrasurgeon.statistics.probabilities import TINY, Scores, falling, of_labels
 
 MAX_LOSS = 0.01
@@ -129,13 +131,24 @@ def _threshold_of(state: State, first: Outputs, most: float, least: float) -> fl
     return float(certainty[max(0, may_go - 1)] + certainty[may_go]) / 2
 
 
+def lost(state: State, first: Outputs, whole: Outputs) -> float:
+    """The fraction of samples that the whole model flags and the first reader answers."""
+    stays = ~going_on(state.stages[True], state.cascade.threshold, first)
+    return float((_flagged(state, whole) & stays).mean())
+
+
+def _flagged(state: State, whole: Outputs) -> Bool[ndarray, " sample"]:
+    score = state.ood_score(whole.logits, whole.features)
+    flagged: Bool[ndarray, " sample"] = score > state.record.ood.threshold
+    return flagged
+
+
 def _flagging(state: State, first: Outputs, whole: Outputs) -> float:
     """The lowest that lets nearly all OOD samples go on which the whole model flags."""
     rule = state.stages[True]
-    flagged = state.ood_score(whole.logits, whole.features) > state.record.ood.threshold
-    stays = flagged & ~going_on(rule, 0.0, first)
+    stays = _flagged(state, whole) & ~going_on(rule, 0.0, first)
     certainty = rule.certainty(first.logits)[stays]
-    most = int(LOST * len(flagged))
+    most = int(LOST * len(stays))
     if len(certainty) <= most:
         return 0.0
     least = float(-np.sort(-certainty)[most])

@@ -102,9 +102,11 @@ class Words:
         known one.
         """
         found = counted(texts, self.ids, pairs=self.pairs)
-        values = unit(found, self.idf)
         read = np.zeros((len(texts), len(self.bias) + 1))
-        np.add.at(read[:, :-1], found.rows, values[:, None] * self.weight[found.columns])
+        if len(found.rows):
+            starts = _starts(found.rows)
+            summands = unit(found, self.idf)[:, None] * self.weight[found.columns]
+            read[found.rows[starts], :-1] = np.add.reduceat(summands, starts)
         read[:, :-1] += self.bias
         rows, columns = found.flat
         weights = np.append(self.idf, self.idf.max(initial=1.0))[columns]
@@ -129,11 +131,18 @@ def counted(texts: Sequence[Ids], ids: Ids, *, pairs: bool) -> Counts:
         buckets = (flat[:-1] * FACTOR + flat[1:]) % BUCKETS
         owners.append(rows[:-1][within])
         places.append(len(ids) + buckets[within])
-    keys, counts = np.unique(
-        np.concatenate(owners) * width + np.concatenate(places), return_counts=True
-    )
-    found = counts.astype(np.float64)
-    return Counts(keys // width, keys % width, found, len(texts), (rows, columns))
+    keys = np.sort(np.concatenate(owners) * width + np.concatenate(places))
+    starts = _starts(keys)
+    counts = np.diff(starts, append=len(keys)).astype(np.float64)
+    keys = keys[starts]
+    return Counts(keys // width, keys % width, counts, len(texts), (rows, columns))
+
+
+def _starts(ordered: Ids) -> Ids:
+    """Where each distinct value begins."""
+    changes = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=changes[1:])
+    return np.flatnonzero(changes)
 
 
 def unit(found: Counts, idf: Floats) -> Floats:

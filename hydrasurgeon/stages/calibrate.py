@@ -355,14 +355,14 @@ def _fit(
     if reading is not None and arguments.words == "first":
         val = reading.scored(state, val, raw)
         first = reading.first(validation, raw, problem)
+        most = _most_on(opened, reading, validation, arguments)
+        if most is not None:  # what was timed is not timed anew when it is made again
+            arguments = arguments.but(budget=f"on={most:.6f}")
         ahead = [
             (reading.first(samples, each, problem), reading.whole(state, samples, each))
             for samples, each in zip(strange, strange_said, strict=True)
         ]
-        most = _most_on(opened, reading, validation, arguments)
-        if most is not None:  # what was timed is not timed anew when it is made again
-            arguments = arguments.but(budget=f"on={most:.6f}")
-        state, more = _with_words_first(state, first, val, ahead, arguments, most)
+        state, more = _with_words_first(state, first, val, ahead, len(ood), arguments, most)
         notes = (*notes, *more)
     elif arguments.cascade:
         state, more = _with_cascade(state, val, model, validation, arguments)
@@ -530,22 +530,31 @@ def _with_words_first(
     first: Outputs,
     val: Outputs,
     foreign: Sequence[tuple[Outputs, Outputs]],
+    given: int,
     arguments: CalibrateOptions,
     most_on: float | None,
 ) -> tuple[State, tuple[str, ...]]:
-    """The state in which words answer first, where that saves something; else as it is, and a note."""
-    from hydrasurgeon.decision.cascade_fit import fit_cascade
+    """The state in which words answer first, where that saves something; else as it is, and a note.
+    Of the OOD samples the first sets were `given`: what is invented takes nothing from a budget.
+    """
+    from hydrasurgeon.decision.cascade_fit import LOST, fit_cascade, lost
     from hydrasurgeon.decision.state import with_seen
 
-    fitted = fit_cascade(state, first, val, arguments, foreign=foreign, words=True, most_on=most_on)
+    known = foreign if most_on is None else foreign[:given]
+    fitted = fit_cascade(state, first, val, arguments, foreign=known, words=True, most_on=most_on)
     cascade, words = fitted.cascade, fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:
         note = f"words come beside the model and not first: {100 * cascade.share_on:.0f} % of samples would go on"
         return state, (note,)
+    notes = tuple(
+        f"words first: {100 * share:.0f} % of perturbed samples stop at words, though unfamiliar to the model; --ood or a larger budget lets such go on"
+        for share in (lost(fitted, *both) for both in foreign[given:])
+        if share > LOST
+    )
     words = words.model_copy(update={"mode": "first", "threshold": cascade.threshold})
     fitted = replace(fitted, record=fitted.record.model_copy(update={"words": words}))
-    return with_seen(fitted, val.logits, val.features, first), ()
+    return with_seen(fitted, val.logits, val.features, first), notes
 
 
 def _gathered(

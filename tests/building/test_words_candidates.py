@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from own_models import LABELS, texts
 from tiny_families import FAMILIES
@@ -17,6 +18,7 @@ from hydrasurgeon.building.clock import WORDS, Clock, Taken
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import open_data
+from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.measuring import cost
@@ -35,6 +37,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     FAMILIES["BERT"].write(place / "random")
     data = str(place / "train.csv")
     hs.finetune(place / "random", recipe="probe", data=data, out=place / "probe")
+    hs.calibrate(
+        place / "probe", data=str(place / "val.csv"), fit_data=data, words="off", out=place / "off"
+    )
     return place
 
 
@@ -90,8 +95,6 @@ def test_a_budget_chooses_the_threshold(place: Path, tmp_path: Path) -> None:
 def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match=r"words alone take time=0\.05"):
         calibrated(place, tmp_path / "first", budget="time=0.04")
-    with pytest.raises(SurgeryError, match=r"of samples go on"):
-        calibrated(place, tmp_path / "first", budget="time=0.06")
     with pytest.raises(UsageError, match="--budget requires --words first"):
         hs.calibrate(
             place / "probe", data=str(place / "val.csv"), budget="on=0.3", out=tmp_path / "x"
@@ -102,6 +105,22 @@ def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Pat
     done = calibrated(place, tmp_path / "beside", budget="time=3", ood_score="msp")
     assert (done.decision.words.mode, done.decision.cascade) == ("beside", None)
     assert any("words come beside the model and not first" in note for note in done.notes)
+
+
+def test_invented_samples_take_nothing_from_a_budget(place: Path, tmp_path: Path) -> None:
+    """What of perturbed texts stops at words is told; the same texts as OOD data must go on."""
+    budget, given = "time=0.06", tmp_path / "ood.jsonl"
+    done = calibrated(place, tmp_path / "first", budget=budget)
+    (note,) = [note for note in done.notes if "perturbed samples stop at words" in note]
+    val = Perturbed(open_data(str(place / "val.csv")), 0)
+    first, off = hs.load(tmp_path / "first", device="cpu"), hs.load(place / "off", device="cpu")
+    rows = [val.read(i) for i in range(len(val))]
+    stops = np.asarray(first.decide(rows).members_run) == 0
+    lost = 100 * (stops & np.asarray(off.decide(rows).unfamiliar)).mean()
+    assert note.startswith(f"words first: {lost:.0f} % of perturbed samples")
+    given.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    with pytest.raises(SurgeryError, match=r"of samples go on"):
+        calibrated(place, tmp_path / "other", budget=budget, ood=[str(given)])
 
 
 def front_of(
