@@ -161,6 +161,13 @@ class Front:
             rungs = self._decided_all()
         if rungs == self.rungs:
             return
+        for budget, entry in rungs.items():
+            if self.rungs.get(budget) is not entry:
+                at, worth = (
+                    entry.cost[budget.unit],
+                    f"{entry.objective.name} {abs(entry.value):.3f}",
+                )
+                self.search.plan.note(f"written {budget}: {_what(entry)} at {at:.2f}x, {worth}")
         self.rungs, self.force = rungs, True
         self.search.plan.may_end = len(rungs) == len(self.search.budgets)
         self.search.state.keep(unfinished=mark_of(self.out))

@@ -59,7 +59,15 @@ def test_the_first_file_is_there_before_anything_is_scored(
 ) -> None:
     """It meets the budget, holds a decision, and is what an early end leaves; the same command goes on."""
     stop = Stop(monkeypatch, "score")
-    early = task.build("early/", budget="macs=0.7,1")
+    told: list[str] = []
+    early = task.build(
+        "early/",
+        budget="macs=0.7,1",
+        progress=lambda what, done, total: None if total else told.append(what),
+    )
+    (line,) = [line for line in told if line.startswith("written")]
+    name = early.front[0].name.partition(": ")[2]
+    assert line == f"written macs=1: {name} at 1.00x, avg {early.estimate:.3f}"
     made = [command.stage for command in stop.ran if command.stage != "calibrate"]
     assert made == ["finetune"]  # the probe
     assert open_checkpoint(early.path / "macs-1.safetensors").manifest.decision is not None
