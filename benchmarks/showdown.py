@@ -34,9 +34,9 @@ TASKS = {"clinc": 5, "movie": 3}
 """Seeds of each."""
 OOD = {"clinc": ("far-scope", "near-intents"), "movie": ()}
 OURS = {
-    "ours 0.2": ("0.2", "first", f"{MINUTES:g}"),
+    "ours 0.2": ("0.2", "first --budget time=0.2", f"{MINUTES:g}"),
     "ours 1": ("1", "auto", f"{MINUTES:g}"),
-    "ours longer": ("0.2", "first", "10"),
+    "ours longer": ("0.2", "first --budget time=0.2", "10"),
 }
 """Budgets of time, where words stand, and minutes: at last the command's own."""
 WAYS = {"setfit": "with_setfit", "trainer": "with_trainer", "trainer longer": "with_trainer"}
