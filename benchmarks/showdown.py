@@ -34,11 +34,11 @@ TASKS = {"clinc": 5, "movie": 3}
 """Seeds of each."""
 OOD = {"clinc": ("far-scope", "near-intents"), "movie": ()}
 OURS = {
-    "ours 0.2": ("0.2", "first --budget time=0.2", f"{MINUTES:g}"),
-    "ours 1": ("1", "auto", f"{MINUTES:g}"),
-    "ours longer": ("0.2", "first --budget time=0.2", "10"),
+    "ours 0.2": ("0.2", f"{MINUTES:g}"),
+    "ours 1": ("1", f"{MINUTES:g}"),
+    "ours longer": ("0.2", "10"),
 }
-"""Budgets of time, where words stand, and minutes: at last the command's own."""
+"""Budgets of time, and minutes: at last the command's own."""
 WAYS = {"setfit": "with_setfit", "trainer": "with_trainer", "trainer longer": "with_trainer"}
 WAYS |= dict.fromkeys(OURS, "with_hydrasurgeon")
 LONGER = (3, 8)
@@ -169,10 +169,10 @@ def build(given: argparse.Namespace, name: str, task: str, seed: int, out: Path)
     """Ours: `build` for all budgets at once, and a promise for one."""
     lines = (HERE / "showdown" / "with_hydrasurgeon.sh").read_text().splitlines()
     build, calibrate, _ = (line for line in lines if not line.startswith("#"))
-    data, both = given.data / task, given.cache / f"build-{OURS[name][2]}-{task}-{seed}"
+    data, both = given.data / task, given.cache / f"build-{OURS[name][1]}-{task}-{seed}"
     known = {"TRAIN": f"{data}-train.jsonl", "VAL": f"{data}-val.jsonl", "START": given.start}
     known |= {"SEED": str(seed), "OUT": str(both)}
-    known |= dict(zip(("TIME", "WORDS", "MINUTES"), OURS[name], strict=True))
+    known |= dict(zip(("TIME", "MINUTES"), OURS[name], strict=True))
     known |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     if not (facts := both / "facts.json").exists():
         both.mkdir(exist_ok=True)

@@ -156,18 +156,46 @@ def fit_reading(
         every.append(made(both, np.concatenate([targets[known], answers])))
     best = int(np.argmin([each[0] for each in every]))
     _, reader, worth = every[best]
-    record = decided.Words(
+    record = _record(reader, tokenizer if text else None, logits.shape[-1], worth)
+    return Reading(record, reader, see, taught=best > 0), worth
+
+
+def weigh(
+    stored: State,
+    see: Callable[[Any], Any],
+    val: Lesson,
+    outputs: Outputs,
+    halves: tuple[ndarray, ndarray],
+    *,
+    instead: bool = False,
+) -> tuple[Reading, Beside]:
+    """The reader that a file has already, with weights by this VAL."""
+    reader, before = stored.words, stored.record.words
+    assert reader is not None
+    assert before is not None
+    kind, logits = stored.problem.link or "softmax", outputs.logits.astype(np.float64)
+    labelled, truth = targets_of(val.labels, kind, logits.shape[-1])
+    parts = (np.intersect1d(each, labelled) for each in halves)
+    read = reader.outputs(see(val.samples))
+    worth = fit_beside(kind, logits, read, truth, *parts, instead=instead)
+    return Reading(_record(reader, before.tokenizer, before.outputs, worth), reader, see), worth
+
+
+def _record(
+    reader: Words | Pixels, tokenizer: str | None, outputs: int, worth: Beside
+) -> decided.Words:
+    text = isinstance(reader, Words)
+    return decided.Words(
         reader="words" if text else "pixels",
         mode="beside",
-        tokenizer=tokenizer if text else None,
+        tokenizer=tokenizer,
         ids=len(reader.ids) if isinstance(reader, Words) else 0,
         columns=len(reader.weight),
-        outputs=logits.shape[-1],
+        outputs=outputs,
         weights=worth.weights,
         alone=worth.alone,
         worth=decided.Worth(nll=(worth.without, worth.together), se=worth.error),
     )
-    return Reading(record, reader, see, taught=best > 0), worth
 
 
 def seer(transform: Any) -> Callable[[Samples], Any]:

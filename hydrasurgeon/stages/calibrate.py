@@ -81,6 +81,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         return _alone(arguments, Path(arguments.predictions))
     from hydrasurgeon.data import fit_classes, open_data
     from hydrasurgeon.decision.fitting import check_count
+    from hydrasurgeon.decision.state import state_in
     from hydrasurgeon.files.tensors import planned
     from hydrasurgeon.problems import problem_of
 
@@ -109,7 +110,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     opened = with_inputs(with_data_names(opened, val), val)
     few = check_count(len(val), arguments, problem_of(model))
     skipped: list[str] = []
-    state, fitted_notes, arguments = _fit(opened, sets, arguments, skipped)
+    state, fitted_notes, arguments = _fit(opened, state_in(source), sets, arguments, skipped)
     entry = step(
         "calibrate",
         args=arguments.recorded(),
@@ -156,10 +157,25 @@ def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOption
     if engine != "torch":
         arguments = arguments.but(engine=engine)
     check_engine(arguments, arguments.dtype)
+    arguments = _as_before(arguments, source.manifest.decision)
     if arguments.budget is not None:
         _budget(arguments.budget)
         if arguments.words != "first":
             raise UsageError("--budget requires --words first", hint="Or leave it out.")
+    return arguments
+
+
+def _as_before(arguments: CalibrateOptions, decision: Decision | None) -> CalibrateOptions:
+    """Words stand where they stood: before the model, for what went on to it, or in its place."""
+    before = None if decision is None else decision.words
+    if arguments.words != "auto" or arguments.cascade or before is None or decision is None:
+        return arguments
+    if before.mode == "first":
+        arguments = arguments.but(words="first")
+        if arguments.budget is None and arguments.max_loss is None and decision.cascade is not None:
+            arguments = arguments.but(budget=f"on={decision.cascade.share_on:.6f}")
+    elif before.weights[0] == 0:
+        arguments = arguments.but(words="alone")
     return arguments
 
 
@@ -294,11 +310,14 @@ def _computing(
 
 def _fit(
     opened: Checkpoint,
+    before: State | None,
     sets: dict[str, list[Samples]],
     arguments: CalibrateOptions,
     skipped: list[str],
 ) -> tuple[State, tuple[str, ...], CalibrateOptions]:
-    """The state, what is to be said of it, and by which options it is made again."""
+    """The state, what is to be said of it, and by which options it is made again; `before`: the one
+    that it takes the place of.
+    """
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.decision.fitting import fit_state, too_few_ood
     from hydrasurgeon.decision.ood_score import Grounds
@@ -322,7 +341,8 @@ def _fit(
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
     asked = () if arguments.words == "off" else sets.get("--unlabelled", ())
     taught = [(samples, said(samples)) for samples in asked]
-    reading, words_note = _reading(engine, problem, train, validation, raw, taught, arguments)
+    lessons = train, validation, raw, taught
+    reading, words_note = _reading(engine, problem, before, *lessons, arguments)
 
     own = problem.outputs(raw)
     val = own if reading is None else problem.outputs(reading.beside(raw, validation))
@@ -387,6 +407,7 @@ def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, 
 def _reading(
     engine: Engine,
     problem: Problem,
+    before: State | None,
     train: Samples | None,
     val: Samples,
     outputs: Outputs,
@@ -394,15 +415,22 @@ def _reading(
     arguments: CalibrateOptions,
 ) -> tuple[Reading | None, str | None]:
     """The reader of words that answers beside the model, if there is to be one; and a note."""
-    from hydrasurgeon.decision.reading import lesson, seer
+    from hydrasurgeon.decision.fitting import halves
+    from hydrasurgeon.decision.reading import lesson, seer, weigh
 
     wanted, model = arguments.words, engine.facts
     text = getattr(engine.transform, "kind", "image") == "text"
-    if wanted == "off" or (wanted == "auto" and (train is None or not text)):
+    stored = before if train is None and before is not None and before.words is not None else None
+    if wanted == "off" or (wanted == "auto" and stored is None and (train is None or not text)):
         return None, None
     why = None
     if len(outputs.logits) != len(val):
         why = "words: left out, for some of --data cannot be read"
+    elif stored is not None:
+        split = halves(len(outputs.logits), arguments.seed, outputs.groups)
+        parts = seer(engine.transform), lesson(val), outputs, split
+        reading, _ = weigh(stored, *parts, instead=wanted == "alone")
+        return reading, "words: those of the file, for no --fit-data is given"
     about = seer(engine.transform), model.preprocess.get("files_sha256")
     learnt = None if train is None else lesson(train)
     for samples, said in unlabelled:
@@ -517,7 +545,7 @@ def _budget(text: str) -> tuple[str, float]:
     """`time=0.2` or `on=0.3`."""
     match = re.fullmatch(r"(time|on)=([0-9]*\.?[0-9]+)", text)
     most = 0.0 if match is None else float(match[2])
-    if match is None or most <= 0 or (match[1] == "on" and most > 1):
+    if match is None or (most > 1 if match[1] == "on" else most <= 0):
         raise UsageError(
             f"--budget {text}: expected time=N above 0, or on=N from 0 to 1",
             hint="Such as time=0.2.",

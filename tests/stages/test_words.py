@@ -120,6 +120,35 @@ def test_words_beside_are_a_sum(place: Path) -> None:
     assert together < without
 
 
+@pytest.mark.parametrize("way", ["beside", "first"])
+def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, way: str) -> None:
+    """By new data, without what they were fitted on: the reader is the file's, its weights are anew."""
+    again = calibrated(place, place / way, tmp_path / "again", fit_data=None)
+    assert "words: those of the file, for no --fit-data is given" in again.notes
+    before, after = decision(place / way), decision(tmp_path / "again")
+    for name, part in parts_of(tmp_path / "again").items():
+        assert np.array_equal(part, parts_of(place / way)[name])
+    # By the same VAL they are the same, and so is what goes on.
+    assert after["words"]["weights"] == pytest.approx(before["words"]["weights"], abs=1e-6)
+    if way == "first":
+        shares = [each["cascade"]["share_on"] for each in (before, after)]
+        assert shares[0] == pytest.approx(shares[1], abs=0.02)
+    else:
+        rows = sentences(place)
+        answers = [hs.load(path, device="cpu").decide(rows) for path in (place / way, again.path)]
+        one, other = (np.asarray(each.probabilities) for each in answers)
+        assert one == pytest.approx(other, abs=1e-6)
+    # Half of VAL weighs them otherwise; nobody who says off has them.
+    lines = (place / "val.csv").read_text().splitlines()
+    (tmp_path / "half.csv").write_text("\n".join(lines[:101]) + "\n")
+    half = {"data": str(tmp_path / "half.csv"), "fit_data": None}
+    calibrated(place, place / way, tmp_path / "half", **half)
+    assert decision(tmp_path / "half")["words"]["mode"] == way
+    assert decision(tmp_path / "half")["words"]["weights"] != before["words"]["weights"]
+    calibrated(place, place / way, tmp_path / "off", words="off", **half)
+    assert "words" not in decision(tmp_path / "off")
+
+
 def test_words_learn_what_the_model_answers_to_unlabelled_texts(
     place: Path, tmp_path: Path
 ) -> None:
