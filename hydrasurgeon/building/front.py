@@ -149,6 +149,8 @@ class Front:
         models = " ".join(shlex.quote(str(path)) for path in self.options.checkpoints)
         if single.choice.name == PROBE:  # of a body, which answers nothing itself
             models = shlex.quote(str(single.choice.members[0].file))
+        if any(entry.choice.words == "first" for entry in self.rungs.values()):
+            page = f" --cascade{page}"
         lines.append(
             f"Next, on data that chose nothing: hydrasurgeon eval {files} {models} --data TEST{page}"
         )

@@ -15,6 +15,7 @@ import torch
 from numpy import ndarray
 from torch import nn
 
+from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.decision.state import Said as Stage
 from hydrasurgeon.decision.state import State, answers_in_stages
 from hydrasurgeon.measuring.cost import SideBySide, first_inputs, stage_macs
@@ -48,6 +49,12 @@ class Staged(State):
             each = super().apart(part.logits)
             information[part.rows], disagreement[part.rows] = each
         return information, disagreement
+
+
+def has_cascade(checkpoint: Checkpoint) -> bool:
+    """Whether its decision state lets a first reader answer."""
+    decision = checkpoint.manifest.decision
+    return decision is not None and decision.cascade is not None
 
 
 def stages_in(logits: ndarray) -> list[Stage]:

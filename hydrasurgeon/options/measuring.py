@@ -118,7 +118,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     no_decision: bool = option(False, help="Ignore decision states.")
     no_words: bool = option(False, help="Measure models without what reads words beside them.")
     cascade: bool = option(
-        False, help="Measure each checkpoint's cascade, and the whole model next to it."
+        False, help="Measure the cascades of checkpoints, and the whole models next to them."
     )
     ci: float | None = option(
         None,

@@ -16,7 +16,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import UNKNOWN
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, require
-from hydrasurgeon.measuring.cascades import WHOLE
+from hydrasurgeon.measuring.cascades import WHOLE, has_cascade
 from hydrasurgeon.measuring.measure import with_mce
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.measuring.sets import (
@@ -113,6 +113,10 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         device, dtype = arguments.device, arguments.dtype
         engine = chosen(each, arguments.engine, device=device, dtype=dtype)
         notes += filter(None, [fitted_otherwise(each, engine)])
+        decision = each.manifest.decision
+        if not arguments.cascade and decision and decision.words and decision.words.mode == "first":
+            told = "measured whole; with --cascade as it answers, words first"
+            notes.append(f"{name_of([each])}: {told}")
     wanted = arguments.reference
     at = 0 if wanted is None else [row.name for row in rows].index(wanted)
     models = {name_of([each]): each.hub_id or each.path.name for each in opened}
@@ -141,17 +145,19 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
         "--html": arguments.html,
         "--shift": arguments.shift,
     }
+    if arguments.cascade and opened and not any(map(has_cascade, opened)):
+        what = f"--cascade: {opened[0].name} has no cascade in a decision state"
+        raise CheckpointError(what, hint=CALIBRATE)
     for checkpoint in opened:
-        decision = checkpoint.manifest.decision
-        if arguments.cascade and (decision is None or decision.cascade is None):
-            what = f"--cascade: {checkpoint.name} has no cascade in a decision state"
-            raise CheckpointError(what, hint=CALIBRATE)
         for option in (name for name, given in wanted.items() if given):
             need_feature(problem_of(checkpoint.manifest.model), option, checkpoint.name)
         checkpoint.check_weights()
     jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
-    names = [name_of(job) for job in jobs]
-    return [each for name in names for each in (name, name + WHOLE)] if arguments.cascade else names
+    names = []
+    for job in jobs:
+        name = name_of(job)
+        names += [name, name + WHOLE] if arguments.cascade and has_cascade(job[0]) else [name]
+    return names
 
 
 def _check_reference(wanted: str | None, names: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.measuring.cascades import with_cascade
+from hydrasurgeon.measuring.cascades import has_cascade, with_cascade
 from hydrasurgeon.measuring.cost import SideBySide, cost_of, first_inputs, together
 from hydrasurgeon.measuring.known import trained_on
 from hydrasurgeon.measuring.measure import (
@@ -193,7 +193,7 @@ def _rows(
         said = grouped(said_of(models, samples, arguments, skipped)[0], samples)
         values = measure(judged(said, state), state.found, ci=arguments.ci, seed=arguments.seed)
         results.append(SetResult(name=called, **values))
-    if not arguments.cascade:
+    if not (arguments.cascade and has_cascade(job[0])):
         return [(row, results)]
     another, ci, seed = _loaded(job[0], arguments), arguments.ci, arguments.seed
     both = with_cascade(row, another, sets, arguments, timed, kinds, ci=ci, seed=seed)

@@ -72,3 +72,7 @@ def test_the_cascades_row(tmp_path: Path) -> None:
     assert (again.id, again.ood) == (whole.id, whole.ood)
     with pytest.raises(CheckpointError, match="has no cascade"):
         hs.evaluate([hydra], cascade=True, **sets)
+    # Beside a cascade, a model without one is measured as it is.
+    beside = hs.evaluate([path, hydra], cascade=True, **sets).report.results
+    assert [each.name for each in beside] == ["c", "c (whole)", "hydra"]
+    assert beside[0].id == part.id

@@ -329,8 +329,16 @@ def test_eval_can_leave_words_out(place: Path) -> None:
     names = [str(name) for name in hs.load(place / "off").classes]
     own = chances[np.arange(len(rows)), [names.index(label) for label in labels]]
     assert alone.nll == pytest.approx(-np.log(own).mean(), abs=1e-5)
-    both = hs.evaluate([place / "first"], **options).report.results[0].id
-    assert both.nll != alone.nll
+    done = hs.evaluate([place / "first"], **options)
+    assert done.report.results[0].id.nll != alone.nll
+    told = "first: measured whole; with --cascade as it answers, words first"
+    assert told in done.notes
+    assert told not in hs.evaluate([place / "beside"], **options).notes
+    staged = hs.evaluate([place / "first"], cascade=True, **options)
+    assert told not in staged.notes
+    answers = np.asarray(hs.load(place / "first", device="cpu").decide(rows).probabilities)
+    own = answers[np.arange(len(rows)), [names.index(label) for label in labels]]
+    assert staged.report.results[0].id.nll == pytest.approx(-np.log(own).mean(), abs=1e-5)
 
 
 def test_new_words_go_on(place: Path) -> None:
