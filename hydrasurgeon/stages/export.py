@@ -28,6 +28,7 @@ from hydrasurgeon.options.measuring import ExportOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.engines.program import Exported
+    from hydrasurgeon.files.decided import Decision
     from hydrasurgeon.sharing.trial import Answer, Compared
 
 
@@ -87,7 +88,7 @@ def _check(arguments: ExportOptions) -> None:
 
 def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     """One graph in one file; or in a folder, of calibrated logits, where clients look for one, and
-    with --int8 another.
+    another in 8 bits, with --int8 or where the decision state was fitted to such.
     """
     folder = arguments.out is not None and named(arguments.out)[1]
     path = _place(opened, arguments, folder=folder)
@@ -134,17 +135,18 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     quantised = checked = None
     if tried is not None and (folder or not arguments.int8):
         checked = tried.compared(model, trial.in_torch(model), answer(made))
-    if tried is not None and arguments.int8:
+    if arguments.int8 or (folder and decision is not None and _in_8_bits(decision)):
         small = to_int8(made, inputs_of(typed))
+    if tried is not None and small is not None:
         quantised = tried.compared(model, answer(made), answer(small), who="int8")
         worst = trial.difference(model, answer(small), tried.samples)
         small = replace(small, max_difference=worst)
         notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
-    written = small or made
+    written = made if small is None or tried is None else small
     told, tensors = told_of(typed, made), stock.decision_tensors(opened)
     if folder and len(tensors):
         told = told.model_copy(update={"decision": weights_sha256(tensors, tensors.digests())})
-    content = sealed(written.content, told)
+    content = sealed((small or made).content, told)
     if folder:
         eight_bits = None if small is None else content
         with staged(path) as place:
@@ -163,6 +165,12 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         checked=checked,
         notes=notes,
     )
+
+
+def _in_8_bits(decision: Decision) -> bool:
+    """Whether a decision state was fitted to what a graph in 8 bits answers."""
+    fitted = decision.openvino
+    return decision.engine == "int8" or (fitted is not None and fitted.precision == "int8")
 
 
 def _place(opened: Checkpoint, arguments: ExportOptions, *, folder: bool) -> Path:

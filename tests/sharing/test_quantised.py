@@ -14,6 +14,7 @@ from tiny_families import CLASSES, FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.engines import chosen, fitted_otherwise, open_any
 from hydrasurgeon.engines.onnx import in_onnxruntime
 from hydrasurgeon.engines.program import Exported
 from hydrasurgeon.sharing import trial
@@ -117,3 +118,20 @@ def test_what_decides_stays_in_float64(tmp_path: Path) -> None:
         each.name for each in proto.graph.initializer if each.data_type == onnx.TensorProto.DOUBLE
     }
     assert any(node.op_type == "MatMul" and double & set(node.input) for node in proto.graph.node)
+
+
+def test_a_folder_follows_the_decision(tmp_path: Path) -> None:
+    """What was fitted to answers in 8 bits runs in 8 bits there, without being asked for it."""
+    family = FAMILIES["BERT"]
+    family.write(tmp_path / "b")
+    data = family.data(tmp_path, rows=120)
+    about: Any = {"data": data, "ood_score": "msp", "device": "cpu"}
+    decided = hs.calibrate(tmp_path / "b", engine="int8", out=tmp_path / "decided", **about).path
+    folder = export(decided, out=f"{tmp_path / 'folder'}/")
+    assert folder.quantised is None  # nobody gave data to compare on
+    assert (folder.path / "onnx" / "model_quantized.onnx").exists()
+    opened = open_any(folder.path)
+    assert chosen(opened, "auto", device="cpu", dtype="float32") == "int8"
+    assert fitted_otherwise(opened, "int8") is None
+    plain = hs.calibrate(tmp_path / "b", out=tmp_path / "plain", **about).path
+    assert not [*(export(plain, out=f"{tmp_path / 'whole'}/").path / "onnx").glob("*quant*")]
