@@ -17,7 +17,14 @@ from pydantic import BaseModel
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data import Samples, open_data
-from hydrasurgeon.engines import check_engine, engine_of, fitted_otherwise, open_models, runnable
+from hydrasurgeon.engines import (
+    check_engine,
+    chosen,
+    engine_of,
+    fitted_otherwise,
+    open_models,
+    runnable,
+)
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
@@ -255,6 +262,10 @@ def _measure(
                     f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
                 )
         notes += [note for engines in models.values() for each in engines for note in each.notes]
+        for each in [each for entry in entries for each in entry.checkpoints]:
+            engine = chosen(each, options.engine, device=options.device, dtype=dtype)
+            if engine not in ("torch", options.engine):
+                notes.append(f"{each.name}: runs in {engine}, which --engine auto takes for it")
     return notes
 
 

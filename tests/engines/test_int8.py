@@ -171,6 +171,9 @@ def test_a_file_in_int8_answers_as_the_engine_does(
     assert "graph hash" in capsys.readouterr().out
     with pytest.raises(UsageError, match=r"--engine onnx conflicts with .*, a graph for int8"):
         hs.predict(made.path, data=data, engine="onnx")
+    for path, told in ((ready.path, 1), (tmp_path / "source", 0)):
+        benched = hs.bench([path], batch="1", runs=1, device="cpu")
+        assert len([note for note in benched.notes if "runs in int8" in note]) == told
     plain = hs.evaluate([ready.path], data=data, device="cpu", engine="torch")
     assert any("calibrate --engine torch" in note for note in plain.notes)
     assert not any("calibrate --engine" in note for note in engine.notes)
