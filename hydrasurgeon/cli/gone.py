@@ -6,7 +6,6 @@ GONE: dict[str, str] = {
     # option → what to use instead; "COMMAND --option" where it is gone from that command alone.
     "finetune --temperature": "Say --teacher-temperature; --temperature is eval's.",
     "calibrate --max-drop": "A cascade lets the NLL on VAL rise by 0.01 at most; see `eval --cascade`.",
-    "calibrate --budget": "A cascade saves what it can; see `eval --cascade` for what it costs.",
     "bench --cascade": "Use `eval --cascade`, which times it beside the whole model.",
     "export --cascade": "Graphs answer whole; leave it out, or use `serve`.",
     "--config": "Options go on the command line: keep them in a shell script or a Makefile.",

@@ -343,7 +343,6 @@ def _fit(
     taught = [(samples, said(samples)) for samples in asked]
     lessons = train, validation, raw, taught
     reading, words_note = _reading(engine, problem, before, *lessons, arguments)
-
     own = problem.outputs(raw)
     val = own if reading is None else problem.outputs(reading.beside(raw, validation))
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]

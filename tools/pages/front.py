@@ -157,6 +157,8 @@ ABOUT = {
     "clinc": "MiniLM (6 layers) on 3,600 queries of 60 intents of CLINC150; near: other intents, far: out-of-scope queries",
     "movies": "MiniLM on 4,000 sentences of movie reviews, good or bad; near: reviews of products, far: a newspaper",
     "topics": "MiniLM on 3,200 descriptions of Debian packages in 8 sections; near: 3 other sections, far: a newspaper",
+    "tags": "MiniLM on 3,000 descriptions of Debian packages with some of 24 tags, each a choice between yes and no; near: games, far: a newspaper",
+    "claims": "MiniLM on 3,000 pairs of such a description and a claim, which it entails, contradicts or says nothing of; near: games, far: a newspaper",
     "cifar": "DINOv2-small at 56 pixels on 4,000 images of six classes of CIFAR-10; near: the other four, far: digits and shapes of animals",
     "fashion": "Fashion-MNIST: DINOv2-small's probe, and as the single model the demo's tuned ViT; near: held-out classes, far: digits",
 }
