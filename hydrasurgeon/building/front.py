@@ -169,7 +169,7 @@ class Front:
                     entry.cost[budget.unit],
                     f"{entry.objective.name} {abs(entry.value):.3f}",
                 )
-                self.search.plan.note(f"written {budget}: {_what(entry)} at {at:.2f}x, {worth}")
+                self.options.note(f"written {budget}: {_what(entry)} at {at:.2f}x, {worth}")
         self.rungs, self.force = rungs, True
         self.search.plan.may_end = len(rungs) == len(self.search.budgets)
         self.search.state.keep(unfinished=mark_of(self.out))

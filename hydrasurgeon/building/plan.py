@@ -98,11 +98,6 @@ class Plan:
             self.ended = True
             raise TimeIsUp
 
-    def note(self, line: str) -> None:
-        """A line that stays."""
-        if self.tell is not None:
-            self.tell(line, 0, 0)
-
     def hold(self) -> None:
         """From here on time that is up ends nothing, until there is something to end with again."""
         with self._alone:  # who ends the work has done so, or sees this

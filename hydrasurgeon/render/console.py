@@ -221,8 +221,6 @@ def _bar() -> Iterator[Tick]:
         task = bar.add_task("", total=None, visible=False)
 
         def tick(what: str, done: int, total: int) -> None:
-            if not total:  # a line of its own
-                return say(what)
             if total != bar.tasks[0].total or done < bar.tasks[0].completed:  # other work
                 bar.reset(task)
             text, room = visible(what), max(console.width - NUMBERS, 1)
@@ -240,8 +238,6 @@ def _plain() -> Callable[[str, int, int], None]:
 
     def tick(what: str, done: int, total: int) -> None:
         nonlocal last, start, first, before
-        if not total:  # a line of its own
-            return say(what)
         now = time.monotonic()
         if total != before[1] or done < before[0]:  # other work has a pace of its own
             start, first = now, done

@@ -94,9 +94,8 @@ def build(options: BuildOptions) -> Built:
         sets |= {"val": [val], "ood": [open_data(spec) for spec in options.ood]}
         notes = []
     plan = _plan(options, budgets, models[0], sets, body)
-    if options.progress is not None:
-        for line in plan.lines:
-            options.progress(line, 0, 0)
+    for line in plan.lines:
+        options.note(line)
     if options.dry_run:
         return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
     state = State(options.work / STATE, _identity(models, sets, options))

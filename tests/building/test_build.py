@@ -27,6 +27,15 @@ def task(tmp_path: Path) -> Task:
     return Task(tmp_path)
 
 
+class Told:
+    """Progress of which the lines that stay are kept."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.line = lines.append
+
+    def __call__(self, what: str, done: int, total: int) -> None: ...
+
+
 class Stop:
     """Ends a build before the first command of a kind: by Ctrl-C, or as time is up."""
 
@@ -60,11 +69,7 @@ def test_the_first_file_is_there_before_anything_is_scored(
     """It meets the budget, holds a decision, and is what an early end leaves; the same command goes on."""
     stop = Stop(monkeypatch, "score")
     told: list[str] = []
-    early = task.build(
-        "early/",
-        budget="macs=0.7,1",
-        progress=lambda what, done, total: None if total else told.append(what),
-    )
+    early = task.build("early/", budget="macs=0.7,1", progress=Told(told))
     (line,) = [line for line in told if line.startswith("written")]
     name = early.front[0].name.partition(": ")[2]
     assert line == f"written macs=1: {name} at 1.00x, avg {early.estimate:.3f}"
