@@ -13,7 +13,7 @@ import re
 import string
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -92,6 +92,11 @@ class Column:
     chances: NDArray[np.float32] | None = None
     """The probability of each class, where they were given: the labels are the most probable."""
 
+    @property
+    def held(self) -> NDArray[Any]:
+        """The probabilities, where they were given, else the labels."""
+        return self.labels if self.chances is None else self.chances
+
     def at(self, rows: Any) -> Column:
         """The labels of some rows."""
         chances = None if self.chances is None else self.chances[rows]
@@ -131,36 +136,48 @@ def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
         if value is None or value == "":
             raise DataError(f"{spec}: row {row} has no label", hint=ONE_EACH)
     are_numbers = texts and all(map(NUMBER.fullmatch, values))
-    if texts and not are_numbers and not all(map(MANY.fullmatch, values)):
-        return named(spec, values)
+    are_plain = are_numbers or (texts and not all(map(MANY.fullmatch, values)))
     for row, value in enumerate(values):
-        if not are_numbers and (type(value) not in (int, float) or value != value):
+        if not are_plain and (type(value) not in (int, float) or value != value):
             raise DataError(f"{spec}: row {row} has the label {_shown(value)}", hint=ONE_EACH)
-    if all(type(value) is int or (texts and INTEGER.fullmatch(value)) for value in values):
-        return numbered(spec, values)
+    if (texts and not are_numbers) or all(map(_is_integer, values)):
+        return in_order(spec, values)
     return Column(np.array(values, dtype=np.float64))
 
 
-def numbered(spec: str, values: Sequence[Any] | NDArray[Any]) -> Column | None:
-    """Integers, perhaps as texts; None where every one is -1, which stands for no label."""
-    written = np.asarray(values).tolist()
-    distinct = sorted(set(written), key=lambda value: (int(value), str(value)))
-    numbers = tuple(int(value) for value in distinct)
+def _is_integer(value: Any) -> bool:
+    return type(value) is int or bool(INTEGER.fullmatch(str(value)))
+
+
+def _ordered(values: Iterable[Any]) -> tuple[list[Any], tuple[int, ...] | None]:
+    """Distinct names in order, and the numbers that they are, where all are numbers."""
+    names = sorted({*values})
+    if not names or not all(map(_is_integer, names)):
+        return names, None
+    names.sort(key=int)
+    return names, tuple(map(int, names))
+
+
+def in_order(spec: str, values: Sequence[Any]) -> Column | None:
+    """Names or integers, whose classes stand in their order; None where every one is -1, which
+    stands for no label.
+    """
+    names, numbers = _ordered(values)
     if numbers == (UNLABELLED,):
         return None
-    names = class_names(spec, [str(value) for value in distinct])
-    return Column(_index(distinct, written), names, numbers)
+    return named(spec, values, names, numbers)
 
 
-def named(spec: str, values: Sequence[str], names: Sequence[str] | None = None) -> Column:
-    """Names of classes, in their order as text; perhaps more than are in use."""
-    names = class_names(spec, sorted(set(values)) if names is None else names)
-    return Column(_index(names, values), names)
-
-
-def _index(distinct: Sequence[Any], values: Sequence[Any]) -> NDArray[np.int64]:
-    position = {value: i for i, value in enumerate(distinct)}
-    return np.array([position[value] for value in values], dtype=np.int64)
+def named(
+    spec: str,
+    values: Sequence[Any],
+    names: Sequence[Any],
+    numbers: tuple[int, ...] | None = None,
+) -> Column:
+    """Values by their places among the names of classes, perhaps more than are in use."""
+    position = {name: at for at, name in enumerate(names)}
+    labels = np.array([position[value] for value in values], dtype=np.int64)
+    return Column(labels, class_names(spec, [*map(str, names)]), numbers)
 
 
 def _cell(spec: str, row: int, text: str) -> Any:
@@ -187,10 +204,7 @@ def of_probabilities(spec: str, columns: Mapping[str, Sequence[Any]]) -> Column:
     """Probabilities by the names of classes: for each a column of numbers, perhaps as texts. They sum
     to 1, and the labels are the most probable.
     """
-    names, numbers = sorted(columns), None
-    if all(map(INTEGER.fullmatch, names)):
-        names.sort(key=int)
-        numbers = tuple(map(int, names))
+    names, numbers = _ordered(columns)
     _check_cells(spec, len(next(iter(columns.values()), ())), len(names))
     each = [[_chance(spec, row, cell) for row, cell in enumerate(columns[n])] for n in names]
     chances = np.array(each, dtype=np.float64).T
@@ -256,11 +270,7 @@ def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
                 f"{spec}: row {row} has the label {_shown(value)} where others have a list",
                 hint=LISTS,
             )
-    distinct = sorted({label for labels in lists for label in labels})
-    numbers = None
-    if distinct and all(INTEGER.fullmatch(str(label)) for label in distinct):
-        distinct.sort(key=int)
-        numbers = tuple(map(int, distinct))
+    distinct, numbers = _ordered(label for labels in lists for label in labels)
     _check_cells(spec, len(values), len(distinct))
     position = {label: at for at, label in enumerate(distinct)}
     holds = np.zeros((len(values), len(distinct)), dtype=np.float32)
@@ -290,7 +300,7 @@ def array_labels(spec: str, labels: NDArray[Any], names: Sequence[str] | None) -
         return Column(holds, tuple(map(str, positions)), positions, "positions")
     if labels.dtype.kind == "f":
         return Column(labels.astype(np.float64))
-    column = numbered(spec, labels)
+    column = in_order(spec, labels.tolist())
     if column is None or names is None:
         return column
     return column.named(names)
@@ -355,20 +365,28 @@ def _check_spellings(spec: str, column: Column) -> None:
             )
 
 
+ONE, LIST, WORDS = "one label", "a list of labels", "a tag for each word"
+"""What a row may have."""
+
+
+def _kind_of(labels: Labels) -> str:
+    if labels.ndim == 1:
+        return ONE
+    return WORDS if labels.dtype.kind == "i" else LIST
+
+
 def new_problem(
     spec: str, column: Column, wanted: ProblemName | None
 ) -> tuple[ProblemName, int, tuple[str, ...] | None]:
     """What kind of problem a new classifier of these labels answers, how many classes it has, and
     their names.
     """
-    labels = column.labels
     if column.numbers is None:
         _check_spellings(spec, column)
-    if labels.ndim == 2 and labels.dtype.kind == "i":
-        return "tokens", *_tags(spec, column)
-    if labels.ndim == 2:
-        return "multi_label", *new_classes(spec, column)
-    problem = wanted or OF_DTYPES[labels.dtype.kind]
+    kind = _kind_of(column.labels)
+    if kind == WORDS and column.names is None:
+        raise DataError(f"{spec}: its tags are numbers without names", hint=TAGS)
+    problem = OF_KINDS.get(kind) or wanted or OF_DTYPES[column.labels.dtype.kind]
     if problem in ONE_OUTPUT:
         return problem, 1, None
     return problem, *new_classes(spec, column)
@@ -398,6 +416,8 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
 
 OF_DTYPES: dict[str, ProblemName] = {"i": "single_label", "f": "one_logit"}
 """Kind of numbers that labels are → the problem that they are taken for."""
+OF_KINDS: dict[str, ProblemName] = {LIST: "multi_label", WORDS: "tokens"}
+"""What a row has → the problem, where it is one of a kind."""
 ONE_OUTPUT: tuple[ProblemName, ...] = ("one_logit", "number")
 """Problems that have one output, without a name."""
 
@@ -423,33 +443,33 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]
     chances = None
-    said = f"labels of {spec} are probabilities: what needs one label takes the most probable"
-    if column.chances is not None and said not in (column.note or ""):
-        notes.append(said)
-    if column.chances is not None and read is _of_classes:
-        positions = positions_of(spec, column, model)[0]
-        known = positions >= 0
-        chances = np.zeros((len(labels), model.num_classes), dtype=np.float32)
-        chances[:, positions[known]] = column.chances[:, known]
+    if column.chances is not None:
+        said = f"labels of {spec} are probabilities: what needs one label takes the most probable"
+        if said not in (column.note or ""):
+            notes.append(said)
+        if read is _of_classes:
+            chances = _of_many_labels(spec, replace(column, labels=column.chances), model)[0]
     return Column(labels, names, note="; ".join(notes) or None, chances=chances)
 
 
 def _of_classes(spec: str, column: Column, model: Model) -> Fit:
-    """One of several classes."""
+    """One of several classes, for each row or for each word that has one."""
     labels = column.labels
     if labels.dtype.kind == "f":
         row = int(np.argmax(labels != np.floor(labels)))
         raise DataError(f"{spec}: row {row} has the label {float(labels[row])}", hint=ONE_EACH)
     assert column.names is not None
-    outside = np.flatnonzero((labels < 0) | (labels >= len(column.names)))
+    known = (labels != UNLABELLED) | (labels.ndim == 1)
+    outside = np.argwhere(known & ((labels < 0) | (labels >= len(column.names))))
     if len(outside):
+        at = tuple(outside[0])
         raise DataError(
-            f"{spec}: row {outside[0]} has label {labels[outside[0]]}, it has classes "
+            f"{spec}: row {at[0]} has label {labels[at]}, it has classes "
             f"0-{len(column.names) - 1}",
             hint=OTHER_CLASSES,
         )
     positions, names, note = positions_of(spec, column, model)
-    return positions[labels], names, note
+    return np.where(known, positions[labels], UNLABELLED), names, note
 
 
 def positions_of(spec: str, column: Column, model: Model) -> Fit:
@@ -496,14 +516,13 @@ def _by_position(spec: str, column: Column, model: Model) -> Fit:
                 hint=OTHER_CLASSES,
             )
         positions[at] = numbers[at]
-    note = _in_order(f"labels of {spec} are numbers", labels) if labels else None
+    note = None
+    if labels:
+        note = (
+            f"labels of {spec} are numbers, taken as the model's classes in its order: "
+            f"0 is {labels[0]}, {count - 1} is {labels[-1]}"
+        )
     return positions, labels, note
-
-
-def _in_order(what: str, labels: Sequence[str]) -> str:
-    """The note that numbers are positions."""
-    last = len(labels) - 1
-    return f"{what}, taken as the model's classes in its order: 0 is {labels[0]}, {last} is {labels[-1]}"
 
 
 def _by_order(spec: str, column: Column, model: Model) -> Fit:
@@ -545,19 +564,11 @@ def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
     return as_text if column.reading == "sorted" else by_number
 
 
-def _numbers(column: Column) -> Labels:
-    """Labels as the numbers that were written."""
-    labels = column.labels
-    if column.numbers is not None:
-        labels = np.array(column.numbers)[labels]
-    return labels.astype(np.float64)
-
-
 def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
     """Numbers as they are; of one logit how true yes is, from 0 to 1."""
     is_logit = model.problem == "one_logit"
     least, most, hint = (0, 1, FRACTIONS) if is_logit else (-np.inf, np.inf, NUMBERS)
-    labels = _numbers(column)
+    labels = column.positions.astype(np.float64)
     if column.names is not None and column.numbers is None:
         words = YES if is_logit else ()
         wrong = next((at for at in _used(column) if column.names[at] not in words), None)
@@ -586,51 +597,13 @@ def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
     return matrix, names, note
 
 
-def _tags(spec: str, column: Column) -> tuple[int, tuple[str, ...]]:
-    if column.names is None:
-        raise DataError(f"{spec}: its tags are numbers without names", hint=TAGS)
-    return len(column.names), column.names
-
-
-def _of_tokens(spec: str, column: Column, model: Model) -> Fit:
-    """A tag for each word, by name where the data has names."""
-    labels, count = column.labels, model.num_classes
-    places, tags, note = np.arange(count), column.names or (), None
-    if column.numbers is not None and model.labels:
-        note = _in_order(f"tags of {spec} are numbers", model.labels)
-    elif column.numbers is None and model.labels is not None:
-        position = {name: at for at, name in enumerate(model.labels)}
-        places = np.array([position.get(name, -1) for name in tags], dtype=np.int64)
-    known = labels != UNLABELLED
-    used = np.unique(labels[known])
-    unknown = next((at for at in used if not 0 <= at < len(places) or places[at] < 0), None)
-    if unknown is not None:
-        name = tags[unknown] if 0 <= unknown < len(tags) else unknown
-        raise DataError(
-            f"{spec}: row {_row_of(column, unknown)}: the model has no tag "
-            f"{name}; it has {listed(model.labels or ())}",
-            hint=OTHER_CLASSES,
-        )
-    return np.where(known, places[labels], UNLABELLED), model.labels, note
-
-
-ONE, LIST, WORDS = "one label", "a list of labels", "a tag for each word"
-"""What a row may have."""
-
-
-def _kind_of(labels: Labels) -> str:
-    if labels.ndim == 1:
-        return ONE
-    return WORDS if labels.dtype.kind == "i" else LIST
-
-
 Match = Callable[[str, Column, Model], Fit]
 READ: dict[str, tuple[Match, str, str]] = {
     "single_label": (_of_classes, ONE, ONE_EACH),
     "one_logit": (_of_one_output, ONE, FRACTIONS),
     "multi_label": (_of_many_labels, LIST, LISTS),
     "number": (_of_one_output, ONE, NUMBERS),
-    "tokens": (_of_tokens, WORDS, TAGS),
+    "tokens": (_of_classes, WORDS, TAGS),
 }
 """Kind of problem → how labels are fitted to a model of it, what a row must have, and a hint; those
 of plugins are their `labels`.
@@ -700,19 +673,16 @@ def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
 
 def _used(column: Column) -> list[int]:
     """The data's classes that some row has."""
-    labels = column.labels if column.chances is None else column.chances
-    used = np.flatnonzero(labels.any(axis=0)) if labels.ndim == 2 else np.unique(labels)
-    return [int(at) for at in used]
+    if column.held.dtype.kind == "f":
+        return np.flatnonzero(column.held.any(axis=0)).tolist()
+    return np.unique(column.held[column.held != UNLABELLED]).tolist()
 
 
 def _rows_of(column: Column, at: int) -> NDArray[np.bool_]:
     """Whether each row has the data's class at this position."""
-    labels = column.labels if column.chances is None else column.chances
-    if labels.ndim == 1:
-        return labels == at
-    if labels.dtype.kind == "i":
-        return (labels == at).any(axis=1)
-    return labels[:, at] > 0
+    if column.held.dtype.kind == "f":
+        return column.held[:, at] > 0
+    return (column.held == at).reshape(len(column.held), -1).any(axis=1)
 
 
 def _row_of(column: Column, at: int) -> int:

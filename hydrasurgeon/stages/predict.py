@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.decision.file import Decision
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.measuring.predictions import Predictions
-    from hydrasurgeon.options.shared import Run
     from hydrasurgeon.runtime.answering import Engine
 
 # Batches of lines of stdin that are read at once.
@@ -164,10 +163,8 @@ class _Model:
 
     arguments: PredictOptions
     model: Engine
-    samples: Samples | None
-    """The first of the data; None where lines come on stdin."""
     pieces: Iterator[Samples]
-    """The others."""
+    """The data, all at once or some rows after others."""
     batch: int
     kept: Mapping[str, str]
     """What a row calls the columns of the data that it keeps."""
@@ -177,20 +174,13 @@ class _Model:
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the samples."""
-        if self.samples is None:
-            yield from self._typed()
-            return
-        places = _shard(self.arguments.shard, len(self.samples), self.batch)
-        groups = self.samples.groups
-        if groups is not None and "rank" in self.model.problem.columns:
-            yield self._ranked(self.samples, groups, places)
-        else:
-            yield from self._over(self.samples, places, self.arguments)
-        at = len(self.samples)
+        at = 0
         for samples in self.pieces:
-            counted = self.id_column not in samples.columns  # their numbers count on
-            for rows in self._over(samples, range(len(samples)), self.arguments):
-                yield [{**row, "id": row["id"] + at} for row in rows] if counted else rows
+            places = _shard(self.arguments.shard, len(samples), self.batch)
+            if samples.groups is not None and "rank" in self.model.problem.columns:
+                yield self._ranked(samples, samples.groups, places)
+            else:
+                yield from self._over(samples, places, at)
             at += len(samples)
 
     def write_embeddings(self, place: Path, ids: list[str]) -> None:
@@ -199,29 +189,17 @@ class _Model:
         with replacing(place) as (part,), part.open("wb") as file:
             np.savez(file, embeddings=read, ids=np.array(ids, dtype=str))
 
-    def _typed(self) -> Iterator[list[dict[str, Any]]]:
-        """Rows of the lines that come on stdin."""
-        from hydrasurgeon.data.samples import Rows
-        from hydrasurgeon.data.sources import text_pairs
-
-        at, quiet = 0, self.arguments.but(progress=None)
-        while texts := [line.rstrip("\n") for line in islice(sys.stdin, self.batch * AHEAD)]:
-            where = "stdin" if at == 0 else f"stdin from row {at} on"
-            samples: Samples = Rows(where, texts, "text")
-            if self.model.facts.inputs == "text_pair":
-                samples = text_pairs(where, [line.partition("\t")[::2] for line in texts])
-            for rows in self._over(samples, range(len(texts)), quiet):
-                yield [{**row, "id": row["id"] + at} for row in rows]
-            at += len(texts)
-
-    def _over(self, samples: Samples, places: range, run: Run) -> Iterator[list[dict[str, Any]]]:
+    def _over(
+        self, samples: Samples, places: range, before: int = 0
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Rows of some samples, `before` which others were answered."""
         from hydrasurgeon.runtime.answering import Answering
 
         model, cascade = self.model, self.model.in_stages(self.arguments.cascade)
         answering = Answering(
             [model],
             samples,
-            run,
+            self.arguments,
             order=self._order(samples, places),
             features=model.reads or self.arguments.embeddings is not None,
             cascade=cascade,
@@ -234,11 +212,11 @@ class _Model:
             """The answer to a sample, or why it could not be read."""
             if i in answers:
                 return answers.pop(i)
-            return {**self._named(samples, i), "error": failed[i]}
+            return {**self._named(samples, i, before), "error": failed[i]}
 
         for piece in answering:
             index = piece.index.tolist()
-            begun = [self._named(samples, i) for i in index]
+            begun = [self._named(samples, i, before) for i in index]
             if self.arguments.embeddings is not None:
                 features = piece.outputs.features
                 assert features is not None
@@ -296,7 +274,7 @@ class _Model:
                 "each row has a rank"
             )
             raise UsageError(what, hint="Leave it out, or split the data between groups.")
-        rows = [row for part in self._over(samples, places, self.arguments) for row in part]
+        rows = [row for part in self._over(samples, places) for row in part]
         answered = [at for at, row in enumerate(rows) if "error" not in row]
         ranks = Counter[str]()
         for at in sorted(answered, key=lambda at: -rows[at]["logit"]):
@@ -312,11 +290,15 @@ class _Model:
             rows[at]["found"] = found[groups[first + at]]
         return rows
 
-    def _named(self, samples: Samples, i: int) -> dict[str, Any]:
+    def _named(self, samples: Samples, i: int, before: int) -> dict[str, Any]:
         """What a row begins with: which sample it is of, and what is kept of the data."""
-        has_id = self.id_column in samples.columns
+        name = samples.name(i)
+        if self.id_column in samples.columns:
+            name = plain(samples.carried(self.id_column, i))
+        elif isinstance(name, int):
+            name += before
         return {
-            "id": plain(samples.carried(self.id_column, i)) if has_id else samples.name(i),
+            "id": name,
             **{key: plain(samples.carried(name, i)) for key, name in self.kept.items()},
         }
 
@@ -336,13 +318,13 @@ def _opened(arguments: PredictOptions) -> _Model:
     opened = open_any(checkpoint, arch=arguments.arch, engine=arguments.engine)
     keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
     batch = batch_size_of(arguments.batch_size)
-    pieces: Iterator[Samples] = iter(())
     first = None
     if data != "-":
         whole = _whole(opened.manifest.model, arguments)
         at_once = None if whole else batch * -(-AT_ONCE // batch)
-        pieces = _samples(data, arguments, keep, at_once)
-        first = next(pieces)
+        others = _samples(data, arguments, keep, at_once)
+        first = next(others)
+        pieces = chain([first], others)
     opened = classifying(opened, arguments, first)
     need_classes(opened.manifest, opened.path)
     opened.check_weights()
@@ -365,7 +347,25 @@ def _opened(arguments: PredictOptions) -> _Model:
     said = [opened.note, fitted_otherwise(opened, engine), *model.notes]
     if model.state is None:
         said.append(without_state(opened.name))
-    return _Model(arguments, model, first, pieces, batch, kept, tuple(filter(None, said)))
+    if first is None:
+        arguments = arguments.but(progress=None)
+        pieces = _typed(model.facts.inputs == "text_pair", batch * AHEAD)
+    return _Model(arguments, model, pieces, batch, kept, tuple(filter(None, said)))
+
+
+def _typed(pairs: bool, at_once: int) -> Iterator[Samples]:
+    """The lines that come on stdin."""
+    from hydrasurgeon.data.samples import Rows
+    from hydrasurgeon.data.sources import text_pairs
+
+    at = 0
+    while texts := [line.rstrip("\n") for line in islice(sys.stdin, at_once)]:
+        where = "stdin" if at == 0 else f"stdin from row {at} on"
+        if pairs:
+            yield text_pairs(where, [line.partition("\t")[::2] for line in texts])
+        else:
+            yield Rows(where, texts, "text")
+        at += len(texts)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def test_tags_become_the_models_by_name(tmp_path: Path) -> None:
     fitted = fit_classes(open_data(spec), model(other)).labels
     assert fitted is not None
     assert fitted.tolist() == [[1, 0, 3, 4, 0], [0, -1, -1, -1, -1]]
-    with pytest.raises(DataError, match="row 0: the model has no tag B-LOC"):
+    with pytest.raises(DataError, match="row 0: the model has no class B-LOC"):
         fit_classes(open_data(spec), model(("O", "B-PER", "I-PER")))
     single = open_data(lines(tmp_path / "one.jsonl", [{"text": "a", "label": "b"}]))
     with pytest.raises(DataError, match="where a tag for each word is due"):
@@ -242,7 +242,7 @@ def test_numbers_are_tags_of_the_model(tmp_path: Path) -> None:
     fitted = fit_classes(samples, model())
     assert (np.asarray(fitted.labels).tolist(), fitted.classes) == ([[3, 0], [4, -1]], NAMES)
     assert "in its order: 0 is O, 4 is I-PER" in (fitted.note or "")
-    with pytest.raises(DataError, match="row 1: the model has no tag 4"):
+    with pytest.raises(DataError, match="row 1 has label 4, it has classes 0-3"):
         fit_classes(samples, model(NAMES[:4]))
 
 
