@@ -464,8 +464,7 @@ def _of_classes(spec: str, column: Column, model: Model) -> Fit:
     if len(outside):
         at = tuple(outside[0])
         raise DataError(
-            f"{spec}: row {at[0]} has label {labels[at]}, it has classes "
-            f"0-{len(column.names) - 1}",
+            f"{spec}: row {at[0]} has label {labels[at]}, it has classes 0-{len(column.names) - 1}",
             hint=OTHER_CLASSES,
         )
     positions, names, note = positions_of(spec, column, model)

@@ -44,8 +44,6 @@ from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 Group = Literal["near", "far"]
 Shift = tuple[str, int | None]
 """The name and the severity of a shifted set."""
-Fits = Callable[[tuple[int, ...]], bool]
-"""Whether a tensor has a shape that it may have."""
 
 ABOUT = "hydrasurgeon.predictions"
 """Header key of what the file says of itself."""
@@ -153,19 +151,18 @@ def read_predictions(path: Path) -> Predictions:
     """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits` or
     `.scores.<score>`.
     """
-    file = _opened(path)
-    about = _about(path, file)
-    contents, logits = _told(path, file, about)
+    contents = _Contents(path)
+    about, logits = contents.about, contents.answers
     shifts = {}
     for shift in about.shift:
         key = f"shift.{_key(*shift)}"
-        said = contents.logits(f"{key}.logits", like=logits)
+        said = contents.logits(f"{key}.logits")
         shifts[shift] = Outputs(said, None, contents.labels(f"{key}.labels", of=said))
     labels = contents.labels("labels", of=logits)
     scores = {"": contents.scores("scores.", rows=len(logits))}
     ood = {}
     for name in dict.fromkeys([*dict(about.ood), *contents.ood_names()]):
-        ood[name], scores[name] = contents.ood_set(name, like=logits)
+        ood[name], scores[name] = contents.ood_set(name)
     return Predictions(
         name=about.name or path.name.removesuffix(".safetensors"),
         kind=about.kind,
@@ -179,43 +176,26 @@ def read_predictions(path: Path) -> Predictions:
     )
 
 
-def _told(path: Path, file: TensorFile, about: _About) -> tuple[_Contents, ndarray]:
-    """A file whose kind of problem it says, or its answers tell; and these."""
-    named = SINGLE if about.problem is None else PROBLEMS[about.problem]
-    contents = _Contents(path, file, named)
-    logits = contents.logits("logits")
-    usual = "number" if VALUES in file.infos else usual_problem(logits.shape[-1])
-    return replace(contents, problem=PROBLEMS[about.problem or usual]), logits
-
-
 def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> Predictions:
     """Logits, probabilities or `values` of numbers, `features`, `ids` and `names` where there are some, and the labels
     that are wanted; with as many members, classes and features as `like`.
     """
-    file = _opened(path)
-    (contents, logits), tensors = _told(path, file, _about(path, file)), Tensors([file])
-    if like is not None:
-        contents.check_like("logits", logits, like.logits)
+    contents = _Contents(path)
+    logits, rows = contents.answers, len(contents.answers)
     if logits.shape[-1] < 2 and contents.problem.scores:
         hint = "Of one logit z make two, 0 and z; of a probability p make two, 1 - p and p."
         raise DataError(
             f"{path}: answers of one class, which leave nothing to choose between", hint=hint
         )
-    features = contents.features(logits) if "features" in file.infos else None
-    outputs = Outputs(logits, features, contents.labels("labels", of=logits) if labelled else None)
-    widths = [
-        None if each is None or each.features is None else each.features.shape[-1]
-        for each in (outputs, like)
-    ]
-    if like is not None and widths[0] != widths[1]:
-        width, expected = (
-            "no features" if each is None else f"features of width {each}" for each in widths
-        )
-        raise DataError(f"{path}: expected {expected}, as the other files have, found {width}")
-    source = Input(name=path.name, sha256=weights_sha256(tensors, tensors.digests()))
-    names = contents.listed("names", logits.shape[-1], "classes")
-    if names is not None:
-        names = list(class_names(str(path), names))
+    outputs = Outputs(logits, contents.features())
+    if labelled:
+        outputs = replace(outputs, labels=contents.labels("labels", of=logits))
+    found, expected = (_sizes_of(each) for each in (outputs, like or outputs))
+    if found != expected:
+        raise DataError(f"{path}: expected {expected}, as the other files have, found {found}")
+    names = None
+    if (listed := contents.listed("names", logits.shape[-1], "classes")) is not None:
+        names = class_names(str(path), listed)
         if len(set(names)) < len(names):
             raise DataError(f"{path}: names holds a name twice")
     return Predictions(
@@ -223,11 +203,20 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
         "unknown",
         outputs,
         problem=contents.problem,
-        source=source,
-        ids=contents.listed("ids", len(logits), "rows"),
-        names=None if names is None else tuple(names),
-        read=contents.words(len(logits)),
+        source=contents.source,
+        ids=contents.listed("ids", rows, "rows"),
+        names=names,
+        read=contents.words(rows),
     )
+
+
+def _sizes_of(outputs: Outputs) -> str:
+    """What answers of one model have in common."""
+    members, classes = outputs.logits.shape[1], outputs.logits.shape[-1]
+    features = "no features"
+    if outputs.features is not None:
+        features = f"features of width {outputs.features.shape[-1]}"
+    return f"{members} members, {classes} classes and {features}"
 
 
 def is_predictions(spec: str | Path) -> bool:
@@ -240,12 +229,12 @@ def is_predictions(spec: str | Path) -> bool:
 
 def read_answers(path: Path, samples: Samples) -> tuple[ndarray, Input]:
     """Logits for exactly these samples, in their order; DataError where they are for others."""
-    given = read_outputs(
-        path, labelled="labels" in _opened(path).infos and samples.labels is not None
-    )
-    outputs = given.outputs
-    data, rows = _about(path, _opened(path)).data, len(outputs.logits)
-    alike = outputs.labels is None or outputs.labels.tolist() == np.asarray(samples.labels).tolist()
+    contents = _Contents(path)
+    logits, rows, data = contents.answers, len(contents.answers), contents.about.data
+    alike = True
+    if "labels" in contents.file.infos and samples.labels is not None:
+        labels = contents.labels("labels", of=logits)
+        alike = labels.tolist() == np.asarray(samples.labels).tolist()
     if rows != len(samples) or not alike or data not in (None, samples.fingerprint()["sha256"]):
         raise DataError(
             (
@@ -257,7 +246,7 @@ def read_answers(path: Path, samples: Samples) -> tuple[ndarray, Input]:
                 "and --seed."
             ),
         )
-    return outputs.logits, given.source
+    return logits, contents.source
 
 
 def _about(path: Path, file: TensorFile) -> _About:
@@ -320,28 +309,40 @@ class _About(BaseModel):
         return self
 
 
-@dataclass(frozen=True)
 class _Contents:
     """The tensors of a predictions file; what the header says of one is checked before it is read."""
 
-    path: Path
-    file: TensorFile
-    problem: Problem = SINGLE
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, _opened(path)
+        self.about = _about(path, self.file)
+        self.problem = PROBLEMS[self.about.problem or SINGLE.name]
+        if "logits" not in self.file.infos and VALUES in self.file.infos:
+            usual: ProblemName = "number"
+            self.answers = self._finite(VALUES, ("sample", "member"), {})[..., None]
+        else:
+            self.answers = self._logits("logits", {})
+            usual = usual_problem(self.answers.shape[-1])
+        self.problem = PROBLEMS[self.about.problem or usual]
+
+    @property
+    def source(self) -> Input:
+        """What the file is called, and hashes to."""
+        tensors = Tensors([self.file])
+        return Input(name=self.path.name, sha256=weights_sha256(tensors, tensors.digests()))
 
     def ood_names(self) -> list[str]:
         """The sets that tensors are called after."""
         matches = map(OF_SET.fullmatch, sorted(self.file.infos))
         return self._names([match[1] for match in matches if match is not None], "a set")
 
-    def ood_set(self, name: str, *, like: ndarray) -> tuple[Outputs, dict[str, ndarray]]:
+    def ood_set(self, name: str) -> tuple[Outputs, dict[str, ndarray]]:
         """Logits, scores, or both, of as many samples."""
         logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
         scored = [each for each in self.file.infos if each.startswith(prefix)]
         if self._stored(logits) in self.file.infos or not scored:
-            said = self.logits(logits, like=like)
+            said = self.logits(logits)
         else:
-            shape = self.file.infos[scored[0]].shape
-            said = np.zeros((shape[0] if shape else 0, 0, 0))
+            said = np.zeros((next(iter(self.file.infos[scored[0]].shape), 0), 0, 0))
         return Outputs(said, None), self.scores(prefix, rows=len(said))
 
     def scores(self, prefix: str, *, rows: int) -> dict[str, Float[ndarray, " sample"]]:
@@ -349,11 +350,8 @@ class _Contents:
         names = [
             name.removeprefix(prefix) for name in sorted(self.file.infos) if name.startswith(prefix)
         ]
-        wanted = f"floating-point, one for each of {rows}"
         return {
-            name: self._finite(
-                prefix + name, lambda shape: shape == (rows,) != (0,), wanted
-            ).astype(np.float64)
+            name: self._finite(prefix + name, ("sample",), {"sample": rows}).astype(np.float64)
             for name in self._names(names, "a score")
         }
 
@@ -364,41 +362,22 @@ class _Contents:
                 raise DataError(f"{self.path}: {name[:80]!r} is no name of {of}")
         return list(dict.fromkeys(names))
 
-    def logits(
-        self, name: str, *, like: ndarray | None = None
-    ) -> Float[ndarray, "sample member *klass"]:
-        """Finite, for one member or several; with as many members and classes as `like`."""
-        if name not in self.file.infos and VALUES in self.file.infos:
-            wanted = "floating-point [sample] or [sample, member]"
-            values = self._finite(VALUES, lambda shape: len(shape) in (1, 2) and all(shape), wanted)
-            return values.reshape(len(values), -1, 1)
-        axes = self.problem.axes
-        wanted, most = f"floating-point [{', '.join(axes)}]", len(axes)
+    def logits(self, name: str) -> Float[ndarray, "sample member *klass"]:
+        """Those of another set, of as many members and classes as the file's own."""
+        shape = self.answers.shape
+        return self._logits(name, {"member": shape[1], "class": shape[-1]})
+
+    def _logits(self, name: str, sizes: Mapping[str, int]) -> ndarray:
         stored = self._stored(name)
-        logits = self._finite(
-            stored, lambda shape: len(shape) in (most - 1, most) and all(shape), wanted
-        )
-        logits = logits if logits.ndim == most else logits[:, None]
+        logits = self._finite(stored, self.problem.axes, sizes)
         if stored != name:
-            logits = self._logarithms(stored, logits)
-        elif self._distributions(logits):
+            return self._logarithms(stored, logits)
+        if self._distributions(logits):
             raise DataError(
                 f"{self.path}: {name} holds probabilities: each row is of 0 to 1 and sums to 1",
                 hint=f"Call it {name.replace('logits', 'probabilities')}, or give logarithms.",
             )
-        if like is not None:
-            self.check_like(stored, logits, like)
         return logits
-
-    def check_like(self, name: str, logits: ndarray, like: ndarray) -> None:
-        """Refuse answers of other members or classes."""
-        members, classes = logits.shape[1], logits.shape[-1]
-        if (members, classes) != (like.shape[1], like.shape[-1]):
-            raise DataError(
-                f"{self.path}: {name} has {members} members and {classes} classes, logits has "
-                f"{like.shape[1]} and"
-                f" {like.shape[-1]}"
-            )
 
     def _stored(self, name: str) -> str:
         """What holds these logits: themselves, or the probabilities they would give."""
@@ -433,8 +412,7 @@ class _Contents:
         if text is not None:
             values = parse_json(text, f"{self.path}: {name}", most=MAX_LISTED, error=DataError)
         elif info is not None:
-            dtype = self._checked(name, INTEGERS, lambda shape: len(shape) == 1, "text or integers")
-            values = self.file.read(name).view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}").tolist()
+            values = self._array(name, INTEGERS, (of,), {}).tolist()
         else:
             return None
         plain = isinstance(values, list) and all(type(value) in (str, int) for value in values)
@@ -449,52 +427,35 @@ class _Contents:
             return WordIds.of([str(text) for text in texts])
         if "tokens" not in self.file.infos:
             return None
-        wanted = f"integer [{rows}, longest]"
-        ids = self._integers("tokens", lambda at: len(at) == 2 and at[0] == rows, wanted)
+        ids = self._array("tokens", INTEGERS, ("row", "token"), {"row": rows})
         if ids.max(initial=0) >= MOST:
             raise DataError(f"{self.path}: tokens must lie below {MOST:,}")
         return WordIds.of(ids)
 
-    def features(self, logits: ndarray) -> Float[ndarray, "sample member width"]:
+    def features(self) -> Float[ndarray, "sample member width"] | None:
         """What the classifier of each member read."""
-        rows, members = logits.shape[:2]
-        shapes = (rows, members) if members > 1 else (rows,), (rows, members)
-        wanted = f"floating-point [{rows}, {members}, width]"
-        features = self._finite(
-            "features", lambda shape: shape[:-1] in shapes and shape[-1] > 0, wanted
-        )
-        return features if features.ndim == 3 else features[:, None]
+        if "features" not in self.file.infos:
+            return None
+        rows, members = self.answers.shape[:2]
+        sizes = {"sample": rows, "member": members}
+        return self._finite("features", ("sample", "member", "width"), sizes)
 
     def groups(self, rows: int) -> Int[ndarray, " sample"] | None:
         """Which query each row belongs to."""
         if "groups" not in self.file.infos:
             return None
-        self._checked(
-            "groups", ("I64",), lambda shape: shape == (rows,), f"int64, one for each of {rows}"
-        )
-        return self.file.read("groups").view("<i8")
+        return self._array("groups", ("I64",), ("sample",), {"sample": rows})
 
     def labels(self, name: str, *, of: ndarray) -> ndarray:
         """Class numbers, −1 for a word that has none; or numbers."""
         problem, info = self.problem, self.file.infos.get(name)
         sizes = dict(zip(problem.axes, of.shape, strict=True))
-        shape = tuple(sizes[axis] for axis in problem.label_axes)
-        words = "word" in problem.label_axes  # of which labels may know more than logits
-
-        def fits(found: tuple[int, ...]) -> bool:
-            longer = words and len(found) == 2 and found[1] > shape[1]
-            return found == shape or (longer and found[0] == shape[0])
-
-        rows = "x".join(map(str, shape))
+        words = "word" in problem.label_axes
         low, high = problem.numbers or (UNLABELLED if words else 0, sizes["class"] - 1)
         if problem.numbers is None or (info is not None and info.dtype in INTEGERS):
-            values = self._integers(
-                name, fits, f"integer, one for each of the {rows} rows of logits"
-            )
+            values = self._array(name, INTEGERS, problem.label_axes, sizes).astype("i8")
         else:
-            values = self._finite(
-                name, fits, f"floating-point, one for each of the {rows} rows of logits"
-            )
+            values = self._finite(name, problem.label_axes, sizes)
         wrong = np.argwhere((values < low) | (values > high))
         if len(wrong):
             row, value = wrong[0][0], values[tuple(wrong[0])]
@@ -504,13 +465,12 @@ class _Contents:
             )
         return values if problem.numbers is None else values.astype(np.float64)
 
-    def _integers(self, name: str, fits: Fits, wanted: str) -> ndarray:
-        dtype = self._checked(name, INTEGERS, fits, wanted)
-        values = self.file.read(name).view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
-        return values.astype("i8").reshape(self.file.infos[name].shape)
-
-    def _checked(self, name: str, dtypes: Sequence[str], fits: Fits, wanted: str) -> str:
-        """The dtype of a tensor that is there, and as it should be."""
+    def _array(
+        self, name: str, dtypes: Sequence[str], axes: Sequence[str], sizes: Mapping[str, int]
+    ) -> ndarray:
+        """A tensor that is there, and as it should be: no axis is empty, and of `sizes` each has as
+        many; the axis of a single member may be left out.
+        """
         info = self.file.infos.get(name)
         if info is None:
             hint = (
@@ -518,15 +478,27 @@ class _Contents:
                 "OOD sets may have scores"
             )
             raise DataError(f"{self.path}: tensor {name} is missing", hint=f"{hint} instead.")
-        if info.dtype not in dtypes or not fits(info.shape):
+        shape = info.shape
+        if "member" in axes and len(shape) == len(axes) - 1:
+            shape = (*shape[:1], 1, *shape[1:])
+        # Labels may know more words than logits.
+        fits = len(shape) == len(axes) and all(
+            size > 0 and (size == sizes.get(axis, size) or (axis == "word" and size > sizes[axis]))
+            for axis, size in zip(axes, shape, strict=True)
+        )
+        if info.dtype not in dtypes or not fits:
+            kind = "floating-point" if dtypes is FLOATS else "integer"
+            wanted = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
             raise DataError(
-                f"{self.path}: {name} must be {wanted}, found {info.dtype} {info.shape}"
+                f"{self.path}: {name} must be {kind} [{wanted}], found {info.dtype} {info.shape}"
             )
-        return info.dtype
+        raw = self.file.read(name).reshape(shape)
+        if info.dtype == "BF16":  # which numpy has not: in float32
+            return (raw.astype("u4") << 16).view("f4")
+        return raw.view(f"<{info.dtype[0].lower()}{int(info.dtype[1:]) // 8}")
 
-    def _finite(self, name: str, fits: Fits, wanted: str) -> ndarray:
-        dtype = self._checked(name, FLOATS, fits, wanted)
-        tensor = _floats(self.file.read(name), dtype)
+    def _finite(self, name: str, axes: Sequence[str], sizes: Mapping[str, int]) -> ndarray:
+        tensor = self._array(name, FLOATS, axes, sizes)
         # In float32: sums and quotients of float64's largest numbers would overflow.
         with np.errstate(over="ignore"):
             parts = (part.astype(np.float32) for part in in_pieces(tensor, 1 << 12))
@@ -540,13 +512,6 @@ class _Contents:
                 )
             raise DataError(f"{self.path}: {name} holds values that are not finite", hint=hint)
         return tensor
-
-
-def _floats(raw: ndarray, dtype: str) -> ndarray:
-    """Bytes of a file in their own precision; bfloat16, which numpy has not, in float32."""
-    if dtype == "BF16":
-        return (raw.astype("u4") << 16).view("f4")
-    return raw.view(f"<f{int(dtype[1:]) // 8}")
 
 
 def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:

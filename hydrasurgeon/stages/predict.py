@@ -324,7 +324,7 @@ def _opened(arguments: PredictOptions) -> _Model:
         at_once = None if whole else batch * -(-AT_ONCE // batch)
         others = _samples(data, arguments, keep, at_once)
         first = next(others)
-        pieces = chain([first], others)
+        pieces: Iterator[Samples] = chain([first], others)
     opened = classifying(opened, arguments, first)
     need_classes(opened.manifest, opened.path)
     opened.check_weights()

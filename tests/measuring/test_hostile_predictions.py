@@ -99,7 +99,7 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     ("beyond float32", {"logits": torch.full((6, 2, 3), 1e300, dtype=torch.float64)}, "not finite"),
     ("labels of floats", {"labels": torch.arange(6).float()}, "labels must be integer"),
     ("labels of booleans", {"labels": torch.ones(6, dtype=torch.bool)}, "labels must be integer"),
-    ("too few labels", {"labels": torch.arange(3)}, "one for each of the 6 rows"),
+    ("too few labels", {"labels": torch.arange(3)}, "labels must be integer [sample=6]"),
     ("labels in a column", {"labels": torch.arange(6)[:, None]}, "labels must be integer"),
     (
         "a label of no class",
@@ -114,12 +114,12 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     (
         "other classes for OOD",
         {"ood.a.logits": torch.randn(4, 2, 5)},
-        "ood.a.logits has 2 members and 5 classes, logits has 2 and 3",
+        "ood.a.logits must be floating-point [sample, member=2, class=3], found F32 (4, 2, 5)",
     ),
     (
         "other members for OOD",
         {"ood.b.logits": torch.randn(4, 3, 3)},
-        "ood.b.logits has 3 members and 3 classes",
+        "ood.b.logits must be floating-point [sample, member=2, class=3], found F32 (4, 3, 3)",
     ),
     (
         "a shift without labels",
@@ -134,7 +134,7 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     (
         "a shift of other classes",
         {"shift.fog.1.logits": torch.randn(4, 2, 9)},
-        "shift.fog.1.logits has 2 members and 9 classes",
+        "shift.fog.1.logits must be floating-point [sample, member=2, class=3]",
     ),
     (
         "a shift with a label of no class",

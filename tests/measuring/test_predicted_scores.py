@@ -101,19 +101,19 @@ def test_scores_are_columns_beside_functions_of_the_logits(tmp_path: Path) -> No
     [
         (
             {"ood__a__scores__vilu": torch.zeros(29)},
-            r"ood\.a\.scores\.vilu must be floating-point, one for each of 30, found F32 \(29,\)",
+            r"ood\.a\.scores\.vilu must be floating-point \[sample=30\], found F32 \(29,\)",
         ),
         (
             {"scores__vilu": torch.zeros(40, 1)},
-            r"scores\.vilu must be floating-point, one for each of 40",
+            r"scores\.vilu must be floating-point \[sample=40\]",
         ),
         ({"scores__vilu": torch.zeros(40, dtype=torch.int64)}, "found I64"),
         ({"ood__b__scores__vilu": torch.zeros(0)}, r"found F32 \(0,\)"),
         (
             {"ood__b__scores__vilu": torch.tensor(1.0)},
-            r"must be floating-point, one for each of 0, found F32 \(\)",
+            r"must be floating-point \[sample=0\], found F32 \(\)",
         ),
-        ({"ood__b__scores__other": torch.zeros(19)}, "one for each of 20, found"),
+        ({"ood__b__scores__other": torch.zeros(19)}, r"floating-point \[sample=20\], found"),
         (
             {"scores__vilu": torch.full((40,), float("nan"))},
             r"scores\.vilu holds values that are not finite",

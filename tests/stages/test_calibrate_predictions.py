@@ -185,15 +185,15 @@ BROKEN: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "few": (lambda a: {k: v[:12] for k, v in a.items()}, "at least 20"),
     "other width": (
         lambda a: a | {"features": a["features"][..., :4]},
-        "expected features of width 4",
+        "classes and features of width 4, as the other files have, found",
     ),
     "no features": (
         lambda a: {k: v for k, v in a.items() if k != "features"},
-        "expected no features",
+        "classes and no features, as the other files have, found",
     ),
     "other members": (
         lambda a: {k: np.repeat(v, 2, 1) if v.ndim == 3 else v for k, v in a.items()},
-        "logits has 2 and 3",
+        "expected 2 members, 3 classes and features of width 5, as the other files have, found 1",
     ),
 }
 
