@@ -119,9 +119,8 @@ def ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
             return wanted(session, outputs)(inputs)
         options = RunOptions()
         with ThreadPoolExecutor(1) as pool:
-            made = pool.submit(wanted(session, outputs, options), inputs)
             try:
-                return made.result()
+                return pool.submit(wanted(session, outputs, options), inputs).result()
             except BaseException:
                 options.terminate = True
                 raise
