@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -120,7 +120,10 @@ def ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
         options = RunOptions()
         with ThreadPoolExecutor(1) as pool:
             try:
-                return pool.submit(wanted(session, outputs, options), inputs).result()
+                made = pool.submit(wanted(session, outputs, options), inputs)
+                while not wait([made], POLL / 1000).done:
+                    pass  # a signal that came just before the waiting wakes nobody
+                return made.result()
             except BaseException:
                 options.terminate = True
                 raise
