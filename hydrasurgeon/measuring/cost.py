@@ -114,18 +114,13 @@ def tokens_of(inputs: Any) -> int | None:
 def macs(model: nn.Module, inputs: Any) -> int:
     """Multiply-adds of matrix products, convolutions and attention for one sample."""
     with without_padding(model):
-        # What each member computes once, a zero-shot model's class features, is no cost of a
-        # sample.
-        model(first_sample(inputs))
-        with MultiplyAdds() as counter:
-            model(first_sample(inputs))
-    return counter.count
+        return _counted(lambda: model(first_sample(inputs)))[1]
 
 
 @contextmanager
 def without_padding(model: nn.Module) -> Iterator[None]:
     """Members one by one: side by side, those with fewer heads than others are padded."""
-    hydras = [module for module in model.modules() if isinstance(module, Hydra)]
+    hydras = _hydras(model)
     modes = [hydra.mode for hydra in hydras]
     for hydra in hydras:
         hydra.mode = "apart"
@@ -192,7 +187,9 @@ def stage_macs(model: Engine, inputs: Any) -> StageMacs:
 
 
 def _counted(call: Any) -> tuple[Any, int]:
-    """What a call gives, and its multiply-adds; what is computed once is no cost of a sample."""
+    """What a call gives, and its multiply-adds; what each member computes once, a zero-shot model's
+    class features, is no cost of a sample.
+    """
     call()
     with MultiplyAdds() as counter:
         result = call()
@@ -328,8 +325,11 @@ def peak_bytes(model: nn.Module, call: Callable[[], object]) -> int:
 
 
 def _copied(model: nn.Module) -> int:
-    hydras = [module for module in model.modules() if isinstance(module, Hydra)]
-    return sum(copy.nbytes for hydra in hydras for copy in hydra.copies)
+    return sum(copy.nbytes for hydra in _hydras(model) for copy in hydra.copies)
+
+
+def _hydras(model: nn.Module) -> list[Hydra]:
+    return [module for module in model.modules() if isinstance(module, Hydra)]
 
 
 def _peak_of_pass(model: nn.Module, call: Callable[[], object]) -> int:

@@ -328,14 +328,10 @@ def _ood(
                 values[f"{group}.{name}"] = mean
         return values
 
-    figures, intervals = dict[str, dict[str, float]](), dict[str, dict[str, Interval]]()
-    for name, value in measures(*row.everything).items():
-        place, _, metric = name.partition(".")
-        figures.setdefault(place, {})[metric] = value.item()
+    figures = _by_place({name: value.item() for name, value in measures(*row.everything).items()})
+    intervals = dict[str, dict[str, Any]]()
     if ci is not None and ranked:
-        for name, ends in bootstrap(measures, *row.counts, level=ci, seed=seed).items():
-            place, _, metric = name.partition(".")
-            intervals.setdefault(place, {})[metric] = ends
+        intervals = _by_place(bootstrap(measures, *row.counts, level=ci, seed=seed))
     ood = []
     for at, (name, scores) in enumerate(row.foreign.items()):
         used, *others = scores
@@ -354,6 +350,15 @@ def _ood(
         if group in figures
     }
     return tuple(ood), averages
+
+
+def _by_place(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """{"place.name": value} → {place: {name: value}}."""
+    placed: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        place, _, name = key.partition(".")
+        placed.setdefault(place, {})[name] = value
+    return placed
 
 
 def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:

@@ -335,6 +335,8 @@ class Problem(ABC):
     """Those of logits."""
     label_axes: ClassVar[tuple[str, ...]] = ("sample",)
     """Those of labels."""
+    one_class: ClassVar[bool] = False
+    """Whether OOD scores see one class alone."""
     numbers: ClassVar[tuple[float, float] | None] = None
     """Between which labels lie, where they are no class numbers."""
     link: ClassVar[Link | None] = "softmax"
@@ -368,6 +370,8 @@ class Problem(ABC):
 
     def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
         """A classifier's weight and bias as OOD scores take them; one logit's are of no and yes."""
+        if self.one_class:
+            return weight[:1], bias[:1]
         return yes_or_no(weight.T).T, yes_or_no(bias)
 
     def choices(
@@ -383,7 +387,14 @@ class Problem(ABC):
         return SurgeryError(f"this is for models that choose one class, and not {self.name}")
 
     def outputs(self, outputs: Outputs) -> Outputs:
-        """Logits and labels as decisions take them."""
+        """Logits and labels as decisions take them; where OOD scores see one class, the labels are
+        the shares.
+        """
+        if self.one_class:
+            labels = None
+            if outputs.labels is not None:
+                labels = np.zeros(len(outputs.labels), dtype=np.int64)
+            return Outputs(outputs.logits, outputs.features, labels, outputs.labels)
         return Outputs(self.read(outputs.logits), outputs.features, outputs.labels)
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:

@@ -128,6 +128,7 @@ class Numbers(Problem):
     name: ClassVar[ProblemName] = "number"
     in_torch = "hydrasurgeon.runtime.kinds:OfNumbers"
     trained_by = "hydrasurgeon.tuning.losses:OfNumbers"
+    one_class = True
     numbers = (-math.inf, math.inf)
     link = "square"
     scores = ()
@@ -157,16 +158,6 @@ class Numbers(Problem):
 
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return logits[..., :1]
-
-    def outputs(self, outputs: Outputs) -> Outputs:
-        """OOD scores see one class; the numbers are the shares."""
-        labels = None
-        if outputs.labels is not None:
-            labels = np.zeros(len(outputs.labels), dtype=np.int64)
-        return Outputs(outputs.logits, outputs.features, labels, outputs.labels)
-
-    def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
-        return weight[:1], bias[:1]
 
     def constants(self, record: Decision) -> Constants:
         return {"joint": record.joint, "conformal": record.conformal}

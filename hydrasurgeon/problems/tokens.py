@@ -71,6 +71,7 @@ class Tokens(Problem):
     scores = LOGITS.keys()
     features = ("mds", "maha++", "residual", "knn")
     axes = ("text", "member", "word", "class")
+    one_class = True
     label_axes = ("text", "word")
     link = None
     columns: ClassVar = {
@@ -101,16 +102,6 @@ class Tokens(Problem):
 
     def read(self, logits: Float[ndarray, "text member word klass"]) -> ndarray:
         return logits
-
-    def outputs(self, outputs: Outputs) -> Outputs:
-        """OOD scores see one class; the tags are the shares."""
-        labels = None
-        if outputs.labels is not None:
-            labels = np.zeros(len(outputs.labels), dtype=np.int64)
-        return Outputs(outputs.logits, outputs.features, labels, outputs.labels)
-
-    def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
-        return weight[:1], bias[:1]
 
     def choices(
         self, logits: Float[ndarray, "text member word klass"], labels: ndarray | None = None

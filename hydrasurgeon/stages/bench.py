@@ -141,10 +141,16 @@ def bench(options: BenchOptions) -> Benched:
             options.json_, option="--json", force=options.force, inputs=options.sources
         )
     if options.engine == "all":
-        benched = _every_engine(options, batches)
-        if report is not None:
-            write_text(report, json.dumps(benched.model_dump(), indent=1) + "\n")
-        return benched
+        benched = _every_engine(options, batches, dtypes)
+    else:
+        benched = _side_by_side(options, batches, dtypes)
+    if report is not None:
+        write_text(report, json.dumps(benched.model_dump(), indent=1) + "\n")
+    return benched
+
+
+def _side_by_side(options: BenchOptions, batches: Sequence[int], dtypes: Sequence[str]) -> Benched:
+    """All contenders, each in all dtypes."""
     entries = _entries(options)
     _check_alike(entries)
     device = device_of(options.device)
@@ -153,9 +159,9 @@ def bench(options: BenchOptions) -> Benched:
     ]
     notes += _measure(entries, batches, dtypes, device, options)
     single = next((e.macs for e in entries if e.kind == "single"), None)
-    benched = Benched(
+    return Benched(
         machine=machine(device),
-        settings=_settings(options, batches),
+        settings=_settings(options, batches, dtypes),
         results=tuple(
             Contender(
                 macs_ratio=each.macs / single if single else None,
@@ -165,22 +171,21 @@ def bench(options: BenchOptions) -> Benched:
         ),
         notes=tuple(dict.fromkeys(notes)),
     )
-    if report is not None:
-        write_text(report, json.dumps(benched.model_dump(), indent=1) + "\n")
-    return benched
 
 
-def _settings(options: BenchOptions, batches: Sequence[int]) -> dict[str, Any]:
+def _settings(
+    options: BenchOptions, batches: Sequence[int], dtypes: Sequence[str]
+) -> dict[str, Any]:
     """What decided how long it took."""
     return {
         "batch": batches,
-        "dtype": [part.strip() for part in options.dtype.split(",")],
+        "dtype": dtypes,
         **{name: getattr(options, name) for name in ("runs", "seed")},
         **({} if options.data is None else {"data": portable(options.data)}),
     }
 
 
-def _every_engine(options: BenchOptions, batches: Sequence[int]) -> Benched:
+def _every_engine(options: BenchOptions, batches: Sequence[int], dtypes: Sequence[str]) -> Benched:
     """One checkpoint in every engine that this processor runs it in."""
     if len(options.checkpoints) != 1 or options.vs or options.backbone is not None:
         hint = "Give one, without --vs and --backbone."
@@ -226,7 +231,7 @@ def _every_engine(options: BenchOptions, batches: Sequence[int]) -> Benched:
     notes = [first.note, fitted_otherwise(opened[best], use)]
     return Benched(
         machine=machine(cpu),
-        settings=_settings(options, batches),
+        settings=_settings(options, batches, dtypes),
         engines=tuple(timed),
         use=use,
         notes=tuple(filter(None, notes)),

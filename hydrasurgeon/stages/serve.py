@@ -363,12 +363,13 @@ def _token(variable: str | None) -> str | None:
     """What an environment variable holds."""
     if variable is None:
         return None
-    if not os.environ.get(variable):
+    token = os.environ.get(variable)
+    if not token:
         raise UsageError(
             f"--token-env {variable}: this variable is not set",
             hint=f"Set it: {variable}=… hydrasurgeon serve …",
         )
-    return os.environ[variable]
+    return token
 
 
 def _first(reads: str, transform: Callable[[Any], Any]) -> Any:
@@ -409,15 +410,11 @@ def _place(path: PathLike, sources: list[Any]) -> Path:
     return output_file(path, option="--answers", force=True, inputs=sources)
 
 
-@contextlib.contextmanager
-def _kept(place: Path | None) -> Iterator[Appended | None]:
+def _kept(place: Path | None) -> contextlib.AbstractContextManager[Appended | None]:
     """The file that answers are appended to, if there is to be one."""
     if place is None:
-        yield None
-        return
+        return contextlib.nullcontext()
     try:
-        kept = Appended(place)
+        return contextlib.closing(Appended(place))
     except OSError as error:
         raise not_written(place, error, "Give --answers another place.") from error
-    with contextlib.closing(kept):
-        yield kept

@@ -48,10 +48,14 @@ class OfClasses:
         """The loss towards the mean of what teachers say, [sample, member, klass] each:
         T²·KL(mean of the teachers' members ‖ model), a mean over samples and labels.
         """
+        return temperature**2 * self.diverging(logits, teachers, temperature).mean()
+
+    def diverging(self, logits: Tensor, teachers: Sequence[Tensor], temperature: float) -> Tensor:
+        """KL(mean of the teachers' members ‖ model) of each choice."""
         warmed = [self.choices(each.to(logits) / temperature).softmax(dim=-1) for each in teachers]
         mean = torch.cat(warmed, dim=1).mean(dim=1)
         logs = self.choices(logits / temperature).log_softmax(dim=-1)
-        return temperature**2 * kl_div(logs, mean, reduction="none").sum(dim=-1).mean()
+        return kl_div(logs, mean, reduction="none").sum(dim=-1)
 
 
 class OfYesNo(OfClasses):
@@ -140,14 +144,9 @@ class OfTokens(OfClasses):
     ) -> Tensor:
         """A mean over the words of each text."""
         words = logits.shape[-2]
-        warmed = [
-            (widened(each[..., :words, :].to(logits), words, 2) / temperature).softmax(dim=-1)
-            for each in teachers
-        ]
-        mean = torch.cat(warmed, dim=1).mean(dim=1)
-        logs = (logits / temperature).log_softmax(dim=-1)
+        told = [widened(each[..., :words, :].to(logits), words, 2) for each in teachers]
         there = are_there(logits)
-        each = kl_div(logs, mean, reduction="none").sum(dim=-1) * there
+        each = self.diverging(logits, told, temperature) * there
         return temperature**2 * (each.sum(dim=1) / there.sum(dim=1).clamp_min(1)).mean()
 
 
