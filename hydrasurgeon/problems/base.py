@@ -417,13 +417,26 @@ class Problem(ABC):
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> Judged:
         """Answers to some samples against the truth."""
 
-    @abstractmethod
     def decide(
         self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
     ) -> Prediction:
         """What is answered; by a decision state and the OOD score of each sample calibrated, with
         prediction sets, with what is unfamiliar, and where to abstain.
         """
+        plain = self.plain(logits, {} if record is None else self.constants(record))
+        if record is None or score is None:
+            return plain
+        unfamiliar = score > record.ood.threshold
+        decided = replace(plain, ood_score=score, unfamiliar=unfamiliar, decided=True)
+        return replace(decided, **self.limited(decided, record))
+
+    @abstractmethod
+    def plain(self, logits: ndarray, constants: Constants) -> Prediction:
+        """What is answered without an OOD score."""
+
+    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
+        """What the limits of a decision state change, as fields."""
+        return {}
 
     @abstractmethod
     def watched(self, model: Model, decision: Decision) -> Watched:

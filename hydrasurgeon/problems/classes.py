@@ -335,22 +335,14 @@ class Classes(Problem):
         sizes = sets.sum(axis=-1).astype(np.float64)
         return replace(judged, covered=of_labels(sets, truth), set_size=sizes)
 
-    def decide(
-        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
-    ) -> ClassPrediction:
-        plain = self._plain(self.read(logits), {} if record is None else self.constants(record))
-        if record is None or score is None:
-            return plain
-        changes: dict[str, Any] = {"ood_score": score, "unfamiliar": score > record.ood.threshold}
-        if record.abstain is not None:
-            changes["abstain"] = plain.probability < record.abstain.threshold
-        made = {**vars(plain), **changes, "decided": True}
-        sets = self._sets(record.conformal, plain.probabilities, changes["unfamiliar"])
-        return type(plain)(**{**made, "sets": sets})
+    def plain(self, logits: ndarray, constants: Constants) -> ClassPrediction:
+        return self.made.of(self, self.read(logits), constants)
 
-    def _plain(self, choices: ndarray, constants: Constants) -> ClassPrediction:
-        """What is answered without thresholds."""
-        return self.made.of(self, choices, constants)
+    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
+        sets = self._sets(record.conformal, decided.probabilities, decided.unfamiliar)
+        if record.abstain is None:
+            return {"sets": sets}
+        return {"sets": sets, "abstain": decided.probability < record.abstain.threshold}
 
     def _sets(
         self, conformal: Conformal, probs: Probs, unfamiliar: Bool[ndarray, " sample"]

@@ -155,8 +155,8 @@ class ManyLabels(YesNo):
         total, aleatoric = uncertainties(choices, _column(_temperatures(constants)))
         return total.sum(axis=-1), aleatoric.sum(axis=-1)
 
-    def _plain(self, choices: Choices, constants: Constants) -> LabelsPrediction:
-        plain = ClassPrediction.of(self, choices, constants)
+    def plain(self, logits: ndarray, constants: Constants) -> LabelsPrediction:
+        plain = ClassPrediction.of(self, self.read(logits), constants)
         labels = constants.get("labels")
         chosen = plain.probabilities >= (0.5 if labels is None else _row(labels.thresholds))
         return LabelsPrediction(**vars(plain), chosen=chosen)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -171,13 +171,11 @@ class Numbers(Problem):
         deviation = _deviation(joint.aleatoric, joint.epistemic, variance, unit)
         return np.stack([value, deviation], axis=-1)
 
-    def decide(
-        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
-    ) -> NumberPrediction:
-        value, deviation = self.answers(logits, {} if record is None else self.constants(record)).T
+    def plain(self, logits: ndarray, constants: Constants) -> NumberPrediction:
+        value, deviation = self.answers(logits, constants).T
         nothing = np.full_like(value, np.nan)
         never = np.zeros_like(value, dtype=bool)
-        plain = NumberPrediction(
+        return NumberPrediction(
             members_run=np.full((len(value),), logits.shape[1]),
             value=value,
             low=nothing,
@@ -188,18 +186,11 @@ class Numbers(Problem):
             unfamiliar=never,
             abstain=never,
         )
-        if record is None or score is None:
-            return plain
-        half = record.conformal.threshold * deviation
-        return replace(
-            plain,
-            low=value - half,
-            high=value + half,
-            ood_score=score,
-            unfamiliar=score > record.ood.threshold,
-            levels=record.levels,
-            decided=True,
-        )
+
+    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
+        half = record.conformal.threshold * decided.deviation
+        low, high = decided.value - half, decided.value + half
+        return {"low": low, "high": high, "levels": record.levels}
 
     def watched(self, model: Model, decision: Decision) -> Watched:
         """Ranges of values, each as frequent as the others on validation data."""

@@ -49,7 +49,7 @@ from hydrasurgeon.statistics.entities import (
     joint_chances,
 )
 from hydrasurgeon.statistics.metrics import ece_of
-from hydrasurgeon.statistics.probabilities import TINY, Scores, of_labels, softmax, tempered
+from hydrasurgeon.statistics.probabilities import TINY, of_labels, softmax, tempered
 from hydrasurgeon.statistics.words import are_there, widened
 
 BEYOND = 0.01
@@ -124,17 +124,7 @@ class Tokens(Problem):
         mean = softmax(logits.astype(np.float64)).mean(axis=1)
         return tempered(mean, constants.get("temperature", 1.0)) * there
 
-    def decide(
-        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
-    ) -> TokensPrediction:
-        plain = self.tagged(logits, {} if record is None else self.constants(record))
-        if record is None or score is None:
-            return plain
-        unfamiliar = score > record.ood.threshold
-        return replace(plain, ood_score=score, unfamiliar=unfamiliar, decided=True)
-
-    def tagged(self, logits: ndarray, constants: Constants) -> TokensPrediction:
-        """What is answered without an OOD score."""
+    def plain(self, logits: ndarray, constants: Constants) -> TokensPrediction:
         probs = self.answers(logits, constants)
         cover, abstain = constants.get("cover"), constants.get("abstain")
         tags, chances = tags_of(probs, None if cover is None else cover.threshold)
@@ -241,7 +231,7 @@ class Tokens(Problem):
         )
         there, answered = _are_said(probs), None
         if constants.get("cover") or constants.get("abstain"):
-            answered = self.tagged(logits, constants).answered
+            answered = self.plain(logits, constants).answered
         return JudgedTokens(
             labels=labels,
             tags=tags,

@@ -17,6 +17,7 @@ from hydrasurgeon.problems.base import (
     Columns,
     Constants,
     Outputs,
+    Prediction,
     Reads,
     Watched,
     digits,
@@ -30,7 +31,6 @@ from hydrasurgeon.statistics.metrics import ranking
 from hydrasurgeon.statistics.probabilities import (
     TINY,
     Probs,
-    Scores,
     entropy,
     true_classes,
     yes_or_no,
@@ -174,14 +174,12 @@ class YesNo(Classes):
         limits = fit_limits(yes[familiar], truth[familiar].astype(bool), risk=risk)
         return {"limits": limits.among(len(yes[familiar]) / len(yes)), "group": group}
 
-    def decide(
-        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
-    ) -> ClassPrediction:
-        made = super().decide(logits, record, score)
-        if record is None or record.limits is None or score is None:
-            return made
-        chance = made.probabilities[:, 1]
+    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
+        fields = super().limited(decided, record)
+        if record.limits is None:
+            return fields
+        chance = decided.probabilities[:, 1]
         limit = math.inf if record.limits.yes is None else record.limits.yes
         yes, no = chance >= limit, chance < record.limits.no
-        labels = np.where(yes | no, yes.astype(np.int64), made.labels)
-        return type(made)(**{**vars(made), "abstain": ~(yes | no), "labels": labels})
+        labels = np.where(yes | no, yes.astype(np.int64), decided.labels)
+        return {**fields, "abstain": ~(yes | no), "labels": labels}

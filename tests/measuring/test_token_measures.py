@@ -154,7 +154,7 @@ def test_what_is_promised_is_measured() -> None:
     kept = {"risk": 0.1, "delta": 0.1}
     abstain = Abstention(threshold=0.4, bound=0.1, coverage=0.5, **kept)
     sure = judged(logits, labels, abstain=abstain, **how)
-    prediction = TOKENS.tagged(logits, {"temperature": 1.3, "abstain": abstain, **how})
+    prediction = TOKENS.plain(logits, {"temperature": 1.3, "abstain": abstain, **how})
     rows = prediction.columns(NAMES, 0)["entities"]
     answered = wrong = 0
     for text, entities in enumerate(rows):
@@ -171,7 +171,7 @@ def test_what_is_promised_is_measured() -> None:
 
     cover = Cover(threshold=0.8, words=0.5, **kept)
     covered = judged(logits, labels, cover=cover, **how)
-    prediction = TOKENS.tagged(logits, {"temperature": 1.3, "cover": cover, **how})
+    prediction = TOKENS.plain(logits, {"temperature": 1.3, "cover": cover, **how})
     missed = total = 0
     for text, entities in enumerate(prediction.columns(NAMES, 0)["entities"]):
         words = {word for e in entities for word in range(e["start"], e["end"])}
