@@ -36,6 +36,7 @@ from hydrasurgeon.files.manifest import (
     Input,
     Manifest,
     ManifestT,
+    Model,
     SingleManifest,
     Step,
     Tower,
@@ -238,20 +239,21 @@ def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None
         described = descriptions_beside(folder, family=family)
     try:
         model, note = family.identify(replace(bare, files=companions, described=described))
-        towers = family.towers(model)
-        manifest = SingleManifest(
-            kind="backbone",
-            model=model,
-            towers=towers,
-            kept=all_kept(towers),
-            weights_sha256=UNKNOWN,
-        )
+        manifest = unpruned(family, model)
     except ValidationError as error:
         raise CheckpointError(f"{path}: {first_mistake(error)}") from error
     names = family.names(model, tensors)
     if names is not None:
         tensors = Tensors(content.files, names)
     return Checkpoint(path, family, tensors, manifest, recorded=False, note=note, files=companions)
+
+
+def unpruned(family: Family, model: Model) -> SingleManifest:
+    """The manifest of a model that nothing was done to yet."""
+    towers = family.towers(model)
+    return SingleManifest(
+        kind="backbone", model=model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
+    )
 
 
 def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:

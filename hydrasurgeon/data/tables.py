@@ -53,17 +53,20 @@ ID = "id"
 RENAME = "Rename its columns, or give one alone: predict(table['NAME'])."
 """What next, where a table that a caller holds has other columns."""
 PAIRS = {
-    *(
-        "sentence1",
-        "sentence2",
-        "sentence_b",
-        "question",
-        "question1",
-        "question2",
-        "text_b",
-        "text2",
-    ),
-    *("premise", "hypothesis", "query", "passage", "context", "document"),
+    "sentence1",
+    "sentence2",
+    "sentence_b",
+    "question",
+    "question1",
+    "question2",
+    "text_b",
+    "text2",
+    "premise",
+    "hypothesis",
+    "query",
+    "passage",
+    "context",
+    "document",
 }
 """Columns that hold one of two texts under names of their own."""
 # Bytes of one line of .jsonl, and characters of one field of .csv.
@@ -356,8 +359,6 @@ def rows(table: Table, columns: Columns) -> Samples:
         made = TextPairs(made, Rows(table.spec, table.columns[second], "text"), second)
     labels = table.column("label", columns, LABELS)
     group = table.column("group", columns, GROUPS)
-    made.found = table.names
-    made.used = tuple(name for name in (first, second, group) if name is not None)
     chances = [name for name in table.names if name.startswith(CHANCE) and name in table.columns]
     if labels is not None:
         made.written = _labels(table, labels)
@@ -369,11 +370,17 @@ def rows(table: Table, columns: Columns) -> Samples:
             made.refused = error
     if group is not None:
         made.grouping = table.columns[group]
+    return _with_columns(made, table, columns, first, second, group)
+
+
+def _with_columns(made: Samples, table: Table, columns: Columns, *used: str | None) -> Samples:
+    """Samples with what the table says besides, and which of its columns they are made of."""
+    made.found, made.used = table.names, tuple(filter(None, used))
     made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}
     return made
 
 
-def _words(table: Table, columns: Columns) -> Tokens | None:
+def _words(table: Table, columns: Columns) -> Samples | None:
     """Texts whose words, or whose entities, the table lists; other tables may call columns so too."""
     spec, found = table.spec, table.columns
     tokens = columns.named.get("text", TOKENS)
@@ -400,10 +407,7 @@ def _words(table: Table, columns: Columns) -> Tokens | None:
         tokens = text
     else:
         return None
-    made = Tokens(spec, texts, written)
-    made.found, made.used = table.names, tuple(filter(None, (tokens, labels)))
-    made.columns = {name: found[name] for name in columns.carried if name in found}
-    return made
+    return _with_columns(Tokens(spec, texts, written), table, columns, tokens, labels)
 
 
 def _lists(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:

@@ -237,11 +237,16 @@ def as_bytes(array: Raw) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view("u1").data
 
 
-def as_float(raw: Raw, dtype: str) -> NDArray[np.float64]:
-    """Raw safetensors integers → their values."""
+def typed(raw: Raw, dtype: str) -> Raw:
+    """Raw safetensors integers → their values; bfloat16, which numpy has not, in float32."""
     if dtype == "BF16":
-        return (raw.astype("u4") << 16).view("f4").astype("f8")
-    return raw.view({"F16": "f2", "F32": "f4", "F64": "f8"}[dtype]).astype("f8")
+        return (raw.astype("u4") << 16).view("f4")
+    return raw.view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
+
+
+def as_float(raw: Raw, dtype: str) -> NDArray[np.float64]:
+    """The same of numbers, in float64."""
+    return typed(raw, dtype).astype("f8")
 
 
 def from_float(values: NDArray[np.float64], dtype: str) -> Raw:

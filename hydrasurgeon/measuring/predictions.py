@@ -28,7 +28,7 @@ from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake, usual_problem
-from hydrasurgeon.files.tensors import ArrayFile, TensorFile, Tensors, weights_sha256
+from hydrasurgeon.files.tensors import ArrayFile, TensorFile, Tensors, typed, weights_sha256
 from hydrasurgeon.measuring.results import Cost, Count
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
@@ -492,10 +492,7 @@ class _Contents:
             raise DataError(
                 f"{self.path}: {name} must be {kind} [{wanted}], found {info.dtype} {info.shape}"
             )
-        raw = self.file.read(name).reshape(shape)
-        if info.dtype == "BF16":  # which numpy has not: in float32
-            return (raw.astype("u4") << 16).view("f4")
-        return raw.view(f"<{info.dtype[0].lower()}{int(info.dtype[1:]) // 8}")
+        return typed(self.file.read(name).reshape(shape), info.dtype)
 
     def _finite(self, name: str, axes: Sequence[str], sizes: Mapping[str, int]) -> ndarray:
         tensor = self._array(name, FLOATS, axes, sizes)

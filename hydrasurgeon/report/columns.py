@@ -130,14 +130,13 @@ def tables(results: Sequence[Result]) -> list[Table]:
     """
     mean = _free("mean", (each.name for r in results for each in r.sets or ()))
     average = _free("mean", (s.name for r in results for s in r.shift))
-    by_set = [{**{s.name: s for s in r.sets or ()}, mean: r.sets_average} for r in results]
     by_shift = [{average: r.shift_average, **_over_severities(r)} for r in results]
     made = {
         "In distribution": quality(results),
         "Between members": diversity(results),
         "Cost": columns(COST, [r.cost for r in results]),
         "Out of distribution": _grouped(OOD, [_ood(r) for r in results]),
-        "By data set": _grouped((QUALITY[0], *QUALITY[2:4]), by_set),
+        "By data set": _by_set(results, mean),
         "Under distribution shift": _grouped(SHIFT, by_shift),
     }
     notes = {"Cost": tokens([None if r.cost is None else r.cost.tokens for r in results])}
@@ -159,7 +158,6 @@ def brief(results: Sequence[Result]) -> list[Table]:
         }
         for r in results
     ]
-    sets = [{**{s.name: s for s in r.sets or ()}, " mean": r.sets_average} for r in results]
     shifts = [r.shift_average for r in results]
     severities = [
         {str(at): each.severities[at] for at in sorted(each.severities)} if each else {}
@@ -173,11 +171,17 @@ def brief(results: Sequence[Result]) -> list[Table]:
             *_grouped(SHIFT[:2], severities),
             *columns(SHIFT, shifts, "mean"),
         ],
-        "by data set": _grouped((QUALITY[0], *QUALITY[2:4]), sets),
+        "by data set": _by_set(results, " mean"),
     }
     names = tuple(map(shown_name, results))
     kept = {title: tuple(c for c in each if c.metric.brief) for title, each in made.items()}
     return [Table(title, names, each) for title, each in kept.items() if each]
+
+
+def _by_set(results: Sequence[Result], mean: str) -> list[Column]:
+    """How well each data set is answered, and what their mean is called."""
+    sets = [{**{s.name: s for s in r.sets or ()}, mean: r.sets_average} for r in results]
+    return _grouped((QUALITY[0], *QUALITY[2:4]), sets)
 
 
 def quality(results: Sequence[Result]) -> list[Column]:

@@ -61,12 +61,15 @@ class OfClasses:
         if record is None:
             return self.read(logits).double().softmax(dim=-1).mean(dim=1)
         mean = self._moved(logits, record).softmax(dim=-1).mean(dim=1)
-        return tempered(mean, record.temperature)
+        return tempered(mean, self._temperature(record))
 
     def uncertainty(self, logits: Tensor, record: Decision) -> Tensor:
         """How unsure each answer is."""
-        each = (self._moved(logits, record) / record.temperature).softmax(dim=-1)
+        each = (self._moved(logits, record) / self._temperature(record)).softmax(dim=-1)
         return entropy(each.mean(dim=1))
+
+    def _temperature(self, record: Decision) -> Any:
+        return record.temperature
 
     def _moved(self, logits: Tensor, record: Decision) -> Tensor:
         choices = self.read(logits).double()
@@ -106,16 +109,12 @@ class OfLabels(OfYesNo):
         return logits if logits.dim() == 4 else yes_or_no(logits[..., None])
 
     def answers(self, logits: Tensor, record: Decision | None) -> Tensor:
-        mean = self.read(logits).double().softmax(dim=-1).mean(dim=1)
-        if record is None:
-            return mean[..., 1]
-        return tempered(mean, self._temperatures(record))[..., 1]
+        return super().answers(logits, record)[..., 1]
 
     def uncertainty(self, logits: Tensor, record: Decision) -> Tensor:
-        each = (self.read(logits).double() / self._temperatures(record)).softmax(dim=-1)
-        return entropy(each.mean(dim=1)).sum(dim=-1)
+        return super().uncertainty(logits, record).sum(dim=-1)
 
-    def _temperatures(self, record: Decision) -> Tensor:
+    def _temperature(self, record: Decision) -> Any:
         labels = record.labels
         values = (record.temperature,) if labels is None else labels.temperatures
         return torch.tensor(values, dtype=torch.float64)[:, None]

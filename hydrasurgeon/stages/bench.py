@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Literal
@@ -39,6 +39,7 @@ from hydrasurgeon.measuring.cost import (
     timed_samples,
     together,
 )
+from hydrasurgeon.measuring.results import Cost
 from hydrasurgeon.measuring.sets import by_path, name_of
 from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
@@ -98,25 +99,13 @@ class Benched(BaseModel, frozen=True, extra="forbid"):
     notes: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Entry:
-    """Checkpoints that are measured as one contender, and their figures so far."""
+    """Checkpoints that are measured as one contender."""
 
     name: str
     kind: str
     checkpoints: tuple[Checkpoint, ...]
-    params: int = 0
-    macs: int = 0
-    tokens: int | None = None
-    points: list[Point] = field(default_factory=list)
-
-    def loaded(self, dtype: str, one: Any, device: str, engine: str) -> list[Engine]:
-        """What computes it, one after another; its size is measured the first time."""
-        models = [engine_of(c, engine=engine, device=device, dtype=dtype) for c in self.checkpoints]
-        cost = cost_of(models, one)
-        if not self.params:
-            self.params, self.macs, self.tokens = cost.params, cost.macs, cost.tokens
-        return models
 
 
 @stage(BenchOptions)
@@ -150,26 +139,68 @@ def bench(options: BenchOptions) -> Benched:
 
 
 def _side_by_side(options: BenchOptions, batches: Sequence[int], dtypes: Sequence[str]) -> Benched:
-    """All contenders, each in all dtypes."""
-    entries = _entries(options)
-    _check_alike(entries)
-    device = device_of(options.device)
-    notes = [
-        checkpoint.note for entry in entries for checkpoint in entry.checkpoints if checkpoint.note
-    ]
-    notes += _measure(entries, batches, dtypes, device, options)
-    single = next((e.macs for e in entries if e.kind == "single"), None)
+    """Every contender at every dtype and batch size."""
+    entries, device = _entries(options), device_of(options.device)
+    checkpoints = [checkpoint for entry in entries for checkpoint in entry.checkpoints]
+    _check_alike(checkpoints)
+    if device.type == "cuda" and "bfloat16" in dtypes and not torch.cuda.is_bf16_supported():
+        raise UsageError("--dtype bfloat16: this device lacks it", hint="Use float16 or float32.")
+    torch.manual_seed(options.seed)
+    model = checkpoints[0].manifest.model
+    samples = None if options.data is None else open_data(options.data, seed=options.seed)
+    notes = [checkpoint.note for checkpoint in checkpoints]
+    costs: dict[str, Cost] = {}
+    points: dict[str, list[Point]] = {entry.name: [] for entry in entries}
+    single = next((entry.name for entry in entries if entry.kind == "single"), None)
+    for i, dtype in enumerate(dtypes):
+        example = partial(family_of(model).example, model, device=device, dtype=dtype_of(dtype))
+        models = {
+            entry.name: [
+                engine_of(each, engine=options.engine, device=options.device, dtype=dtype)
+                for each in entry.checkpoints
+            ]
+            for entry in entries
+        }
+        costs = costs or {name: cost_of(each, example(1)) for name, each in models.items()}
+        for j, count in enumerate(batches):
+            taken, calls = _taken(models, samples, example, count, options.runs)
+            for name, seconds in taken.items():
+                point = Point(
+                    batch=count,
+                    dtype=dtype,
+                    latency_ms=1000 * seconds,
+                    throughput=count / seconds,
+                    peak_bytes=peak_bytes(together(models[name]), calls[name]),
+                    ratio=None if single is None else seconds / taken[single],
+                )
+                points[name].append(point)
+            if options.progress is not None:
+                options.progress(
+                    f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
+                )
+        notes += [note for engines in models.values() for each in engines for note in each.notes]
+        for each in checkpoints:
+            engine = chosen(each, options.engine, device=options.device, dtype=dtype)
+            if engine not in ("torch", options.engine):
+                notes.append(f"{each.name}: runs in {engine}, which --engine auto takes for it")
+    results = []
+    for entry in entries:
+        cost = costs[entry.name]
+        contender = Contender(
+            name=entry.name,
+            kind=entry.kind,
+            params=cost.params,
+            macs=cost.macs,
+            macs_ratio=cost.macs / costs[single].macs if single else None,
+            tokens=cost.tokens,
+            points=tuple(points[entry.name]),
+        )
+        results.append(contender)
     return Benched(
         machine=machine(device),
         settings=_settings(options, batches, dtypes),
-        results=tuple(
-            Contender(
-                macs_ratio=each.macs / single if single else None,
-                **{name: value for name, value in vars(each).items() if name != "checkpoints"},
-            )
-            for each in entries
-        ),
-        notes=tuple(dict.fromkeys(notes)),
+        results=tuple(results),
+        notes=tuple(dict.fromkeys(filter(None, notes))),
     )
 
 
@@ -238,42 +269,6 @@ def _every_engine(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
     )
 
 
-def _measure(
-    entries: Sequence[_Entry],
-    batches: Sequence[int],
-    dtypes: Sequence[str],
-    device: torch.device,
-    options: BenchOptions,
-) -> list[str]:
-    """Every contender at every dtype and batch size; what is worth a note."""
-    if device.type == "cuda" and "bfloat16" in dtypes and not torch.cuda.is_bf16_supported():
-        raise UsageError("--dtype bfloat16: this device lacks it", hint="Use float16 or float32.")
-    torch.manual_seed(options.seed)
-    model = entries[0].checkpoints[0].manifest.model
-    samples = None if options.data is None else open_data(options.data, seed=options.seed)
-    notes: list[str] = []
-    for i, dtype in enumerate(dtypes):
-        example = partial(family_of(model).example, model, device=device, dtype=dtype_of(dtype))
-        models = {
-            entry.name: entry.loaded(dtype, example(1), options.device, options.engine)
-            for entry in entries
-        }
-        for j, count in enumerate(batches):
-            taken, calls = _taken(models, samples, example, count, options.runs)
-            peaks = {name: peak_bytes(together(models[name]), call) for name, call in calls.items()}
-            _add_points(entries, peaks, taken, batch=count, dtype=dtype)
-            if options.progress is not None:
-                options.progress(
-                    f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
-                )
-        notes += [note for engines in models.values() for each in engines for note in each.notes]
-        for each in [each for entry in entries for each in entry.checkpoints]:
-            engine = chosen(each, options.engine, device=options.device, dtype=dtype)
-            if engine not in ("torch", options.engine):
-                notes.append(f"{each.name}: runs in {engine}, which --engine auto takes for it")
-    return notes
-
-
 def _taken(
     models: Mapping[str, Sequence[Engine]],
     samples: Samples | None,
@@ -291,29 +286,6 @@ def _taken(
     real = timed_samples(samples, chain(*models.values()), count)
     one = {name: partial(answer, each, real[:1]) for name, each in models.items()}
     return seconds_of(models, real, runs=runs), one
-
-
-def _add_points(
-    entries: Sequence[_Entry],
-    peaks: Mapping[str, int],
-    taken: Mapping[str, float],
-    *,
-    batch: int,
-    dtype: str,
-) -> None:
-    """What was measured of every contender."""
-    single = next((taken[e.name] for e in entries if e.kind == "single"), None)
-    for entry in entries:
-        seconds = taken[entry.name]
-        point = Point(
-            batch=batch,
-            dtype=dtype,
-            latency_ms=1000 * seconds,
-            throughput=batch / seconds,
-            peak_bytes=peaks[entry.name],
-            ratio=None if single is None else seconds / single,
-        )
-        entry.points.append(point)
 
 
 def _entries(options: BenchOptions) -> list[_Entry]:
@@ -340,9 +312,9 @@ def _entries(options: BenchOptions) -> list[_Entry]:
     return entries
 
 
-def _check_alike(entries: Sequence[_Entry]) -> None:
+def _check_alike(checkpoints: Sequence[Checkpoint]) -> None:
     """All contenders must read the same inputs."""
-    first, *others = [c for entry in entries for c in entry.checkpoints]
+    first, *others = checkpoints
     about = first.manifest.model
     for other in others:
         model = other.manifest.model

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.families.weights import Weight
+    from hydrasurgeon.runtime.features import LiveModel
     from hydrasurgeon.tuning.learning import Teacher
     from hydrasurgeon.tuning.loop import Trained, Training
     from hydrasurgeon.tuning.recipes import Recipe
@@ -94,6 +95,13 @@ class _Material:
     def transform(self) -> Callable[[Any], Any]:
         """How the model reads samples as they are."""
         return self.source.family.transform(self.model, files=self.source.files)
+
+    def live(self, module: nn.Module) -> LiveModel:
+        """What is tuned, as it runs."""
+        from hydrasurgeon.runtime.features import LiveModel
+
+        manifest = self.source.manifest.model_copy(update={"model": self.model})
+        return LiveModel(module, manifest, self.transform)
 
 
 @stage(FinetuneOptions)
@@ -165,31 +173,25 @@ def _begun(
     """What training starts with, and what is done to it before its first step; of a training that
     goes on, the state brings the weights.
     """
-    from hydrasurgeon.runtime.features import LiveModel
     from hydrasurgeon.tuning.probe import probe
 
     classifier = material.recipe.classifier
     module = starting_module(material.source, material.model, classifier, arguments.seed)
     if classifier != "probe" or again:
         return module, lambda: None
-    manifest = material.source.manifest.model_copy(update={"model": material.model})
-    live = LiveModel(module, manifest, material.transform)
-    return module, probe(live, material.samples, material.held_out, arguments)
+    return module, probe(material.live(module), material.samples, material.held_out, arguments)
 
 
 def _pace(
     module: nn.Module, material: _Material, arguments: FinetuneOptions
 ) -> Callable[[str], float]:
     """How fast a weight learns, times lr: the classifier as if its features had one length."""
-    from hydrasurgeon.runtime.features import LiveModel
     from hydrasurgeon.tuning.probe import feature_length
 
     rate = material.recipe.classifier_lr
     if rate == 1 or material.recipe.epochs == 0:
         return lambda name: 1.0
-    manifest = material.source.manifest.model_copy(update={"model": material.model})
-    live = LiveModel(module, manifest, material.transform)
-    length = feature_length(live, material.samples, arguments)
+    length = feature_length(material.live(module), material.samples, arguments)
     last = material.model.num_classes
 
     def pace(name: str) -> float:

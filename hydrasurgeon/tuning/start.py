@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.reading import (
     Single,
-    all_kept,
     as_single,
     open_checkpoint,
     rewritten,
     undecided,
+    unpruned,
 )
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
@@ -26,7 +26,6 @@ from hydrasurgeon.files.atomic import claims
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import (
     MOST_LEVELS,
-    UNKNOWN,
     Input,
     Model,
     SingleManifest,
@@ -103,11 +102,7 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
         record = opened.record(opened.digests())
         return Start(manifest, opened, record.sha256, (record,))
     model = _fresh_model(text)
-    towers = family_of(model).towers(model)
-    manifest = SingleManifest(
-        kind="backbone", model=model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
-    )
-    return Start(manifest, None, text, ())
+    return Start(unpruned(family_of(model), model), None, text, ())
 
 
 def _single(spec: str | Path, arch: str | None) -> Single:
