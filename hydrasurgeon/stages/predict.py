@@ -27,7 +27,7 @@ from hydrasurgeon.files.rows import line, writing, writing_parts
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
 from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import abstained, need_feature
+from hydrasurgeon.problems.base import abstained, need_feature, rows_of
 from hydrasurgeon.problems.columns import columns_of, spread, without_state
 from hydrasurgeon.problems.printed import Answers
 
@@ -95,27 +95,26 @@ def predict(arguments: PredictOptions) -> Predicted:
     if arguments.embeddings is not None:
         check_ending(arguments.embeddings, ".npz", option="--embeddings")
         read = output_file(arguments.embeddings, option="--embeddings", **claim)
-    source: _Model | _Predictions
     source = _opened(arguments) if arguments.predictions is None else _read(arguments)
     counts, ids, hashes = Counter[str](), list[str](), array("q")
     returned: list[dict[str, Any]] = []
     keep: Callable[[list[dict[str, Any]]], None] = returned.extend
     with ExitStack() as stack:
         if place is not None and in_parts:
-            keep = stack.enter_context(writing_parts(place, source.columns(spread_out=False)))
+            keep = stack.enter_context(writing_parts(place, source.columns()))
         elif place is not None:
-            columns = source.columns(spread_out=place.suffix == ".csv")
-            keep = stack.enter_context(writing(place, columns, spread))
+            top = min(arguments.top, source.classes) if place.suffix == ".csv" else None
+            keep = stack.enter_context(writing(place, source.columns(top=top), spread))
         elif arguments.each is not None:
             keep = partial(_hand_on, arguments.each)
-        for rows in source.rows():
+        for rows in source.rows:
             counts.update(_outcome(row) for row in rows)
             if read is not None:
                 ids += [str(row["id"]) for row in rows if "error" not in row]
             hashes.extend(hash(str(row["id"])) for row in rows)
             keep(rows)
-    if read is not None and isinstance(source, _Model):
-        source.write_embeddings(read, ids)
+    if read is not None:
+        _write_embeddings(read, source.embedded, ids)
     notes = source.notes
     ordered = np.sort(hashes)  # np.unique imports numpy.ma
     repeated = int((ordered[1:] == ordered[:-1]).sum())
@@ -157,6 +156,27 @@ def _check(arguments: PredictOptions) -> None:
         )
 
 
+def _write_embeddings(place: Path, embedded: Sequence[ndarray], ids: list[str]) -> None:
+    """What the classifier read of each row that was answered; of a hydra the members' mean."""
+    read = np.concatenate([*embedded] or [np.zeros((0, 0))])
+    with replacing(place) as (part,), part.open("wb") as file:
+        np.savez(file, embeddings=read, ids=np.array(ids, dtype=str))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What answers come from."""
+
+    rows: Iterator[list[dict[str, Any]]]
+    """Rows in their order, some at a time."""
+    columns: Callable[..., dict[str, str]]
+    """The columns of a table, and what they hold; with `top`, with so many labels side by side."""
+    classes: int
+    notes: tuple[str, ...] = ()
+    embedded: Sequence[ndarray] = ()
+    """What the classifier read, where that is wanted: complete behind the last row."""
+
+
 @dataclass(frozen=True)
 class _Model:
     """A model and its data: rows, batch by batch."""
@@ -168,9 +188,7 @@ class _Model:
     batch: int
     kept: Mapping[str, str]
     """What a row calls the columns of the data that it keeps."""
-    notes: tuple[str, ...]
     embedded: list[ndarray] = field(default_factory=list)
-    """What the classifier read, where that is wanted."""
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the samples."""
@@ -182,12 +200,6 @@ class _Model:
             else:
                 yield from self._over(samples, places, at)
             at += len(samples)
-
-    def write_embeddings(self, place: Path, ids: list[str]) -> None:
-        """What the classifier read of each row that was answered; of a hydra the members' mean."""
-        read = np.concatenate(self.embedded or [np.zeros((0, 0))])
-        with replacing(place) as (part,), part.open("wb") as file:
-            np.savez(file, embeddings=read, ids=np.array(ids, dtype=str))
 
     def _over(
         self, samples: Samples, places: range, before: int = 0
@@ -302,14 +314,8 @@ class _Model:
             **{key: plain(samples.carried(name, i)) for key, name in self.kept.items()},
         }
 
-    def columns(self, *, spread_out: bool) -> dict[str, str]:
-        """The columns of a table, and what they hold."""
-        facts, skip_bad = self.model.facts, self.arguments.skip_bad
-        top = min(self.arguments.top, facts.num_classes) if spread_out else None
-        return columns_of(self.model.problem, kept=self.kept, top=top, errors=skip_bad)
 
-
-def _opened(arguments: PredictOptions) -> _Model:
+def _opened(arguments: PredictOptions) -> _Source:
     """A checkpoint and its data, once both are known to be sound."""
     from hydrasurgeon.data.batches import batch_size_of
 
@@ -350,7 +356,10 @@ def _opened(arguments: PredictOptions) -> _Model:
     if first is None:
         arguments = arguments.but(progress=None)
         pieces = _typed(model.facts.inputs == "text_pair", batch * AHEAD)
-    return _Model(arguments, model, pieces, batch, kept, tuple(filter(None, said)))
+    answering = _Model(arguments, model, pieces, batch, kept)
+    columns = partial(columns_of, model.problem, kept=kept, errors=arguments.skip_bad)
+    notes = tuple(filter(None, said))
+    return _Source(answering.rows(), columns, model.facts.num_classes, notes, answering.embedded)
 
 
 def _typed(pairs: bool, at_once: int) -> Iterator[Samples]:
@@ -368,36 +377,19 @@ def _typed(pairs: bool, at_once: int) -> Iterator[Samples]:
         at += len(texts)
 
 
-@dataclass(frozen=True)
-class _Predictions:
-    """A decision in a file of its own, and what any model answered."""
-
-    decision: Decision
-    given: Predictions
-    top: int
-    notes: tuple[str, ...] = ()
-
-    def rows(self) -> Iterator[list[dict[str, Any]]]:
-        """Rows in the order of the predictions."""
-        from hydrasurgeon.problems.base import rows_of
-
-        outputs, read = self.given.outputs, self.given.read
-        ids = self.given.ids or range(len(outputs.logits))
-        for start in range(0, len(outputs.logits), ROWS):
-            some = outputs.at(slice(start, start + ROWS))
-            begun = [{"id": name} for name in ids[start : start + ROWS]]
-            words = read and read.at(range(start, start + len(some.logits)))
-            decided = self.decision.decide(some.logits, some.features, words)
-            names = self.decision.names or self.given.names
-            yield rows_of(decided, begun, names=names, top=self.top)
-
-    def columns(self, *, spread_out: bool) -> dict[str, str]:
-        """The columns of a table, and what they hold."""
-        top = min(self.top, self.decision.classes) if spread_out else None
-        return columns_of(self.decision.state.problem, top=top)
+def _decided(decision: Decision, given: Predictions, top: int) -> Iterator[list[dict[str, Any]]]:
+    """Rows in the order of the predictions."""
+    outputs, read = given.outputs, given.read
+    ids, names = given.ids or range(len(outputs.logits)), decision.names or given.names
+    for start in range(0, len(outputs.logits), ROWS):
+        some = outputs.at(slice(start, start + ROWS))
+        begun = [{"id": name} for name in ids[start : start + ROWS]]
+        words = read and read.at(range(start, start + len(some.logits)))
+        decided = decision.decide(some.logits, some.features, words)
+        yield rows_of(decided, begun, names=names, top=top)
 
 
-def _read(arguments: PredictOptions) -> _Predictions:
+def _read(arguments: PredictOptions) -> _Source:
     """A decision and predictions, once they are known to belong together."""
     from hydrasurgeon.decision.file import Decision
     from hydrasurgeon.measuring.predictions import read_outputs
@@ -413,7 +405,8 @@ def _read(arguments: PredictOptions) -> _Predictions:
         )
     none = given.outputs.at(slice(0))
     decision.decide(none.logits, none.features)
-    return _Predictions(decision, given, arguments.top)
+    columns = partial(columns_of, decision.state.problem)
+    return _Source(_decided(decision, given, arguments.top), columns, decision.classes)
 
 
 def _shard(shard: str | None, count: int, batch: int) -> range:
