@@ -38,6 +38,14 @@ PREDICTIONS = (
     "texts or tokens, ids and names, as .safetensors or .npz"
 )
 """Help of predictions files."""
+CASCADE = option(
+    None,
+    flags=("--cascade/--no-cascade",),
+    help="By the checkpoint's cascade, or whole; else by its cascade where it has one.",
+)
+"""Whether a cascade answers."""
+TOP = option(5, ge=1, metavar="K", help="Most probable labels to list.")
+"""How many labels an answer lists."""
 
 
 class ModelOrPredictions(ClassNames, Bare, Run):
@@ -256,12 +264,8 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
     shard: str | None = option(
         None, metavar="I/N", group=READ, help="Only the Ith of N contiguous parts."
     )
-    top: int = option(5, ge=1, metavar="K", help="Most probable labels to list.")
-    cascade: bool | None = option(
-        None,
-        flags=("--cascade/--no-cascade",),
-        help=("By the checkpoint's cascade, or whole; else by its cascade where it has one."),
-    )
+    top: int = TOP
+    cascade: bool | None = CASCADE
     embeddings: PathLike | None = option(
         None,
         metavar="F.npz",
@@ -315,12 +319,8 @@ class ServeOptions(Engines, ClassNames, Bare):
         group=RUNS,
         help="Port to listen at; 0 takes any free one.",
     )
-    cascade: bool | None = option(
-        None,
-        flags=("--cascade/--no-cascade",),
-        help=("By the checkpoint's cascade, or whole; else by its cascade where it has one."),
-    )
-    top: int = option(5, ge=1, metavar="K", help="Most probable labels to list.")
+    cascade: bool | None = CASCADE
+    top: int = TOP
     batch_size: Batch = option(
         None, ge=1, metavar="N|auto", group=RUNS, help="Inputs in one pass, at most."
     )

@@ -213,4 +213,4 @@ def risk_curve(confidence: Float[ndarray, " sample"], correct: Bool[ndarray, " s
 
 def _spread(count: int) -> ndarray:
     """At most `POINTS` places from the first to the last."""
-    return np.unique(spaced(0, count - 1, min(count, POINTS)).round().astype(np.int64))
+    return np.unique(spaced(count - 1, min(count, POINTS)).round().astype(np.int64))

@@ -128,8 +128,8 @@ def tables(results: Sequence[Result]) -> list[Table]:
     """In-distribution quality, cost, OOD detection, then data sets and shifts where there are
     several.
     """
-    mean = _free("mean", (each.name for r in results for each in r.sets or ()))
-    average = _free("mean", (s.name for r in results for s in r.shift))
+    mean = _mean_of(each.name for r in results for each in r.sets or ())
+    average = _mean_of(s.name for r in results for s in r.shift)
     by_shift = [{average: r.shift_average, **_over_severities(r)} for r in results]
     made = {
         "In distribution": quality(results),
@@ -260,9 +260,9 @@ def _ood(result: Result) -> dict[str, Any]:
     }
 
 
-def _free(title: str, taken: Iterable[str]) -> str:
+def _mean_of(sets: Iterable[str]) -> str:
     """What stands above an average over sets, none of which has that name."""
-    names = set(taken)
+    names, title = set(sets), "mean"
     while title in names:
         title += " of all"
     return title

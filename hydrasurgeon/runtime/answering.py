@@ -33,7 +33,7 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
-from hydrasurgeon.run.shapes import Float, Int
+from hydrasurgeon.run.shapes import Int
 from hydrasurgeon.statistics.found import Groups
 from hydrasurgeon.statistics.words import alike
 
@@ -344,7 +344,7 @@ def collected(
     grouped: bool = False,
     skipped: list[str] | None = None,
 ) -> Outputs:
-    """All that models say of samples, with their groups if asked for; `skipped` gets the reasons why
+    """All that models say of samples side by side (a hydra contributes all its members), with their groups if asked for; `skipped` gets the reasons why
     some could not be read.
     """
     answering = Answering(models, samples, run, features=features)
@@ -369,16 +369,6 @@ def numbered(groups: Sequence[str]) -> Int[ndarray, " sample"]:
     """The number of each sample's group, in the order in which they come."""
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     return np.array([numbers[group] for group in groups], dtype=np.int64)
-
-
-def logits_of(
-    models: Sequence[Engine], samples: Samples, run: Run, *, skipped: list[str] | None = None
-) -> tuple[Float[ndarray, "sample member klass"], Int[ndarray, " sample"] | None]:
-    """Logits of all models side by side (a hydra contributes all its members), and the labels if
-    there are any.
-    """
-    outputs = collected(models, samples, run, skipped=skipped)
-    return outputs.logits, outputs.labels
 
 
 def fed(

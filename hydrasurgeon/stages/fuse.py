@@ -37,9 +37,8 @@ from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion, plan_mean
 from hydrasurgeon.surgery.means import behind_mean_trunk, check_common_start, mean_model, spread
 
 if TYPE_CHECKING:
-    from numpy import ndarray
-
     from hydrasurgeon.data import Samples
+    from hydrasurgeon.problems.base import Outputs
 
 ALIKE = {
     "family": "family",
@@ -298,20 +297,20 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     import numpy as np
 
     from hydrasurgeon.problems import problem_of
-    from hydrasurgeon.runtime.answering import logits_of
+    from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.statistics.metrics import accuracy
     from hydrasurgeon.statistics.probabilities import TINY, member_probs
 
-    def logits(checkpoints: Sequence[Checkpoint]) -> tuple[ndarray, ndarray | None]:
+    def said(checkpoints: Sequence[Checkpoint]) -> Outputs:
         models = [as_classifier(c, device=run.device, dtype=run.dtype) for c in checkpoints]
-        return logits_of(models, samples, run)
+        return collected(models, samples, run)
 
-    alone, labels = logits(opened)
     made = open_checkpoint(target)
-    together, _ = logits([made])
+    alone, together = said(opened), said([made])
+    labels = alone.labels
     problem = problem_of(made.manifest.model)
-    (rows, truth), (fused, _) = (problem.choices(each, labels) for each in (alone, together))
+    (rows, truth), (fused, _) = (problem.choices(each.logits, labels) for each in (alone, together))
     p, q = member_probs(rows), member_probs(fused)
     p = p if q.shape[1] > 1 else p.mean(axis=1, keepdims=True)  # one model answers for all of them
     mean_p, mean_q = p.mean(axis=1), q.mean(axis=1)

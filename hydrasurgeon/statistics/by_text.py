@@ -88,7 +88,7 @@ class Plan:
     def of(cls, outcomes: Outcomes, promise: Risk) -> Plan:
         """By the half that fits."""
         values = np.unique(outcomes.value)
-        some = spaced(0, len(values) - 1, min(TRIES, len(values))).round().astype(np.int64)
+        some = spaced(len(values) - 1, min(TRIES, len(values))).round().astype(np.int64)
         thresholds = np.concatenate([np.zeros(1), values[some]])
         if not promise.missed:
             thresholds = np.flip(thresholds, 0)

@@ -82,7 +82,7 @@ def ece_of(confidence: Scores, correct: ndarray) -> float:
 def bins_of(confidence: Scores) -> ndarray:
     """The bin, of `BINS` + 1, that each confidence falls into."""
     # Bins are told apart in float32, as torchmetrics does: what is 1 there has a bin to itself.
-    return np.searchsorted(spaced(0, 1, BINS + 1), confidence.astype(np.float32), side="right") - 1
+    return np.searchsorted(spaced(1, BINS + 1), confidence.astype(np.float32), side="right") - 1
 
 
 def pairs_above(high: Scores, low: Scores) -> int:

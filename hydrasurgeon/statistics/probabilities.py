@@ -78,12 +78,12 @@ def runs(ordered: ndarray) -> tuple[ndarray, ndarray]:
     return number, np.bincount(number)
 
 
-def spaced(low: float, high: float, count: int) -> ndarray:
-    """So many numbers at equal distances, in float32 from both ends, as torch has them."""
+def spaced(high: float, count: int) -> ndarray:
+    """So many numbers from 0 on at equal distances, in float32 from both ends, as torch has them."""
     places = np.arange(count, dtype=np.float32)
-    step = (np.float32(high) - np.float32(low)) / np.float32(max(1, count - 1))
+    step = np.float32(high) / np.float32(max(1, count - 1))
     from_high = np.float32(high) - step * (np.float32(count - 1) - places)
-    return np.where(places < count // 2, np.float32(low) + step * places, from_high)
+    return np.where(places < count // 2, step * places, from_high)
 
 
 def sums_at(places: ndarray, values: ndarray, count: int) -> ndarray:
