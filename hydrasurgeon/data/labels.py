@@ -196,6 +196,8 @@ def _of_objects(spec: str, values: Sequence[Any]) -> Column:
             what = f"row {row} has the label {_shown(value)} where others have an object"
             raise DataError(f"{spec}: {what}", hint=CHANCES)
     names = class_names(spec, list({name for value in values for name in value}))
+    if not names:
+        raise DataError(f"{spec}: row 0: its probabilities sum to 0", hint=CHANCES)
     by_name = {name: [value.get(name) for value in values] for name in names}
     return of_probabilities(spec, by_name)
 

@@ -89,6 +89,11 @@ def test_what_are_no_probabilities(said: Any, says: str, tmp_path: Path) -> None
         open_data(place, model=MODEL)
 
 
+def test_objects_without_any_probability(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="row 0: its probabilities sum to 0"):
+        open_data(table(tmp_path / "t.jsonl", [{"label": {}}, {"label": {}}]), model=MODEL)
+
+
 @pytest.mark.parametrize(
     ("said", "says"),
     [([0.5, 0.5], "others have 3 numbers"), ([0.5, 0.2, 0.2], "row 1: its probabilities sum to")],
