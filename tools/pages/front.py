@@ -97,6 +97,11 @@ class Task:
         most = max(self.seeds, key=len)
         return [(row, engine) for row in most for engine in ENGINES if engine in most[row]]
 
+    @property
+    def names(self) -> list[str]:
+        """Each row, once."""
+        return [*dict.fromkeys(row for row, _ in self.rows)]
+
     def values(self, row: str, engine: str, metric: str) -> list[Any]:
         found = (seed.get(row, {}).get(engine, {}).get(metric) for seed in self.seeds)
         return [value for value in found if value is not None]
