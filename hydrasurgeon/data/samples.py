@@ -268,6 +268,11 @@ class Rows(Samples):
             raise DataError(
                 f"{self.spec}: row {i} holds {len(value):,} characters; at most {MAX_TEXT:,} are read"
             )
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:  # bytes of a terminal or a pipe
+            hint = "Write it as UTF-8, or leave such rows out by --skip-bad."
+            raise DataError(f"{self.spec}: row {i} is not UTF-8", hint=hint) from error
         return value
 
 

@@ -221,6 +221,19 @@ def test_lines_of_stdin(
     assert len(found) == 90
 
 
+def test_a_line_that_is_not_utf8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python reads bytes that are none as lone surrogates."""
+    BERT.write(tmp_path / "source")
+    command = ["predict", str(tmp_path / "source"), "--data", "-", "--quiet"]
+    for more, code in (([], 5), (["--skip-bad"], 0)):
+        monkeypatch.setattr("sys.stdin", io.StringIO("good film\nabc\udcff\n"))
+        assert run([*command, *more]) == code
+        told = capfd.readouterr()
+        assert "stdin: row 1 is not UTF-8" in (told.err if code else told.out)
+
+
 def test_texts_of_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A row for each; of pairs too."""
     BERT.write(tmp_path / "source")
