@@ -334,19 +334,20 @@ def undecided(checkpoint: CheckpointT) -> CheckpointT:
     manifest: Manifest = checkpoint.manifest
     if manifest.decision is None:
         return checkpoint
-    at = max(i for i, entry in enumerate(manifest.history) if entry.command == "calibrate")
-    before, after = manifest.history[at].inputs[0].sha256, manifest.weights_sha256
+    history, after = manifest.history, manifest.weights_sha256
+    # Words that were kept are of an earlier `calibrate`.
+    while at := [i for i, entry in enumerate(history) if entry.command == "calibrate"]:
+        last = history[at[-1]]
+        before = last.inputs[0].sha256
+        later = (_read(entry, after, before) for entry in history[at[-1] + 1 :])
+        history, after = (*history[: at[-1]], *later), before
     tensors = checkpoint.tensors
     names = {name: tensors.stored(name) for name in tensors if not name.startswith(PREFIX)}
-    history = (
-        *manifest.history[:at],
-        *(_read(entry, after, before) for entry in manifest.history[at + 1 :]),
-    )
     return replace(
         checkpoint,
         note=DROPPED,
         tensors=Tensors(tensors.files, names),
-        manifest=rewritten(manifest, decision=None, weights_sha256=before, history=history),
+        manifest=rewritten(manifest, decision=None, weights_sha256=after, history=history),
     )
 
 

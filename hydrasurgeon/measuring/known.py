@@ -53,12 +53,8 @@ TRAINED = "trained it"
 
 
 def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
-    """What rows were for, and their hashes; of `finetune` the second set is --val, where it is given,
-    and a decision state that is no longer there learnt nothing.
-    """
-    for place, step in enumerate(history, start=1):
-        if step.command == "calibrate" and place < len(history):
-            continue
+    """What rows were for, and their hashes; of `finetune` the second set is --val, where it is given."""
+    for step in history:
         for number, data in enumerate(step.data):
             if data.seen is None:
                 continue
@@ -90,7 +86,6 @@ def certifying(samples: Samples, history: Sequence[Step]) -> tuple[Samples, list
     """
     keep, notes = np.ones(len(samples), dtype=bool), []
     called = f"--data {visible(samples.spec)}"
-    history = [step for step in history if step.command != "calibrate"]  # it is fitted anew
     for use, seen in dict.fromkeys(_uses(history)):
         rows, told = is_seen(samples, seen)
         count, share = int(rows.sum()), float(rows.sum() / max(1, told.sum()))

@@ -95,10 +95,11 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     source.check_weights()
     opened = replace(undecided(source), note=source.note)  # another state takes its place
-    digests = opened.digests()
+    begun = source if _keeps_words(arguments, source.manifest.decision) else opened
+    digests = begun.digests()
     model = opened.manifest.model
     fit = [] if arguments.fit_data is None else [read(arguments.fit_data, model=model)]
-    val, seen = known.certifying(fit_classes(val, model), opened.manifest.history)
+    val, seen = known.certifying(fit_classes(val, model), begun.manifest.history)
     sets = {"--data": [val], "--fit-data": fit, "--ood": [read(spec) for spec in arguments.ood]}
     options = [(option, samples) for option, each in sets.items() for samples in each]
     rule = "What certifies must be neither what was fitted on nor OOD data."
@@ -114,7 +115,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     entry = step(
         "calibrate",
         args=arguments.recorded(),
-        inputs=[opened.record(digests)],
+        inputs=[begun.record(digests)],
         data=[
             known.record(samples) if option == "--fit-data" else DataRecord(**samples.fingerprint())
             for option, samples in options
@@ -125,7 +126,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     tensors = [*opened.tensors.planned(), *planned(state.tensors())]
 
     def manifest(sha256: str) -> Manifest:
-        history = (*opened.manifest.history, entry.wrote(sha256))
+        history = (*begun.manifest.history, entry.wrote(sha256))
         return rewritten(
             opened.manifest,
             decision=state.record.model_dump(),
@@ -163,6 +164,12 @@ def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOption
         if arguments.words != "first":
             raise UsageError("--budget requires --words first", hint="Or leave it out.")
     return arguments
+
+
+def _keeps_words(arguments: CalibrateOptions, before: Decision | None) -> bool:
+    """Whether a file's own words are weighed anew: the state is then made of the one before."""
+    has = before is not None and before.words is not None
+    return has and arguments.fit_data is None and arguments.words != "off"
 
 
 def _as_before(arguments: CalibrateOptions, decision: Decision | None) -> CalibrateOptions:

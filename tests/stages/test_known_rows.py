@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "trained.safetensors"
 
 
-def calibrated(model: Path, tmp_path: Path, rows: list[tuple[str, int]]) -> Any:
+def calibrated(model: Path, tmp_path: Path, rows: list[tuple[str, int]], **more: Any) -> Any:
     return hs.calibrate(
         model,
         data=written(tmp_path / "val.csv", rows),
@@ -60,6 +60,7 @@ def calibrated(model: Path, tmp_path: Path, rows: list[tuple[str, int]]) -> Any:
         out=tmp_path / "c.safetensors",
         device="cpu",
         force=True,
+        **more,
     )
 
 
@@ -126,7 +127,10 @@ def test_what_fitted_a_decision_state_is_said_while_it_decides(
     data = written(tmp_path / "some.csv", texts(5, 4) + texts(15, 9))
     notes = hs.evaluate(done.path, data=data, device="cpu").notes
     assert any("trained on 5 of these 20 samples" in note for note in notes)
-    again = calibrated(done.path, tmp_path, texts(90, 4))  # of its own validation data now
+    # Words that stay have learnt from them; a state without is made anew.
+    with pytest.raises(DataError, match="the model was trained on 100 %"):
+        calibrated(done.path, tmp_path, texts(90, 4))
+    again = calibrated(done.path, tmp_path, texts(90, 4), words="off")
     assert not any("trained" in note for note in again.notes)
     assert not any("trained" in n for n in hs.evaluate(again.path, data=data, device="cpu").notes)
 

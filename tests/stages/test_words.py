@@ -17,7 +17,8 @@ from tiny_families import FAMILIES
 from tokenizers import Tokenizer
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.reading import open_checkpoint, undecided
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.data.words import TokenizeWords
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
@@ -138,6 +139,13 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
         answers = [hs.load(path, device="cpu").decide(rows) for path in (place / way, again.path)]
         one, other = (np.asarray(each.probabilities) for each in answers)
         assert one == pytest.approx(other, abs=1e-6)
+    # All that made them is told, and taken off with the state.
+    steps = open_checkpoint(again.path).manifest.history
+    assert [step.command for step in steps] == ["finetune", "calibrate", "calibrate"]
+    assert run(["verify", str(again.path)]) == 0
+    bare = undecided(open_checkpoint(again.path)).manifest
+    probe = open_checkpoint(place / "probe").manifest
+    assert (bare.history, bare.weights_sha256) == (probe.history, probe.weights_sha256)
     # Half of VAL weighs them otherwise; nobody who says off has them.
     lines = (place / "val.csv").read_text().splitlines()
     (tmp_path / "half.csv").write_text("\n".join(lines[:101]) + "\n")
@@ -147,6 +155,7 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
     assert decision(tmp_path / "half")["words"]["weights"] != before["words"]["weights"]
     calibrated(place, place / way, tmp_path / "off", words="off", **half)
     assert "words" not in decision(tmp_path / "off")
+    assert len(open_checkpoint(tmp_path / "off").manifest.history) == 2
 
 
 def test_words_learn_what_the_model_answers_to_unlabelled_texts(
