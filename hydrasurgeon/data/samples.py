@@ -262,17 +262,15 @@ class Rows(Samples):
         value = self.column[i]
         if is_missing(value):
             raise DataError(f"{self.spec}: row {i} has no {self.called}", hint=NO_TEXT)
-        if not isinstance(value, str):
-            raise DataError(f"{self.spec}: row {i} holds {type(value).__name__}, not text")
+        try:
+            value.encode()
+        except (AttributeError, UnicodeEncodeError) as error:  # bytes of a pipe may be neither
+            what = f"{self.spec}: row {i} holds {type(value).__name__}, not text in UTF-8"
+            raise DataError(what) from error
         if len(value) > MAX_TEXT:
             raise DataError(
                 f"{self.spec}: row {i} holds {len(value):,} characters; at most {MAX_TEXT:,} are read"
             )
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:  # bytes of a terminal or a pipe
-            hint = "Write it as UTF-8, or leave such rows out by --skip-bad."
-            raise DataError(f"{self.spec}: row {i} is not UTF-8", hint=hint) from error
         return value
 
 

@@ -95,7 +95,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     source.check_weights()
     opened = replace(undecided(source), note=source.note)  # another state takes its place
-    begun = source if _keeps_words(arguments, source.manifest.decision) else opened
+    begun = _begun(arguments, source, opened)
     digests = begun.digests()
     model = opened.manifest.model
     fit = [] if arguments.fit_data is None else [read(arguments.fit_data, model=model)]
@@ -111,7 +111,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     opened = with_inputs(with_data_names(opened, val), val)
     few = check_count(len(val), arguments, problem_of(model))
     skipped: list[str] = []
-    state, fitted_notes, arguments = _fit(opened, state_in(source), sets, arguments, skipped)
+    state, fitted_notes, arguments = _fit(opened, state_in(begun), sets, arguments, skipped)
     entry = step(
         "calibrate",
         args=arguments.recorded(),
@@ -166,20 +166,23 @@ def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOption
     return arguments
 
 
-def _keeps_words(arguments: CalibrateOptions, before: Decision | None) -> bool:
-    """Whether a file's own words are weighed anew: the state is then made of the one before."""
-    has = before is not None and before.words is not None
-    return has and arguments.fit_data is None and arguments.words != "off"
+def _begun(arguments: CalibrateOptions, source: Checkpoint, opened: Checkpoint) -> Checkpoint:
+    """What the state is made of: the file, where its own words are weighed anew, else the model."""
+    before = source.manifest.decision
+    fitted = arguments.words == "off" or arguments.fit_data is not None
+    if fitted or before is None or before.words is None:
+        return opened
+    return source
 
 
 def _as_before(arguments: CalibrateOptions, decision: Decision | None) -> CalibrateOptions:
     """Words stand where they stood: before the model, for what went on to it, or in its place."""
-    before = None if decision is None else decision.words
-    if arguments.words != "auto" or arguments.cascade or before is None or decision is None:
+    before = decision and decision.words
+    if arguments.words != "auto" or arguments.cascade or not decision or not before:
         return arguments
-    if before.mode == "first":
+    if decision.cascade is not None:
         arguments = arguments.but(words="first")
-        if arguments.budget is None and arguments.max_loss is None and decision.cascade is not None:
+        if arguments.budget is None and arguments.max_loss is None:
             arguments = arguments.but(budget=f"on={decision.cascade.share_on:.6f}")
     elif before.weights[0] == 0:
         arguments = arguments.but(words="alone")
@@ -317,13 +320,13 @@ def _computing(
 
 def _fit(
     opened: Checkpoint,
-    before: State | None,
+    stored: State | None,
     sets: dict[str, list[Samples]],
     arguments: CalibrateOptions,
     skipped: list[str],
 ) -> tuple[State, tuple[str, ...], CalibrateOptions]:
-    """The state, what is to be said of it, and by which options it is made again; `before`: the one
-    that it takes the place of.
+    """The state, what is to be said of it, and by which options it is made again; `stored`: the
+    state whose words are weighed anew.
     """
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.decision.fitting import fit_state, too_few_ood
@@ -349,7 +352,7 @@ def _fit(
     asked = () if arguments.words == "off" else sets.get("--unlabelled", ())
     taught = [(samples, said(samples)) for samples in asked]
     lessons = train, validation, raw, taught
-    reading, words_note = _reading(engine, problem, before, *lessons, arguments)
+    reading, words_note = _reading(engine, problem, stored, *lessons, arguments)
     own = problem.outputs(raw)
     val = own if reading is None else problem.outputs(reading.beside(raw, validation))
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
@@ -413,7 +416,7 @@ def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, 
 def _reading(
     engine: Engine,
     problem: Problem,
-    before: State | None,
+    stored: State | None,
     train: Samples | None,
     val: Samples,
     outputs: Outputs,
@@ -426,7 +429,6 @@ def _reading(
 
     wanted, model = arguments.words, engine.facts
     text = getattr(engine.transform, "kind", "image") == "text"
-    stored = before if train is None and before is not None and before.words is not None else None
     if wanted == "off" or (wanted == "auto" and stored is None and (train is None or not text)):
         return None, None
     why = None

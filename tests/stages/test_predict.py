@@ -231,7 +231,7 @@ def test_a_line_that_is_not_utf8(
         monkeypatch.setattr("sys.stdin", io.StringIO("good film\nabc\udcff\n"))
         assert run([*command, *more]) == code
         told = capfd.readouterr()
-        assert "stdin: row 1 is not UTF-8" in (told.err if code else told.out)
+        assert "stdin: row 1 holds str, not text in UTF-8" in (told.err if code else told.out)
 
 
 def test_texts_of_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
