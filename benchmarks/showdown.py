@@ -51,6 +51,8 @@ FALSE_ALARMS = 0.05
 TRIED = (5, 35)
 """Steps of two trials, from which follows what one takes."""
 BINS = 15
+RUNS = 5
+"""Of which the median is taken."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
@@ -99,10 +101,13 @@ def timed(model: Any, texts: list[str]) -> dict[str, float]:
         chunks = [texts[i * batch : (i + 1) * batch] for i in range(count)]
         for chunk in chunks[:3]:
             model.answer(chunk)
-        began = time.perf_counter()
-        for chunk in chunks:
-            model.answer(chunk)
-        made[str(batch)] = (time.perf_counter() - began) / batch / count * 1000
+        taken = []
+        for _ in range(RUNS):
+            began = time.perf_counter()
+            for chunk in chunks:
+                model.answer(chunk)
+            taken.append(time.perf_counter() - began)
+        made[str(batch)] = statistics.median(taken) / batch / count * 1000
     return made
 
 
