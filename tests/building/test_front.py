@@ -88,10 +88,12 @@ def test_what_a_size_costs(family: Family, tmp_path: Path) -> None:
 
 def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
     lines: list[str] = []
-    built = tasks.front(
-        budget="macs=0.5,0.8,1.5",
-        progress=lambda what, done, total: lines.append(what),
-    )
+
+    def progress(what: str, done: int, total: int) -> None:
+        lines.append(what)
+
+    progress.line = lines.append  # type: ignore[attr-defined]
+    built = tasks.front(budget="macs=0.5,0.8,1.5", progress=progress)
     # The plan is told first, then in which of its stages the work is.
     assert lines[: len(built.plan)][1:] == list(built.plan[1:])
     assert built.plan[2].startswith("2. the other models, and their mean: about ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from paper import SCRATCH, SST2
@@ -196,15 +197,15 @@ def test_a_lone_file_is_complete(family: Family, source: Path, tmp_path: Path) -
     (tmp_path / "away").mkdir()
     lone = whole.rename(tmp_path / "away" / "lone.safetensors")
     from hydrasurgeon.data import open_data
-    from hydrasurgeon.runtime.answering import logits_of
+    from hydrasurgeon.runtime.answering import collected
 
     samples = open_data(data)
-    expected, labels = logits_of([hs.load(source, device="cpu")], samples, Run(batch_size=24))
-    found, again = logits_of([hs.load(lone, device="cpu")], samples, Run(batch_size=7))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert labels is not None
-    assert again is not None
-    assert labels.tolist() == again.tolist() == [i % CLASSES for i in range(24)]
+    whole = collected([hs.load(source, device="cpu")], samples, Run(batch_size=24))
+    alone = collected([hs.load(lone, device="cpu")], samples, Run(batch_size=7))
+    np.testing.assert_allclose(alone.logits, whole.logits, rtol=0, atol=1e-5)
+    assert whole.labels is not None
+    assert alone.labels is not None
+    assert whole.labels.tolist() == alone.labels.tolist() == [i % CLASSES for i in range(24)]
 
 
 def test_texts_become_the_checkpoints_own_tokens(tmp_path: Path) -> None:
