@@ -174,14 +174,14 @@ def _independent(
         )
         limits = fit_limits(values, np.ones(len(true), dtype=bool), risk=risk, delta=DELTA)
         return {"cover": Cover(threshold=limits.no, risk=risk, delta=DELTA, words=0.0)}
-    prediction: Any = problem.tagged(certifying.logits, constants)
+    prediction: Any = problem.plain(certifying.logits, constants)
     said, chances = prediction.entities
     return {"abstain": fit_abstention(chances, are_right(said, labels), risk=risk, delta=DELTA)}
 
 
 def _rates(problem: Tokens, test: Outputs, constants: dict[str, Any]) -> dict[str, float]:
     """What is promised, and what it costs."""
-    prediction: Any = problem.tagged(test.logits, constants)
+    prediction: Any = problem.plain(test.logits, constants)
     labels = test.shares
     assert labels is not None
     answered, true = entities_of(prediction.answered), entities_of(labels)
