@@ -165,11 +165,9 @@ class Front:
             return
         for budget, entry in rungs.items():
             if self.rungs.get(budget) is not entry:
-                at, worth = (
-                    entry.cost[budget.unit],
-                    f"{entry.objective.name} {abs(entry.value):.3f}",
-                )
-                self.options.note(f"written {budget}: {_what(entry)} at {at:.2f}x, {worth}")
+                worth = f"{entry.objective.name} {abs(entry.value):.3f}"
+                what = f"{_what(entry)} at {entry.cost[budget.unit]:.2f}x, {worth}"
+                self.options.note(f"written {budget}: {what}")
         self.rungs, self.force = rungs, True
         self.search.plan.may_end = len(rungs) == len(self.search.budgets)
         self.search.state.keep(unfinished=mark_of(self.out))

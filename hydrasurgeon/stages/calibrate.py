@@ -180,7 +180,7 @@ def _as_before(arguments: CalibrateOptions, decision: Decision | None) -> Calibr
     before = decision and decision.words
     if arguments.words != "auto" or arguments.cascade or not decision or not before:
         return arguments
-    if decision.cascade is not None:
+    if before.mode == "first" and decision.cascade is not None:
         arguments = arguments.but(words="first")
         if arguments.budget is None and arguments.max_loss is None:
             arguments = arguments.but(budget=f"on={decision.cascade.share_on:.6f}")
@@ -492,7 +492,7 @@ def _weighed(
     if why is not None or train is None:
         if wanted == "auto":
             return None, why if problem.link is not None else None
-        raise UsageError(str(why), hint="Leave out --words.")
+        raise UsageError(str(why), hint="Give --words off.")
     split = halves(len(outputs.logits), arguments.seed, outputs.groups)
     about = (problem, see, tokenizer, train, val, outputs, split)
     reading, worth = fit_reading(*about, first=wanted == "first", instead=wanted == "alone")

@@ -22,9 +22,11 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.data.words import TokenizeWords
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
+from hydrasurgeon.files import decided
+from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.run.words import BUCKETS, FACTOR
 from hydrasurgeon.serving.inputs import TOKENS
-from hydrasurgeon.stages import serve
+from hydrasurgeon.stages import calibrate, serve
 from hydrasurgeon.stages.export import export
 
 PREFIX = "hydrasurgeon.decision.words."
@@ -146,6 +148,14 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
     bare = undecided(open_checkpoint(again.path)).manifest
     probe = open_checkpoint(place / "probe").manifest
     assert (bare.history, bare.weights_sha256) == (probe.history, probe.weights_sha256)
+    # Where some rows cannot be read they cannot be weighed: what to do is told.
+    lines = (place / "val.csv").read_text().splitlines()
+    (tmp_path / "bad.csv").write_text("\n".join([*lines, ",praise"]) + "\n")
+    if way == "first":
+        bad = {"data": str(tmp_path / "bad.csv"), "fit_data": None, "skip_bad": True}
+        with pytest.raises(UsageError) as refused:
+            calibrated(place, place / way, tmp_path / "bad", **bad)
+        assert refused.value.hint == "Give --words off."
     # Half of VAL weighs them otherwise; nobody who says off has them.
     lines = (place / "val.csv").read_text().splitlines()
     (tmp_path / "half.csv").write_text("\n".join(lines[:101]) + "\n")
@@ -156,6 +166,18 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
     calibrated(place, place / way, tmp_path / "off", words="off", **half)
     assert "words" not in decision(tmp_path / "off")
     assert len(open_checkpoint(tmp_path / "off").manifest.history) == 2
+
+
+def test_words_beside_a_hydras_own_cascade_stay_beside() -> None:
+    words: Any = {"mode": "beside", "weights": (1.0, 0.5)}
+    fields: Any = {"words": decided.Words.model_construct(**words)}
+    fields |= {"cascade": decided.Cascade.model_construct(**{"share_on": 0.3})}
+    options = CalibrateOptions(checkpoint="hydra", data="val.csv", out="out")
+    record = decided.Decision.model_construct(**fields)
+    assert calibrate._as_before(options, record) == options
+    fields["words"] = decided.Words.model_construct(**{**words, "mode": "first"})
+    first = calibrate._as_before(options, decided.Decision.model_construct(**fields))
+    assert (first.words, first.budget) == ("first", "on=0.300000")
 
 
 def test_words_learn_what_the_model_answers_to_unlabelled_texts(
