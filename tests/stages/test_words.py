@@ -26,7 +26,7 @@ from hydrasurgeon.files import decided
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.run.words import BUCKETS, FACTOR
 from hydrasurgeon.serving.inputs import TOKENS
-from hydrasurgeon.stages import calibrate, serve
+from hydrasurgeon.stages import calibrate_words, serve
 from hydrasurgeon.stages.export import export
 
 PREFIX = "hydrasurgeon.decision.words."
@@ -174,9 +174,9 @@ def test_words_beside_a_hydras_own_cascade_stay_beside() -> None:
     fields |= {"cascade": decided.Cascade.model_construct(**{"share_on": 0.3})}
     options = CalibrateOptions(checkpoint="hydra", data="val.csv", out="out")
     record = decided.Decision.model_construct(**fields)
-    assert calibrate._as_before(options, record) == options
+    assert calibrate_words.as_before(options, record) == options
     fields["words"] = decided.Words.model_construct(**{**words, "mode": "first"})
-    first = calibrate._as_before(options, decided.Decision.model_construct(**fields))
+    first = calibrate_words.as_before(options, decided.Decision.model_construct(**fields))
     assert (first.words, first.budget) == ("first", "on=0.300000")
 
 
