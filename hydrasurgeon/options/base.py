@@ -47,6 +47,7 @@ EXPECTED = {
     "greater_than_equal": "must be {ge} or more",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be {le} or less",
+    "string_too_short": "a name in the list is empty",
 }
 """What is wrong with a value, by pydantic's name of the error."""
 
@@ -227,7 +228,8 @@ class Options(BaseModel):
         reason = EXPECTED.get(first["type"], first["msg"]).format(**context)
         if first["type"] == "literal_error":
             reason += did_you_mean(str(first["input"]), re.findall(r"'(\w+)'", context["expected"]))
-        return f"{shown} {first['input']}: {reason}".replace("'", "")
+        value = f" {first['input']}".rstrip()
+        return f"{shown}{value}: {reason}".replace("'", "")
 
     def recorded(self) -> dict[str, Any]:
         """What history keeps; `()` and the like say no more than None."""

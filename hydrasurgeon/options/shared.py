@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.processes import is_main_process
@@ -97,7 +97,7 @@ Commas = Annotated[str | None, BeforeValidator(_joined)]
 """Names with commas between them; on the command line perhaps one by one."""
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 """Texts; on the command line an option that may be repeated."""
-Specs = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Specs = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_split)]
 """Data sets, with commas between them or one by one."""
 Paths = Annotated[tuple[PathLike, ...], BeforeValidator(_texts)]
 """Paths; on the command line an option that may be repeated."""

@@ -302,6 +302,7 @@ def test_what_has_no_vocabulary_and_what_is_no_text(
         (["--keep-tokens", "9"], "--keep-tokens requires --vocabulary"),
         (["--vocabulary", texts, "--keep-tokens", "0"], "--keep-tokens 0: expected N|all-seen"),
         ([], "--vocabulary D"),
+        (["--vocabulary", f"{texts},"], "--vocabulary: a name in the list is empty"),
     ):
         assert run(["prune", str(source), *words, "-o", str(tmp_path / "x.safetensors")]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
