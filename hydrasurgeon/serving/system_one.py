@@ -175,7 +175,7 @@ def _answer(where: str, name: str, question: Any, model: Model) -> Answer:
         _check_known(where, [name], model, "labels; the id of a question is one of them")
         return lambda row: {"type": "noul", "noul": _chances(row)[name], **_verdict(row)}
     if "value" in model.columns:
-        _check_known(where, options, model, "levels")
+        _check_known(where, options, model, "levels; for named ones train a model of classes")
         return lambda row: _chosen(_of_levels(row, model), kind, options)
     _check_known(where, options, model, "classes")
     return lambda row: _chosen(row, kind, options)
@@ -199,7 +199,7 @@ def _options(where: str, kind: str, criteria: Any) -> list[str]:
     else:
         refuse_if(
             not isinstance(criteria, list) or not all(isinstance(each, str) for each in criteria),
-            f"{where}: its criteria are no list of the names of classes",
+            f'{where}: its criteria are no list of levels, each a text: ["1", "2"]',
         )
         most, what = LEVELS, "levels"
     refuse_if(

@@ -343,6 +343,7 @@ def test_a_token_is_asked_for_whatever_the_host_header_says(
 
     replies = conversation(texts(token="t"), talk)
     assert [reply.status for reply in replies] == [401, 401, 200, 200]
+    assert [reply.headers.get("www-authenticate") for reply in replies[:2]] == ["Bearer", "Bearer"]
     assert "error" in replies[1].body
 
 

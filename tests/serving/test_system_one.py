@@ -190,8 +190,8 @@ ASKED: list[tuple[str, Any, str]] = [
         {"type": "choice", "criteria": {"0": None, "calm": None, "cross": None}},
         "team was not trained on 'calm', 'cross'; '0', '1', '2' are its classes",
     ),
-    ("team", {"type": "score", "criteria": "0"}, "no list of the names"),
-    ("team", {"type": "score", "criteria": [{}, "0"]}, "no list of the names"),
+    ("team", {"type": "score", "criteria": "0"}, "no list of levels, each a text"),
+    ("team", {"type": "score", "criteria": [{}, "0"]}, "no list of levels, each a text"),
     ("team", {"type": "score", "criteria": [*map(str, range(11))]}, "11 levels; from 2 to 10"),
     ("team", {"type": "score", "criteria": ["0", "0"]}, "a level is there twice"),
     ("team", {"type": "score", "criteria": ["low", "1"]}, "was not trained on 'low'"),
@@ -200,6 +200,7 @@ ASKED: list[tuple[str, Any, str]] = [
     ("one", {"type": "noul", "criteria": {"yes": ""}}, "neither a text nor true and false"),
     ("many", NOUL, "many was not trained on 'many'; 'red', 'round', 'small' are its labels"),
     ("number", SCORE, "no levels of them are recorded"),
+    ("number", {**SCORE, "criteria": [0, 1, 2]}, 'no list of levels, each a text: ["1", "2"]'),
 ]
 
 
@@ -239,15 +240,38 @@ def test_a_number_on_levels(tmp_path: Path) -> None:
     with serving(f"q={ready.path}") as at:
         answer = post(at, asked)[1]["answers"]["q"]
         asked["questions"]["q"]["criteria"] = ["0", "5"]
-        assert (
-            "q was not trained on '5'; '0', '1', '2' are its levels" in post(at, asked)[1]["detail"]
-        )
+        says = "q was not trained on '5'; '0', '1', '2' are its levels; for named ones train"
+        assert says in post(at, asked)[1]["detail"]
     assert [*answer["probabilities"].values()] == pytest.approx(
         [first, 1 - first - last, last], abs=1e-4
     )
     assert answer["score"] == pytest.approx(1 - first + last, abs=1e-4)
     assert answer["legend"] == {"0": "0", "1": "1", "2": "2"}
     assert answer["answer"] in ("answered", "unfamiliar")
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "own", "verdict", "left"),
+    [
+        ("ab", "b", "b", "answered", "b"),
+        ("ac", "b", "b", "abstain", ""),
+        ("ac", "bc", "abstain", "abstain", "c"),
+        ("ab", "", "unfamiliar", "unfamiliar", ""),
+    ],
+)
+def test_a_set_keeps_the_options_that_were_asked(
+    asked: str, held: str, own: str, verdict: str, left: str
+) -> None:
+    """Where none is left nothing is answered, whatever the choice."""
+    from hydrasurgeon.serving.system_one import Model, asked_of
+
+    model = Model("m", {"top": "json"}, [*"abc"], "2026-01-01")
+    question = {"type": "choice", "criteria": dict.fromkeys(asked)}
+    body = json.dumps({"state": "a", "questions": {"q": question}}).encode()
+    row = {"label": "b", "top": [("b", 0.9), ("c", 0.07), ("a", 0.03)], "set": [*held]}
+    row |= {"answer": own, "unfamiliar": own == "unfamiliar", "ood_score": 0.0}
+    answer = asked_of({"m": model}, body, 8).reply([row])["answers"]["q"]
+    assert (answer["answer"], answer["set"]) == (verdict, [*left])
 
 
 def test_probabilities_that_are_no_numbers_are_the_servers_fault() -> None:
@@ -321,8 +345,8 @@ def test_typesafes_client(address: str) -> None:
         assert 0 <= reply.scores["stars"].score <= 2
         label = client.system_one(TEXT, {"red": Noul(instructions="Red?")}, model="many")
         assert 0 < label.nouls["red"].noul < 1
-        with pytest.raises(TypeSafeNotFoundError, match="no model 'jev'"):
-            client.system_one(TEXT, {"team": Choice(criteria=THREE)}, model="jev")
+        with pytest.raises(TypeSafeNotFoundError, match="no model 'jev-latest'; here is 'team'"):
+            client.system_one(TEXT, {"team": Choice(criteria=THREE)}, model="jev-latest")
         with pytest.raises(TypeSafeUnprocessableEntityError, match="not trained on 'calm'"):
             client.system_one(TEXT, {"team": Choice(criteria={"0": None, "calm": None})})
 
