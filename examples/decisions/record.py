@@ -1,10 +1,10 @@
 """Ask a System One server one question about many texts, and keep its probabilities as labels.
 
-    python examples/decisions/record.py texts.jsonl question.json bought.jsonl --server http://localhost:8000
+    python record.py texts.jsonl question.json bought.jsonl --server http://localhost:8000
 
-Each line of the texts is an object with a `text`, or with any fields: what was asked is what the
-model reads. A question is an object of one id and its question. What is there already is not asked
-again, so that the same command goes on where it stopped.
+Each line of the texts is a state: a text, an object with a `text`, or any other JSON. A question is
+an object of one id and its question. A text that has its row already is not asked again: repeat the
+command after it was stopped, or when rows were refused (it then exits with 1).
 """
 
 from __future__ import annotations
@@ -12,23 +12,52 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import urllib.request
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+BUSY = (429, 503)
+"""Statuses of a server that wants to be asked again."""
+FOR_ALL = (401, 403, 404)
+"""Statuses that every row would get: the token, the address or the model is wrong."""
+TRIES = 5
+"""How often a busy server is asked about a row."""
+LONGEST = 3600
+"""Seconds that are waited at most, whatever the server says."""
 
 
-def ask(server: str, state: Any, questions: Any, model: str | None, key: str) -> dict[str, Any]:
-    """The answer to the question."""
-    body = {"state": state, "questions": questions} | ({"model": model} if model else {})
-    headers = {"Content-Type": "application/json"} | (
-        {"Authorization": f"Bearer {key}"} if key else {}
-    )
-    request = urllib.request.Request(
-        f"{server}/v1/systemone", json.dumps(body).encode(), headers=headers
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        (answer,) = json.loads(reply.read())["answers"].values()
-    return dict(answer)
+class Refused(Exception):
+    """The server has no answer for this row."""
+
+
+def ask(request: Request) -> float | dict[str, float]:
+    """The label that the answer gives."""
+    tries = 1
+    while True:
+        try:
+            with urlopen(request, timeout=60) as reply:
+                (answer,) = json.loads(reply.read())["answers"].values()
+                return label(answer)
+        except HTTPError as error:
+            message = f"{error.code}: {detail(error)}"
+            if error.code in FOR_ALL:
+                raise SystemExit(f"{request.full_url}: {message}") from None
+            if error.code not in BUSY or tries == TRIES:
+                raise Refused(message) from None
+            time.sleep(pause(error.headers.get("Retry-After"), tries))
+        except URLError as error:
+            raise SystemExit(f"{request.full_url}: {error.reason}") from None
+        except (OSError, HTTPException) as error:
+            raise Refused(f"the connection broke: {error}") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Refused(f"the reply is not System One's: {error!r}") from None
+        tries += 1
 
 
 def label(answer: dict[str, Any]) -> float | dict[str, float]:
@@ -39,33 +68,87 @@ def label(answer: dict[str, Any]) -> float | dict[str, float]:
     return {str(names.get(name, name)): p for name, p in answer["probabilities"].items()}
 
 
-def text_of(state: Any) -> str:
-    """What a model reads where it is asked the same."""
-    if isinstance(state, dict) and isinstance(state.get("text"), str):
-        return str(state["text"])
+def detail(error: HTTPError) -> str:
+    """What the server says is wrong."""
+    body = error.read().decode(errors="replace")
+    try:
+        said = json.loads(body)["detail"]
+    except (KeyError, TypeError, ValueError):
+        return body[:300] or error.reason
+    return said if isinstance(said, str) else json.dumps(said)
+
+
+def pause(retry_after: str | None, tries: int) -> int:
+    """Seconds to wait: what the server says, else 2, 4, 8, …"""
+    if retry_after and retry_after.isdecimal():
+        return min(int(retry_after), LONGEST)
+    return 2**tries
+
+
+def columns(state: Any) -> dict[str, str]:
+    """What a model reads of a state; of a row in a table the same."""
     if isinstance(state, str):
-        return state
-    return json.dumps(state, ensure_ascii=False, separators=(",", ":"))
+        return {"text": state}
+    if isinstance(state, dict) and isinstance(state.get("text"), str):
+        names = ("text", "text_pair")
+        return {name: state[name] for name in names if isinstance(state.get(name), str)}
+    return {"text": json.dumps(state, ensure_ascii=False, separators=(",", ":"))}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each line's number, and what it holds. Only "\\n" ends a line: a text may hold U+2028."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise SystemExit(f"{path}, line {number}: not JSON: {error}; mend it") from None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("texts", "question", "out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--server", default="http://localhost:8000")
     parser.add_argument("--model")
     given = parser.parse_args()
-    questions = json.loads(given.question.read_text())
-    states = [json.loads(line) for line in given.texts.read_text().splitlines() if line.strip()]
-    done = len(given.out.read_text().splitlines()) if given.out.exists() else 0
-    key = os.environ.get("SYSTEMONE_API_KEY", "")
-    with given.out.open("a") as out:
-        for state in states[done:]:
-            answer = ask(given.server, state, questions, given.model, key)
-            row = {"text": text_of(state), "label": label(answer)}
-            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+    questions = json.loads(given.question.read_text(encoding="utf-8"))
+    if not isinstance(questions, dict) or len(questions) != 1:
+        parser.error(f"{given.question}: expected an object of one id and its question")
+    body = {"questions": questions} | ({"model": given.model} if given.model else {})
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get("SYSTEMONE_API_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
+    address = f"{given.server.rstrip('/')}/v1/systemone"
+
+    states = list(rows(given.texts))
+    given.out.touch()
+    kept = given.out.read_bytes()
+    bought = Counter(tuple(columns(row).values()) for _, row in rows(given.out))
+    refused = 0
+    with given.out.open("ab") as out:
+        if kept and not kept.endswith(b"\n"):
+            out.write(b"\n")
+        for number, state in states:
+            read = columns(state)
+            if bought[tuple(read.values())]:
+                bought[tuple(read.values())] -= 1
+                continue
+            request = Request(address, json.dumps(body | {"state": state}).encode(), headers)
+            try:
+                answer = ask(request)
+            except Refused as error:
+                sys.stderr.write(f"{given.texts}, line {number}: {error}\n")
+                refused += 1
+                continue
+            out.write(json.dumps(read | {"label": answer}).encode() + b"\n")
             out.flush()
+    if refused:
+        sys.stderr.write(f"{refused} refused; the same command asks again\n")
+    return 1 if refused else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
