@@ -105,6 +105,7 @@ def test_what_was_written_is_not_made_again(
         task.build(ood=[])
 
 
+@pytest.mark.slow
 def test_time_that_is_up_ends_it_once_there_is_something(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ def test_what_is_written_never_gets_worse(task: Task, monkeypatch: pytest.Monkey
     assert built.estimate == worth[-1]
 
 
+@pytest.mark.slow
 def test_an_interrupted_build_ends_as_one_that_was_not(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +206,7 @@ def test_a_dry_run_says_what_is_ahead(task: Task) -> None:
     assert not {p.name for p in {*task.folder.iterdir()} - before if not p.name.startswith(".")}
 
 
+@pytest.mark.slow
 def test_a_work_folder_of_other_work_or_that_somebody_changed(task: Task) -> None:
     how: dict[str, Any] = {"budget": "macs=1", "ood": [], "force": True}
     task.build(**how)

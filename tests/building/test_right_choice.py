@@ -134,6 +134,7 @@ def check_rivals(record: dict[str, Any], expected: dict[str, dict[str, float]]) 
                 assert rung["nll"] <= reference["nll"] + 1e-4
 
 
+@pytest.mark.slow
 def test_a_probe_that_is_better_is_the_rung(world: World) -> None:
     """The model has a poor classifier on a body that knows more: fitted anew it is worth the most."""
     noise = np.random.default_rng(6).normal(size=world.head.shape) * np.abs(world.head).mean()
@@ -157,6 +158,7 @@ def test_a_probe_that_is_better_is_the_rung(world: World) -> None:
     np.testing.assert_allclose(world.logits(path), world.probe(world.train), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("labels_need_not_fit")
 def test_models_that_know_different_classes_make_an_ensemble(world: World) -> None:
     """One tells class 0 from the rest, the other class 2: together they know all. Of different bodies there is no

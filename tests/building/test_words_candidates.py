@@ -92,6 +92,7 @@ def test_a_budget_chooses_the_threshold(place: Path, tmp_path: Path) -> None:
     assert again.path.read_bytes() == done.path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match=r"words alone take time=0\.05"):
         calibrated(place, tmp_path / "first", budget="time=0.04")
@@ -107,6 +108,7 @@ def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Pat
     assert any("words come beside the model and not first" in note for note in done.notes)
 
 
+@pytest.mark.slow
 def test_invented_samples_take_nothing_from_a_budget(place: Path, tmp_path: Path) -> None:
     """What of perturbed texts stops at words is told; the same texts as OOD data must go on."""
     budget, given = "time=0.06", tmp_path / "ood.jsonl"
@@ -166,6 +168,7 @@ def test_build_tries_words_at_their_time(
     assert (again.front, again.rows) == (done.front, done.rows)
 
 
+@pytest.mark.slow
 def test_numbers_too(place: Path, tmp_path: Path) -> None:
     """Which class a text is of, as a number, is what words know and a random model does not."""
     for name in ("train.csv", "val.csv"):
@@ -183,6 +186,7 @@ def test_numbers_too(place: Path, tmp_path: Path) -> None:
     assert built.front[0].worth["rmse"] == pytest.approx(best.id.rmse, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_file_that_takes_longer_than_its_parts_gives_way(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
 ) -> None:
@@ -198,6 +202,7 @@ def test_a_file_that_takes_longer_than_its_parts_gives_way(
     assert [time for name, times in known["times"].items() if "rung" in name for time in times]
 
 
+@pytest.mark.slow
 def test_build_and_bench_measure_alike(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

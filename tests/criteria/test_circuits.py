@@ -42,6 +42,7 @@ def searched(path: Path, search: str, **options: object) -> tuple[tuple[str, int
     ).result.order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
 def test_late_layers_and_ragged_heads(
     tiny: MAKE, images: SPEC, tmp_path: Path, objective: str
@@ -135,6 +136,7 @@ def killer(after: int) -> Callable[[str, int, int], None]:
     return tick
 
 
+@pytest.mark.slow
 def test_a_killed_search_ends_with_the_same_bytes(tiny: MAKE, images: SPEC) -> None:
     data, ood = images(rows=40), images("ood.npz", rows=40, seed=3)
     options = {

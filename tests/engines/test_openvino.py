@@ -39,6 +39,7 @@ def probabilities(rows: Any) -> Any:
     return np.array([row["probability"] for row in rows])
 
 
+@pytest.mark.slow
 @installed
 def test_answers_are_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, data = written("ViT", tmp_path)

@@ -24,6 +24,7 @@ def changed(before: Path, after: Path) -> set[str]:
     return {name for name in first if not torch.equal(first[name], second[name])}
 
 
+@pytest.mark.slow
 def test_lit(tmp_path: Path) -> None:
     """The image tower stays as it is, pruned heads stay away, and a hydra stores it once."""
     FAMILIES["OpenCLIP"].write(tmp_path / "clip")
@@ -46,6 +47,7 @@ def test_lit(tmp_path: Path) -> None:
     assert fused.bytes_stored < fused.bytes_members
 
 
+@pytest.mark.slow
 def test_lora(tmp_path: Path) -> None:
     """What is written is an ordinary checkpoint, of whose layers attention's alone moved."""
     family = FAMILIES["BERT"]

@@ -76,6 +76,7 @@ def flat(parts: Any) -> Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
 
 
+@pytest.mark.slow
 def test_against_the_exact_hessian(tiny: MAKE) -> None:
     """Gradient and δᵀHδ to rounding; Hutchinson's diagonal as closely as its draws allow."""
     module, anatomy = model_of(tiny(arch=SMALLEST))
@@ -141,6 +142,7 @@ def test_separation_against_numpy(tiny: MAKE) -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", thoroughly(*ONE_CLASS))
 def test_every_family(family: Family, tmp_path: Path) -> None:
     """Losses are those that eval gives of the model and of what prune makes; every head has its numbers."""
@@ -188,6 +190,7 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     assert ProbeReport.model_validate_json((tmp_path / "p.json").read_text()) == report
 
 
+@pytest.mark.slow
 def test_a_member_and_the_same_bytes(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     """Heads that are gone have no numbers, a layer may have none; the same command gives the same report."""
     mask = tmp_path / "mask.json"

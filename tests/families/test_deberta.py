@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What a config changes of the uniform suite's."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_is_the_librarys(variant: str, tmp_path: Path) -> None:
     """The source is stock, pruned is masked, a hydra its members."""

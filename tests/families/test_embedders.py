@@ -103,6 +103,7 @@ def test_what_is_read(tmp_path: Path, kind: str, mode: str, normalize: bool) -> 
         torch.testing.assert_close(anatomy.readout(stack), vectors, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["BERT", "RoBERTa", "Qwen3", "ModernBERT"])
 def test_one_model_everywhere(tmp_path: Path, kind: str) -> None:
     """Tuned, pruned and fused; in a directory by stock transformers and its pipeline, and by parts."""

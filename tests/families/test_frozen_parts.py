@@ -36,6 +36,7 @@ TABLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_what_is_frozen_stays(tmp_path: Path, name: str) -> None:
     family = FAMILIES[name]

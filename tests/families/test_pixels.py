@@ -169,6 +169,7 @@ def check(
         assert (found - expected).abs().max() < 2e-4, (entry, (found - expected).abs().amax(dim=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_every_entry_point(tmp_path: Path, name: str) -> None:
     """On each size, and on each orientation."""

@@ -43,6 +43,7 @@ def answers(model: Any, inputs: Any) -> torch.Tensor:
         ).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", thoroughly("BERT", "ModernBERT", "ViT", "DistilBERT", "MPNet"))
 @pytest.mark.parametrize("tuned", [(), (0, 1, 2), (1,)], ids=["shared", "tuned", "one tuned"])
 def test_a_hydra_is_saved_and_opened_again(family: Any, tuned: Any, tmp_path: Path) -> None:

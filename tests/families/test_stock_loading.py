@@ -109,6 +109,7 @@ for folder in {folders!r}:
     assert done.stdout.splitlines() == ["Unknown model (hydrasurgeon_vit)"] * len(folders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", thoroughly(*CLASSIFIERS, *SPELT_ALIKE))
 def test_pipelines_that_trust_our_code_answer_as_we_do(family: Family, tmp_path: Path) -> None:
     from PIL import Image
@@ -135,6 +136,7 @@ def test_pipelines_that_trust_our_code_answer_as_we_do(family: Family, tmp_path:
         torch.testing.assert_close(answers, model.predict(ready), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_transformers_saves_again_is_no_stock_model_either(kind: str, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification as Auto

@@ -123,6 +123,7 @@ def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> N
         torch.testing.assert_close(logits(hydra, inputs, "float64"), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ALL)
 def test_directories_load_as_the_librarys_own(family: Family, source: Path, tmp_path: Path) -> None:
     """The whole model without code of ours, a cut one and a hydra with the file beside it."""

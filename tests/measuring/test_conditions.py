@@ -26,6 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_calibrated_model_is_compared_with_a_calibrated_reference(home: Path) -> None:
     data, ood = str(home / "data.npz"), [f"near:noise={home / 'noise.npz'}"]
     decided = hs.calibrate(

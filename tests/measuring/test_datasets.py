@@ -16,6 +16,7 @@ MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
 
 
+@pytest.mark.slow
 def test_each_data_set_is_measured_as_if_alone(tiny: MAKE, images: SPEC) -> None:
     path = tiny()
     members = [path, hs.prune(path, method="random", keep=2).path]

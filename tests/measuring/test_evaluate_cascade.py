@@ -19,6 +19,7 @@ from hydrasurgeon.statistics.metrics import auroc
 VIT = FAMILIES["timm ViT"]
 
 
+@pytest.mark.slow
 def test_the_cascades_row(tmp_path: Path) -> None:
     VIT.write(tmp_path / "source")
     paths = members_of(tmp_path / "source", VIT, tmp_path)

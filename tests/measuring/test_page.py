@@ -176,6 +176,7 @@ def few(path: Path, rows: int, sharpness: float, foreign: int, name: str) -> Pat
     return path
 
 
+@pytest.mark.slow
 def test_a_few_samples_decide_nothing(tmp_path: Path) -> None:
     # Every resample of one sample is that sample: the interval would be a point, and anything a difference.
     for rows in (1, 19):

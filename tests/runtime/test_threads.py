@@ -47,6 +47,7 @@ def hydra(folder: Path) -> hs.Classifier:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("switching")
 @pytest.mark.parametrize("cascade", [False, True])
 def test_ood_scores_are_those_of_one_thread(tmp_path: Path, cascade: bool) -> None:

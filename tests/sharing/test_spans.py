@@ -125,6 +125,7 @@ def pipeline(folder: Path, *, trust: bool = False, **more: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "pieces"), ALL)
 def test_pipelines_find_the_same_spans(
     family: Family, pieces: Any, source: Path, tmp_path: Path

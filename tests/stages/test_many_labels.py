@@ -197,6 +197,7 @@ def test_heads_are_scored_by_torchs_loss(tagger: Path, tmp_path: Path) -> None:
         hs.score(tagger, method="cahp", data=data, device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", ["exact", "attribution"])
 def test_circuits_keep_whole_answers_right(search: Any, learnt: Path, tmp_path: Path) -> None:
     """Algorithm 1 on transformers' model: the share of samples with every label right, and the AUROC of their

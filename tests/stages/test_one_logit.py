@@ -383,6 +383,7 @@ def test_yes_and_no_by_name(reranker: Path, tmp_path: Path) -> None:
     assert one == other
 
 
+@pytest.mark.slow
 def test_nothing_is_found_for_some_queries(reranker: Path, tmp_path: Path) -> None:
     """By a plain loop over the rows: a query's first row is shown from the threshold on."""
     labels = mixed(400)
@@ -430,6 +431,7 @@ def test_a_group_of_one(reranker: Path, tmp_path: Path) -> None:
     assert "two or more" in str(refused.value.hint)
 
 
+@pytest.mark.slow
 def test_its_cascade_answers_in_two_stages(reranker: Path, tmp_path: Path) -> None:
     """Row by row in a plain loop: σ(z / T + b) of the first where it is far enough from ½, else of all."""
     from sklearn.linear_model import LogisticRegression

@@ -28,6 +28,7 @@ def lines(path: Path) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(("hydrasurgeon", "mkdir"))]
 
 
+@pytest.mark.slow
 def test_a_whole_pipeline_is_made_again(
     tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

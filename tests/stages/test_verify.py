@@ -58,6 +58,7 @@ def test_a_hydra_proves_its_members_by_itself(hydra: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_every_tensor_edited_in_one_bit_is_caught(hydra: Path) -> None:
     rng = np.random.default_rng(0)
     content = bytearray(hydra.read_bytes())

@@ -251,6 +251,7 @@ def test_any_model_s_answers_have_words_beside_them(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
 def test_models_side_by_side_read_each_with_its_own_words(
     engine: str, place: Path, tmp_path: Path
@@ -306,6 +307,7 @@ def test_graphs_and_tables_answer_alike(place: Path, tmp_path: Path) -> None:
             assert other["members_run"] == row["members_run"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["msp", "vim", "mds"])
 def test_ood_scores_are_the_model_s_own(score: str, place: Path, tmp_path: Path) -> None:
     rows, files = sentences(place), place

@@ -35,6 +35,7 @@ def mean_trunk(opened: Checkpoint, layers: int, states: list[dict[str, Any]]) ->
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", thoroughly(*ONE_CLASS))
 def test_it_answers_as_stock_models_with_the_mean_in_front(family: Family, tmp_path: Path) -> None:
     source = tmp_path / "source"

@@ -205,6 +205,7 @@ def after_vocabulary(folder: Path) -> dict[str, int]:
     return dict(AutoTokenizer.from_pretrained(folder).get_vocab())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["WordPiece", "Unigram"])
 def test_the_most_frequent_tokens_of_several_sets(name: str, tmp_path: Path) -> None:
     """Counted again from transformers' tokens; what lost a token is what is split otherwise."""

@@ -32,6 +32,7 @@ def least(path: Path, data: str) -> float:
     return float(minimize_scalar(nll, bounds=(-3, 3), method="bounded").fun)
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_what_a_training_that_ended_there_writes(
     tiny: MAKE, images: SPEC, tmp_path: Path
 ) -> None:
@@ -60,6 +61,7 @@ def test_the_best_epoch_is_what_a_training_that_ended_there_writes(
     assert least(whole.path, str(options["val"])) == pytest.approx(min(measured), abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["best", "last"])
 def test_the_start_may_be_kept(tiny: MAKE, images: SPEC, tmp_path: Path, keep: str) -> None:
     """A rate that ruins the model: what is written is no worse than what was given."""
@@ -85,6 +87,7 @@ def test_the_start_may_be_kept(tiny: MAKE, images: SPEC, tmp_path: Path, keep: s
     assert tuned.trained.kept_epoch == (0 if keep == "best" else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [23, 33])
 def test_an_interrupted_run_chooses_the_same(
     tiny: MAKE, images: SPEC, tmp_path: Path, cut: int

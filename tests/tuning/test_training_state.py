@@ -133,6 +133,7 @@ def refused(state: TrainingState, *parts: Any) -> None:
     assert error.value.hint == "Delete t.training.safetensors: the training then starts over."
 
 
+@pytest.mark.slow
 def test_every_byte_counts(state: TrainingState) -> None:
     """In the header, in the texts and in each tensor, and each byte that is not there."""
     whole, parts = state.path.read_bytes(), trained(steps=0)
