@@ -90,7 +90,7 @@ class Column:
     """What `--labels` says of them: names, positions, sorted or exact."""
     note: str | None = None
     chances: NDArray[np.float32] | None = None
-    """The probability of each class, where they were given: the labels are the most probable."""
+    """The probability of each class, where they were given: labels that nobody gave are the most probable."""
 
     @property
     def held(self) -> NDArray[Any]:
@@ -198,7 +198,7 @@ def _of_objects(spec: str, values: Sequence[Any]) -> Column:
     names = class_names(spec, list({name for value in values for name in value}))
     if not names:
         raise DataError(f"{spec}: row 0: its probabilities sum to 0", hint=CHANCES)
-    by_name = {name: [value.get(name) for value in values] for name in names}
+    by_name = {name: [value.get(name, 0) for value in values] for name in names}
     return of_probabilities(spec, by_name)
 
 
@@ -211,7 +211,7 @@ def of_probabilities(spec: str, columns: Mapping[str, Sequence[Any]]) -> Column:
     each = [[_chance(spec, row, cell) for row, cell in enumerate(columns[n])] for n in names]
     chances = np.array(each, dtype=np.float64).T
     sums = chances.sum(axis=1)
-    wrong = np.abs(sums - 1) > ROUNDED
+    wrong = np.abs(sums - 1) > ROUNDED + 1e-9  # .99 is within
     if wrong.any():
         row = int(np.argmax(wrong))
         raise DataError(
@@ -239,13 +239,34 @@ def _of_fractions(spec: str, values: Sequence[Any]) -> Column:
 
 
 def _chance(spec: str, row: int, cell: Any) -> float:
-    """One probability; a name that a row leaves out has none."""
+    """One probability."""
+    chance = cell
     if isinstance(cell, str) and NUMBER.fullmatch(cell.strip()):
-        cell = float(cell)
-    chance = 0.0 if cell is None or cell == "" else cell
+        chance = float(cell)
     if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance < 2:
         raise DataError(f"{spec}: row {row} has the probability {_shown(cell)}", hint=CHANCES)
     return float(chance)
+
+
+def beside_probabilities(
+    spec: str, columns: Mapping[str, Sequence[Any]], values: Sequence[Any]
+) -> Column | None:
+    """Probabilities, and the labels that some rows have besides; None where these have other names."""
+    called = [_called(value) for value in values]
+    if not {*called} <= {*columns, ""}:
+        return None
+    column = of_probabilities(spec, columns)
+    assert column.names is not None
+    position = {name: at for at, name in enumerate(column.names)}
+    at = np.array([position.get(name, UNLABELLED) for name in called])
+    return replace(column, labels=np.where(at == UNLABELLED, column.labels, at))
+
+
+def _called(value: Any) -> str:
+    """The name in a column; nothing where it is empty."""
+    if value is None or value != value:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _check_cells(spec: str, rows: int, names: int) -> None:
@@ -445,12 +466,14 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]
     chances = None
-    if column.chances is not None:
-        said = f"labels of {spec} are probabilities: what needs one label takes the most probable"
+    if column.chances is not None and read is _of_classes:
+        rest = "the most probable, and holds for agreement with that"
+        if (column.labels != column.chances.argmax(axis=1)).any():
+            rest = "the labels beside them"
+        said = f"labels of {spec} are probabilities, which training learns; all else takes {rest}"
         if said not in (column.note or ""):
             notes.append(said)
-        if read is _of_classes:
-            chances = _of_many_labels(spec, replace(column, labels=column.chances), model)[0]
+        chances = _of_many_labels(spec, replace(column, labels=column.chances), model)[0]
     return Column(labels, names, note="; ".join(notes) or None, chances=chances)
 
 
@@ -570,6 +593,8 @@ def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
     is_logit = model.problem == "one_logit"
     least, most, hint = (0, 1, FRACTIONS) if is_logit else (-np.inf, np.inf, NUMBERS)
     labels = column.positions.astype(np.float64)
+    if column.chances is not None and column.numbers is not None:
+        labels = column.chances @ np.array(column.numbers, np.float64)
     if column.names is not None and column.numbers is None:
         words = YES if is_logit else ()
         wrong = next((at for at in _used(column) if column.names[at] not in words), None)

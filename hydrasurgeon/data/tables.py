@@ -16,7 +16,13 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from hydrasurgeon.data.labels import Column, class_names, labels_of, of_probabilities
+from hydrasurgeon.data.labels import (
+    Column,
+    beside_probabilities,
+    class_names,
+    labels_of,
+    of_probabilities,
+)
 from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs
@@ -360,10 +366,10 @@ def rows(table: Table, columns: Columns) -> Samples:
     labels = table.column("label", columns, LABELS)
     group = table.column("group", columns, GROUPS)
     chances = [name for name in table.names if name.startswith(CHANCE) and name in table.columns]
+    by_name = {name.removeprefix(CHANCE): table.columns[name] for name in chances}
     if labels is not None:
-        made.written = _labels(table, labels)
-    elif len(chances) > 1:
-        by_name = {name.removeprefix(CHANCE): table.columns[name] for name in chances}
+        made.written = _labels(table, labels, by_name)
+    elif len(by_name) > 1:
         try:
             made.written = of_probabilities(table.spec, by_name)
         except DataError as error:
@@ -397,7 +403,7 @@ def _words(table: Table, columns: Columns) -> Samples | None:
         if has_tags or _lists(values, (str, int)):
             written = tagged(spec, texts, values, table.classes.get(labels or ""))
         elif labels is not None and labels != ENTITIES:
-            written = _labels(table, labels)
+            written = _labels(table, labels, {})
     elif text is not None and labels == columns.named.get("label", ENTITIES):
         if not _lists(values, (Mapping,)):
             return None
@@ -421,10 +427,17 @@ def _lists(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
     return is_list
 
 
-def _labels(table: Table, name: str) -> Column | None:
-    column = labels_of(table.spec, table.columns[name])
+def _labels(table: Table, name: str, shares: Mapping[str, Sequence[Any]]) -> Column | None:
+    """A column of labels; beside probabilities of the same names, both."""
+    spec, values = table.spec, table.columns[name]
+    if len(shares) > 1 and (both := beside_probabilities(spec, shares, values)) is not None:
+        return both
+    column = labels_of(spec, values)
     if column is not None and name in table.classes:
         column = column.named(table.classes[name])
+    if column is not None and len(shares) > 1:
+        note = f"{CHANCE}{next(iter(shares))}, …: not read, for they are no names of labels"
+        column = replace(column, note=note)
     return column
 
 

@@ -64,7 +64,7 @@ def test_the_same_however_they_are_written(how: str, tmp_path: Path) -> None:
     assert samples.labels is not None
     assert samples.labels.tolist() == [2, 0, 1, 1]
     assert samples.note is not None
-    assert "are probabilities: what needs one label takes the most probable" in samples.note
+    assert "which training learns; all else takes the most probable" in samples.note
     some = open_data(spec, model=MODEL, limit=2, seed=1)
     assert some.written is not None
     assert some.written.chances is not None
@@ -96,7 +96,11 @@ def test_objects_without_any_probability(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("said", "says"),
-    [([0.5, 0.5], "others have 3 numbers"), ([0.5, 0.2, 0.2], "row 1: its probabilities sum to")],
+    [
+        ([0.5, 0.5], "others have 3 numbers"),
+        ([0.5, 0.2, 0.2], "row 1: its probabilities sum to"),
+        ([None, 0.5, 0.5], "row 1 has the probability None"),
+    ],
 )
 def test_lists_that_are_no_probabilities(said: Any, says: str, tmp_path: Path) -> None:
     place = table(tmp_path / "t.jsonl", [{"label": SHARES[0]}, {"label": said}])
@@ -116,12 +120,58 @@ def test_rounded_ones_sum_to_one(tmp_path: Path) -> None:
     assert samples.fingerprint()["sha256"] != open_data(other, model=MODEL).fingerprint()["sha256"]
 
 
-def test_of_one_logit_they_say_how_true_yes_is(tmp_path: Path) -> None:
-    place = table(
-        tmp_path / "t.jsonl", [{"label": {"no": 0.25, "yes": 0.75}}, {"label": {"no": 1}}]
-    )
+def test_sums_of_exactly_a_hundredth_more_or_less(tmp_path: Path) -> None:
+    place = table(tmp_path / "t.jsonl", [{"label": [0.33] * 3}, {"label": [0.34, 0.34, 0.33]}])
+    samples = open_data(place, model=MODEL)
+    assert samples.written is not None
+    assert samples.written.chances == pytest.approx(np.full((2, 3), 1 / 3), abs=1e-2)
+
+
+@pytest.mark.parametrize("kind", [".csv", ".parquet"])
+def test_an_empty_cell_is_no_probability(kind: str, tmp_path: Path) -> None:
+    import pandas as pd
+
+    shares = {"p.bad": [0.5, 0.4], "p.fine": [0.5, 0.6], "p.good": [0.0, None]}
+    place = tmp_path / f"t{kind}"
+    frame = pd.DataFrame({"text": TEXTS[:2], **shares})
+    frame.to_csv(place, index=False) if kind == ".csv" else frame.to_parquet(place)
+    with pytest.raises(DataError, match="row 1 has the probability"):
+        open_data(str(place), model=MODEL)
+
+
+def test_labels_beside_probabilities(tmp_path: Path) -> None:
+    """Training learns the probabilities; all else takes the labels, where there are some."""
+    given = ["bad", "", None, "good"]
+    rows = [
+        {"label": label, **{f"p.{n}": p for n, p in zip(NAMES, row, strict=True)}}
+        for label, row in zip(given, SHARES, strict=True)
+    ]
+    samples = open_data(place := table(tmp_path / "t.jsonl", rows), model=MODEL)
+    assert samples.written is not None
+    assert samples.labels is not None
+    assert samples.labels.tolist() == [0, 0, 1, 2]
+    assert samples.written.held == pytest.approx(np.array(SHARES), abs=1e-6)
+    assert "all else takes the labels beside them" in (samples.note or "")
+    with pytest.raises(DataError, match="row 1 has no label"):
+        open_data(f"{place}#label,label", model=MODEL)
+    foreign = table(tmp_path / "u.jsonl", [{"label": "bad", "p.raw": 0.2, "p.adjusted": 0.3}] * 4)
+    alone = open_data(foreign, model=MODEL)
+    assert alone.written is not None
+    assert alone.written.chances is None
+    assert "p.raw, …: not read" in (alone.note or "")
+
+
+def test_of_one_output_they_are_a_mean(tmp_path: Path) -> None:
     one = Model(family="timm", arch="x", num_classes=1, problem="one_logit")
-    assert open_data(place, model=one).labels == pytest.approx([0.75, 0])
+    for name, rows in {
+        "names": [{"no": 0.25, "yes": 0.75}, {"no": 1}],
+        "lists": [[0.25, 0.75], [1.0, 0.0]],
+    }.items():
+        place = table(tmp_path / f"{name}.jsonl", [{"label": row} for row in rows])
+        assert open_data(place, model=one).labels == pytest.approx([0.75, 0])
+    levels = table(tmp_path / "n.jsonl", [{"label": {"1": 0.5, "4": 0.5}}, {"label": {"2": 1}}])
+    number = Model(family="timm", arch="x", num_classes=1, problem="number")
+    assert open_data(levels, model=number).labels == pytest.approx([2.5, 2])
 
 
 def test_a_probe_and_training_learn_what_as_many_copies_say(tmp_path: Path) -> None:
