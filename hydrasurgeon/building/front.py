@@ -157,20 +157,33 @@ class Front:
         return "\n".join(lines)
 
     def settle(self) -> None:
-        """Decide with what there is, and write what is better than before."""
-        rungs = self._decided_all()
-        while rungs != self.rungs and not self._write(rungs):  # another may fit VAL better
-            rungs = self._decided_all()
-        if rungs == self.rungs:
-            return
+        """Decide with what there is, and write what is better than before, one after the other: time
+        may end between two.
+        """
+        while (rungs := self._decided_all()) != self.rungs:
+            rungs = self._first_change(rungs)
+            if not self._write(rungs):
+                continue  # another may fit VAL better
+            for budget, entry in rungs.items():
+                if self.rungs.get(budget) is not entry:
+                    worth = f"{entry.objective.name} {abs(entry.value):.3f}"
+                    what = f"{_what(entry)} at {entry.cost[budget.unit]:.2f}x, {worth}"
+                    self.options.note(f"written {budget}: {what}")
+            self.rungs, self.force = rungs, True
+            self.search.plan.may_end = len(rungs) == len(self.search.budgets)
+            self.search.state.keep(unfinished=mark_of(self.out))
+
+    def _first_change(self, rungs: Rungs) -> Rungs:
+        """What is there with the first entry that is new, for larger budgets too where it is better."""
+        changed, new = dict[Budget, Entry](), None
         for budget, entry in rungs.items():
-            if self.rungs.get(budget) is not entry:
-                worth = f"{entry.objective.name} {abs(entry.value):.3f}"
-                what = f"{_what(entry)} at {entry.cost[budget.unit]:.2f}x, {worth}"
-                self.options.note(f"written {budget}: {what}")
-        self.rungs, self.force = rungs, True
-        self.search.plan.may_end = len(rungs) == len(self.search.budgets)
-        self.search.state.keep(unfinished=mark_of(self.out))
+            there = self.rungs.get(budget)
+            if new is None:
+                changed[budget] = entry
+                new = None if entry is there else entry
+            else:
+                changed[budget] = new if there is None or there.value < new.value else there
+        return changed
 
     def finish(self, *, early: bool) -> None:
         """Record all rivals; where everything was tried, a budget that nothing is within is an error."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from tiny_families import Family, thoroughly
 from tiny_task import Task, images
 
 import hydrasurgeon as hs
-from hydrasurgeon.building import front, plan
+from hydrasurgeon.building import cost, front, plan
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
@@ -153,6 +154,42 @@ def test_time_that_is_up_waits_for_what_is_being_published(
     rungs: Any = {"macs=1": "entry"}
     assert front.Front._write(writing, rungs)
     assert seen == [False]
+
+
+def test_what_is_made_first_is_there_when_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The better file of the smaller budget stands, though that of the larger one is not made yet."""
+    monkeypatch.setattr(front, "_what", str)
+    monkeypatch.setattr(front, "mark_of", str)
+    about = {"objective": SimpleNamespace(name="nll"), "cost": {"macs": 1.0}}
+    old, small, large = (SimpleNamespace(value=float(at), **about) for at in range(3))
+    low, high = cost.parse_budgets("macs=0.5,1")
+    told: list[str] = []
+    written: list[Any] = []
+
+    def write(rungs: Any) -> bool:
+        if large in rungs.values():
+            raise plan.TimeIsUp
+        written.append(rungs)
+        return True
+
+    fake: Any = SimpleNamespace(
+        rungs={low: old, high: old},
+        out=Path("out"),
+        options=SimpleNamespace(note=told.append),
+        search=SimpleNamespace(
+            plan=SimpleNamespace(may_end=True),
+            budgets=[low, high],
+            state=SimpleNamespace(keep=lambda **_: None),
+        ),
+        _decided_all=lambda: {low: small, high: large},
+        _write=write,
+    )
+    fake._first_change = partial(front.Front._first_change, fake)
+    with pytest.raises(plan.TimeIsUp):
+        front.Front.settle(fake)
+    assert written == [{low: small, high: small}]
+    assert fake.rungs == written[0]
+    assert len(told) == 2
 
 
 def test_ended_before_there_is_anything(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
