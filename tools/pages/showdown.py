@@ -119,7 +119,9 @@ def claim(results: Results) -> str:
     shown, missed = [], []
     for path, said, goal, reached in GOALS:
         value = figure(results, "clinc", CLAIMED, path)
-        if value is not None:
+        if value is None:
+            missed.append(f"{goal} (not measured)")
+        else:
             form = {row[1]: row[2] for row in ROWS}[path]
             shown.append(said.format(form.format(value).replace("%", " %")))
             missed += [] if reached(value) else [goal]
