@@ -175,8 +175,15 @@ def page(results: dict[str, Any]) -> str:
     return rendered(
         "front",
         tasks=measured,
-        goals=[row for goal in GOALS for task in measured if (row := _verdict(goal, task))],
+        goals=GOALS,
+        verdicts=[
+            [str(number), *row]
+            for number, goal in enumerate(GOALS, 1)
+            for task in measured
+            if (row := _verdict(goal, task))
+        ],
         about=ABOUT,
+        most=max(_in_int8(task, row) for task in measured for row in task.names),
         metrics=METRICS,
         seeds=_seeds,
         time=_time,
@@ -201,8 +208,6 @@ def _verdict(goal: Goal, task: Task) -> list[str]:
         gain >= -max(goal.spare[metric], error) for metric, (gain, error) in measured.items()
     )
     return [
-        f"{goal.time:g}",
-        goal.words,
         task.name,
         f"{row}, {engine}",
         f"{time:.3f}",
@@ -222,6 +227,12 @@ def _difference(metric: str, gain: tuple[float, float]) -> str:
 def _seeds(task: Task) -> str:
     count = max(len(task.values(row, engine, "nll")) for row, engine in task.rows)
     return "One seed" if count == 1 else f"Means of up to {count} seeds, ± standard error"
+
+
+def _in_int8(task: Task, row: str) -> float:
+    """How far the NLL in 8 bits is from that in float32."""
+    pairs = zip(task.values(row, "float32", "nll"), task.values(row, "int8", "nll"), strict=True)
+    return max(abs(float(one) - float(other)) for one, other in pairs)
 
 
 def _time(task: Task, row: str, engine: str) -> str:
