@@ -594,7 +594,7 @@ def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
     least, most, hint = (0, 1, FRACTIONS) if is_logit else (-np.inf, np.inf, NUMBERS)
     labels = column.positions.astype(np.float64)
     if column.chances is not None and column.numbers is not None:
-        labels = column.chances @ np.array(column.numbers, np.float64)
+        labels = column.chances.astype(np.float64) @ np.array(column.numbers)
     if column.names is not None and column.numbers is None:
         words = YES if is_logit else ()
         wrong = next((at for at in _used(column) if column.names[at] not in words), None)
