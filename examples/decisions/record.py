@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator
 from http.client import HTTPException
@@ -70,10 +71,11 @@ def label(answer: dict[str, Any]) -> float | dict[str, float]:
 
 def detail(error: HTTPError) -> str:
     """What the server says is wrong."""
-    body = error.read().decode(errors="replace")
+    body = ""
     try:
+        body = error.read().decode(errors="replace")
         said = json.loads(body)["detail"]
-    except (KeyError, TypeError, ValueError):
+    except (OSError, HTTPException, KeyError, TypeError, ValueError):
         return body[:300] or error.reason
     return said if isinstance(said, str) else json.dumps(said)
 
@@ -97,12 +99,24 @@ def columns(state: Any) -> dict[str, str]:
 
 def rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Each line's number, and what it holds. Only "\\n" ends a line: a text may hold U+2028."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), start=1):
         if line.strip():
             try:
-                yield number, json.loads(line)
+                yield number, json.loads(line.decode())
             except ValueError as error:
                 raise SystemExit(f"{path}, line {number}: not JSON: {error}; mend it") from None
+
+
+def mend(out: Path) -> None:
+    """A last row that was cut off in mid-write goes, to be asked again."""
+    with out.open("r+b") as file:
+        kept = file.read()
+        whole = kept.rfind(b"\n") + 1
+        try:
+            json.loads(kept[whole:])
+            file.write(b"\n")  # only the end of the line is missing
+        except ValueError:
+            file.truncate(whole)
 
 
 def main() -> int:
@@ -125,12 +139,10 @@ def main() -> int:
 
     states = list(rows(given.texts))
     given.out.touch()
-    kept = given.out.read_bytes()
+    mend(given.out)
     bought = Counter(tuple(columns(row).values()) for _, row in rows(given.out))
     refused = 0
     with given.out.open("ab") as out:
-        if kept and not kept.endswith(b"\n"):
-            out.write(b"\n")
         for number, state in states:
             read = columns(state)
             if bought[tuple(read.values())]:

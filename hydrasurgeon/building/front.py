@@ -68,6 +68,8 @@ class Front:
         """What calibrate refused or takes too long, and why."""
         self.rungs: Rungs = {}
         """What is written, of budgets that something is within."""
+        self.ended = ""
+        """Why not everything was tried."""
 
     @cached_property
     def table(self) -> Table:
@@ -104,7 +106,6 @@ class Front:
         """Make candidates, and write each that is better than what is there, until all are tried, time
         is up, or somebody ends it; why not everything was tried.
         """
-        ended = ""
         with self.search.plan.moving():
             try:
                 for _ in self.search.stages():
@@ -120,10 +121,12 @@ class Front:
                 what = "interrupted"
                 if isinstance(stop, TimeIsUp):
                     what = f"--max-minutes {self.options.max_minutes:g} are over"
-                ended = f"{what}: the best so far is written; the same command goes on from here"
+                self.ended = (
+                    f"{what}: the best so far is written; the same command goes on from here"
+                )
             self.search.plan.hold()
-            self.finish(early=bool(ended))
-        return ended
+            self.finish(early=bool(self.ended))
+        return self.ended
 
     def summary(self) -> str:
         """What was made, how it compares with the model as it is, and what to do next."""
@@ -135,7 +138,8 @@ class Front:
         for budget, entry in self.rungs.items():
             what = f"{budget}: {_what(entry)} at {entry.cost[budget.unit]:.2f}x"
             if entry is below:
-                lines.append(f"{budget}: nothing better than for the budget below")
+                yet = ", yet" if self.ended else ""
+                lines.append(f"{budget}: nothing better than for the budget below{yet}")
             elif entry is single:
                 lines.append(f"{what}: nothing is better by more than chance")
             else:
@@ -160,30 +164,17 @@ class Front:
         """Decide with what there is, and write what is better than before, one after the other: time
         may end between two.
         """
-        while (rungs := self._decided_all()) != self.rungs:
-            rungs = self._first_change(rungs)
+        while (rungs := self._decided_next()) != self.rungs:
             if not self._write(rungs):
                 continue  # another may fit VAL better
-            for budget, entry in rungs.items():
-                if self.rungs.get(budget) is not entry:
-                    worth = f"{entry.objective.name} {abs(entry.value):.3f}"
-                    what = f"{_what(entry)} at {entry.cost[budget.unit]:.2f}x, {worth}"
-                    self.options.note(f"written {budget}: {what}")
+            budget = next(each for each in rungs if rungs[each] is not self.rungs.get(each))
+            entry = rungs[budget]
+            worth = f"{entry.objective.name} {abs(entry.value):.3f}"
+            what = f"{_what(entry)} at {entry.cost[budget.unit]:.2f}x, {worth}"
+            self.options.note(f"written {budget}: {what}")
             self.rungs, self.force = rungs, True
             self.search.plan.may_end = len(rungs) == len(self.search.budgets)
             self.search.state.keep(unfinished=mark_of(self.out))
-
-    def _first_change(self, rungs: Rungs) -> Rungs:
-        """What is there with the first entry that is new, for larger budgets too where it is better."""
-        changed, new = dict[Budget, Entry](), None
-        for budget, entry in rungs.items():
-            there = self.rungs.get(budget)
-            if new is None:
-                changed[budget] = entry
-                new = None if entry is there else entry
-            else:
-                changed[budget] = new if there is None or there.value < new.value else there
-        return changed
 
     def finish(self, *, early: bool) -> None:
         """Record all rivals; where everything was tried, a budget that nothing is within is an error."""
@@ -197,18 +188,24 @@ class Front:
                         raise error
                 self._refuse(budget)
 
-    def _decided_all(self) -> Rungs:
-        """What is decided within each budget, rising."""
+    def _decided_next(self) -> Rungs:
+        """What is there with the first entry that is new, for larger budgets too where it is better."""
         rungs: dict[Budget, Entry] = {}
-        below: Entry | None = None
+        below = new = None
         for budget in self.search.budgets:
-            entry = self._decided(self._within(budget), budget, below)
-            if entry is None:
-                continue
-            kept, least = self.rungs.get(budget), -math.inf if below is None else below.value
-            # What is there gives way to what is better alone.
-            if kept is not None and kept.value >= max(entry.value, least):
-                entry = kept
+            there = self.rungs.get(budget)
+            if new is None:
+                entry = self._decided(self._within(budget), budget, below)
+                entry = there if entry is None else entry
+                if entry is None:
+                    continue
+                # What is there gives way to what is better alone.
+                least = -math.inf if below is None else below.value
+                if there is not None and there.value >= max(entry.value, least):
+                    entry = there
+                new = None if entry is there else entry
+            else:
+                entry = new if there is None or there.value < new.value else there
             rungs[budget] = below = entry
         return rungs
 

@@ -3,7 +3,7 @@
 A label is the name or number of one class; a number from 0 to 1, how true yes is; or a list of
 names or numbers. A number may be a class's name ("1" to "5" stars) or its position (0 is the
 model's first class): which one, the model's own names decide, or `--labels`. Where a row has a
-probability for each class, its label is the most probable one.
+probability for each class and no label besides, that is the most probable one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Column:
     """What `--labels` says of them: names, positions, sorted or exact."""
     note: str | None = None
     chances: NDArray[np.float32] | None = None
-    """The probability of each class, where they were given: labels that nobody gave are the most probable."""
+    """The probability of each class, where they were given."""
+    own: NDArray[np.bool_] | None = None
+    """Which rows have a label beside their probabilities; that of others is the most probable."""
 
     @property
     def held(self) -> NDArray[Any]:
@@ -100,7 +102,8 @@ class Column:
     def at(self, rows: Any) -> Column:
         """The labels of some rows."""
         chances = None if self.chances is None else self.chances[rows]
-        return replace(self, labels=self.labels[rows], chances=chances)
+        own = None if self.own is None else self.own[rows]
+        return replace(self, labels=self.labels[rows], chances=chances, own=own)
 
     @property
     def positions(self) -> Labels:
@@ -115,7 +118,7 @@ class Column:
             return self
         if self.chances is not None and self.numbers != tuple(range(len(names))):
             return self
-        return Column(self.positions, tuple(names), chances=self.chances)
+        return Column(self.positions, tuple(names), chances=self.chances, own=self.own)
 
 
 def are_codes(names: Sequence[str]) -> bool:
@@ -198,7 +201,9 @@ def _of_objects(spec: str, values: Sequence[Any]) -> Column:
     names = class_names(spec, list({name for value in values for name in value}))
     if not names:
         raise DataError(f"{spec}: row 0: its probabilities sum to 0", hint=CHANCES)
-    by_name = {name: [value.get(name, 0) for value in values] for name in names}
+    # Parquet has all names in all rows: those that a row leaves out are None.
+    cells = {name: [value.get(name) for value in values] for name in names}
+    by_name = {name: [0 if p is None else p for p in row] for name, row in cells.items()}
     return of_probabilities(spec, by_name)
 
 
@@ -248,23 +253,18 @@ def _chance(spec: str, row: int, cell: Any) -> float:
     return float(chance)
 
 
-def beside_probabilities(
-    spec: str, columns: Mapping[str, Sequence[Any]], values: Sequence[Any]
-) -> Column | None:
-    """Probabilities, and the labels that some rows have besides; None where these have other names."""
-    called = [_called(value) for value in values]
-    if not {*called} <= {*columns, ""}:
-        return None
-    column = of_probabilities(spec, columns)
+def beside_probabilities(column: Column, values: Sequence[Any]) -> Column:
+    """Probabilities with the labels that some rows have besides, by the names of the same classes."""
     assert column.names is not None
     position = {name: at for at, name in enumerate(column.names)}
-    at = np.array([position.get(name, UNLABELLED) for name in called])
-    return replace(column, labels=np.where(at == UNLABELLED, column.labels, at))
+    given = np.array([position.get(called(value), UNLABELLED) for value in values], dtype=np.int64)
+    own = given != UNLABELLED
+    return replace(column, labels=np.where(own, given, column.labels), own=own)
 
 
-def _called(value: Any) -> str:
-    """The name in a column; nothing where it is empty."""
-    if value is None or value != value:
+def called(value: Any) -> str:
+    """The name in a column of labels; nothing where there is none."""
+    if value is None or value != value or value in (UNLABELLED, str(UNLABELLED)):
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
@@ -455,8 +455,8 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     is_float = column.labels.ndim == 1 and column.labels.dtype.kind == "f"
     if column.names is None and not is_float:  # fitted before
         numbers = tuple(range(model.num_classes))
-        called = tuple(map(str, numbers))
-        column = replace(column, names=called, numbers=numbers, reading="positions")
+        numbered = tuple(map(str, numbers))
+        column = replace(column, names=numbered, numbers=numbers, reading="positions")
     read, wanted, hint = READ.get(model.problem) or plugins("problems")[model.problem].labels
     kind = _kind_of(column.labels)
     # Of CLIP a picture may show one thing, or several.
@@ -466,15 +466,25 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]
     chances = None
-    if column.chances is not None and read is _of_classes:
-        rest = "the most probable, and holds for agreement with that"
-        if (column.labels != column.chances.argmax(axis=1)).any():
-            rest = "the labels beside them"
-        said = f"labels of {spec} are probabilities, which training learns; all else takes {rest}"
+    if column.chances is not None and read is not _of_one_output:
+        said = f"labels of {spec} are probabilities, {_taken(column, learnt=read is _of_classes)}"
         if said not in (column.note or ""):
             notes.append(said)
-        chances = _of_many_labels(spec, replace(column, labels=column.chances), model)[0]
-    return Column(labels, names, note="; ".join(notes) or None, chances=chances)
+        if read is _of_classes:
+            chances = _of_many_labels(spec, replace(column, labels=column.chances), model)[0]
+    return Column(labels, names, note="; ".join(notes) or None, chances=chances, own=column.own)
+
+
+def _taken(column: Column, *, learnt: bool) -> str:
+    """What becomes of probabilities."""
+    rest = "the most probable, and holds for agreement with that"
+    if column.own is not None and column.own.any():
+        rest = "the labels beside them"
+        if not column.own.all():
+            rest += ", and the most probable where there is none"
+    return (
+        f"which training learns; all else takes {rest}" if learnt else f"of which is taken {rest}"
+    )
 
 
 def _of_classes(spec: str, column: Column, model: Model) -> Fit:
@@ -592,17 +602,20 @@ def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
     """Numbers as they are; of one logit how true yes is, from 0 to 1."""
     is_logit = model.problem == "one_logit"
     least, most, hint = (0, 1, FRACTIONS) if is_logit else (-np.inf, np.inf, NUMBERS)
-    labels = column.positions.astype(np.float64)
-    if column.chances is not None and column.numbers is not None:
-        labels = column.chances.astype(np.float64) @ np.array(column.numbers)
+    labels, worth = column.positions.astype(np.float64), column.numbers
     if column.names is not None and column.numbers is None:
         words = YES if is_logit else ()
         wrong = next((at for at in _used(column) if column.names[at] not in words), None)
         if wrong is not None:
             what = f"row {_row_of(column, wrong)} has the label {_shown(column.names[wrong])}"
             raise DataError(f"{spec}: {what}", hint=hint)
-        yes = np.array([name == "yes" for name in column.names], np.float64)
-        labels = yes[column.labels] if column.chances is None else column.chances @ yes
+        worth = tuple(int(name == "yes") for name in column.names)
+        labels = np.array(worth, np.float64)[column.labels]
+    if column.chances is not None and worth is not None:
+        if is_logit and max(worth) > 1:
+            raise DataError(f"{spec}: row 0 has a probability of {max(worth)}", hint=hint)
+        means = column.chances.astype(np.float64) @ np.array(worth)
+        labels = means if column.own is None else np.where(column.own, labels, means)
     fits = np.isfinite(labels) & (labels >= least) & (labels <= most)
     if not fits.all():
         row = int(np.argmin(fits))
@@ -700,14 +713,16 @@ def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
 def _used(column: Column) -> list[int]:
     """The data's classes that some row has."""
     if column.held.dtype.kind == "f":
-        return np.flatnonzero(column.held.any(axis=0)).tolist()
+        used = np.flatnonzero(column.held.any(axis=0))
+        return (used if column.labels.ndim == 2 else np.union1d(used, column.labels)).tolist()
     return np.unique(column.held[column.held != UNLABELLED]).tolist()
 
 
 def _rows_of(column: Column, at: int) -> NDArray[np.bool_]:
     """Whether each row has the data's class at this position."""
     if column.held.dtype.kind == "f":
-        return column.held[:, at] > 0
+        likely: NDArray[np.bool_] = column.held[:, at] > 0
+        return likely if column.labels.ndim == 2 else likely | (column.labels == at)
     return (column.held == at).reshape(len(column.held), -1).any(axis=1)
 
 

@@ -19,6 +19,7 @@ from typing import IO, Any
 from hydrasurgeon.data.labels import (
     Column,
     beside_probabilities,
+    called,
     class_names,
     labels_of,
     of_probabilities,
@@ -367,13 +368,10 @@ def rows(table: Table, columns: Columns) -> Samples:
     group = table.column("group", columns, GROUPS)
     chances = [name for name in table.names if name.startswith(CHANCE) and name in table.columns]
     by_name = {name.removeprefix(CHANCE): table.columns[name] for name in chances}
-    if labels is not None:
-        made.written = _labels(table, labels, by_name)
-    elif len(by_name) > 1:
-        try:
-            made.written = of_probabilities(table.spec, by_name)
-        except DataError as error:
-            made.refused = error
+    if len(by_name) > 1:
+        _learn(made, table, labels, by_name)
+    elif labels is not None:
+        made.written = _labels(table, labels)
     if group is not None:
         made.grouping = table.columns[group]
     return _with_columns(made, table, columns, first, second, group)
@@ -403,7 +401,7 @@ def _words(table: Table, columns: Columns) -> Samples | None:
         if has_tags or _lists(values, (str, int)):
             written = tagged(spec, texts, values, table.classes.get(labels or ""))
         elif labels is not None and labels != ENTITIES:
-            written = _labels(table, labels, {})
+            written = _labels(table, labels)
     elif text is not None and labels == columns.named.get("label", ENTITIES):
         if not _lists(values, (Mapping,)):
             return None
@@ -427,18 +425,43 @@ def _lists(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
     return is_list
 
 
-def _labels(table: Table, name: str, shares: Mapping[str, Sequence[Any]]) -> Column | None:
-    """A column of labels; beside probabilities of the same names, both."""
-    spec, values = table.spec, table.columns[name]
-    if len(shares) > 1 and (both := beside_probabilities(spec, shares, values)) is not None:
-        return both
-    column = labels_of(spec, values)
+def _learn(
+    made: Samples, table: Table, labels: str | None, shares: Mapping[str, Sequence[Any]]
+) -> None:
+    """Samples that have probabilities, and perhaps labels besides, which are names of theirs."""
+    given = None if labels is None else _named_labels(table, labels)
+    other = next((name for name in map(called, given or ()) if name not in {*shares, ""}), None)
+    if labels is not None and other is not None:
+        made.written = _labels(table, labels)
+        note = (
+            f"{CHANCE}{next(iter(shares))}, …: not read, for the label {other} has no such column"
+        )
+        made.written = made.written and replace(made.written, note=note)
+        return
+    try:
+        made.written = of_probabilities(table.spec, shares)
+        if given is not None:
+            made.written = beside_probabilities(made.written, given)
+    except DataError as error:
+        if labels is not None:
+            error.hint = f"{error.hint} Or leave them out: --columns label={labels}."
+        made.refused = error
+
+
+def _labels(table: Table, name: str) -> Column | None:
+    column = labels_of(table.spec, table.columns[name])
     if column is not None and name in table.classes:
         column = column.named(table.classes[name])
-    if column is not None and len(shares) > 1:
-        note = f"{CHANCE}{next(iter(shares))}, …: not read, for they are no names of labels"
-        column = replace(column, note=note)
     return column
+
+
+def _named_labels(table: Table, name: str) -> Sequence[Any]:
+    """Labels by the names that the table's file has for their numbers."""
+    values, names = table.columns[name], table.classes.get(name, ())
+    return [
+        names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+        for value in values
+    ]
 
 
 def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:

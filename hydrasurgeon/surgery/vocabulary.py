@@ -1,6 +1,6 @@
 """Trim the vocabulary of a model of texts: tokens that some texts do not use lose their rows of the
 embedding, and the tokenizer numbers the others anew. Texts whose tokens all stay are answered as
-before, to the last bit.
+before, but for the last digits of a sum.
 """
 
 from __future__ import annotations

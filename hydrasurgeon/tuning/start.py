@@ -173,7 +173,8 @@ def _levels(column: Column) -> tuple[int, ...] | None:
     """The labels' numbers, where they are few whole ones."""
     import numpy as np
 
-    numbers = np.unique(column.positions)
+    likely = column.chances is not None and column.numbers is not None
+    numbers = np.array(column.numbers) if likely else np.unique(column.positions)
     few = 2 <= len(numbers) <= MOST_LEVELS
     return tuple(map(int, numbers)) if few and (numbers % 1 == 0).all() else None
 

@@ -157,18 +157,21 @@ def test_time_that_is_up_waits_for_what_is_being_published(
 
 
 def test_what_is_made_first_is_there_when_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The better file of the smaller budget stands, though that of the larger one is not made yet."""
+    """The better file of the smaller budget stands, though that of the larger one is not decided yet."""
     monkeypatch.setattr(front, "_what", str)
     monkeypatch.setattr(front, "mark_of", str)
     about = {"objective": SimpleNamespace(name="nll"), "cost": {"macs": 1.0}}
-    old, small, large = (SimpleNamespace(value=float(at), **about) for at in range(3))
+    old, small = (SimpleNamespace(value=float(at), **about) for at in range(2))
     low, high = cost.parse_budgets("macs=0.5,1")
     told: list[str] = []
     written: list[Any] = []
 
-    def write(rungs: Any) -> bool:
-        if large in rungs.values():
+    def decided(_: Any, budget: Any, below: Any) -> Any:
+        if budget == high:
             raise plan.TimeIsUp
+        return small
+
+    def write(rungs: Any) -> bool:
         written.append(rungs)
         return True
 
@@ -181,15 +184,16 @@ def test_what_is_made_first_is_there_when_time_ends(monkeypatch: pytest.MonkeyPa
             budgets=[low, high],
             state=SimpleNamespace(keep=lambda **_: None),
         ),
-        _decided_all=lambda: {low: small, high: large},
+        _within=lambda _: [],
+        _decided=decided,
         _write=write,
     )
-    fake._first_change = partial(front.Front._first_change, fake)
+    fake._decided_next = partial(front.Front._decided_next, fake)
     with pytest.raises(plan.TimeIsUp):
         front.Front.settle(fake)
     assert written == [{low: small, high: small}]
     assert fake.rungs == written[0]
-    assert len(told) == 2
+    assert [line.partition(":")[0] for line in told] == ["written macs=0.5"]
 
 
 def test_ended_before_there_is_anything(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,9 @@ def test_sums_of_exactly_a_hundredth_more_or_less(tmp_path: Path) -> None:
     place = table(tmp_path / "t.jsonl", [{"label": [0.33] * 3}, {"label": [0.34, 0.34, 0.33]}])
     samples = open_data(place, model=MODEL)
     assert samples.written is not None
-    assert samples.written.chances == pytest.approx(np.full((2, 3), 1 / 3), abs=1e-2)
+    assert samples.written.chances is not None
+    assert samples.written.chances[0] == pytest.approx(np.full(3, 1 / 3))
+    assert samples.written.chances[1] == pytest.approx(np.array([0.34, 0.34, 0.33]) / 1.01)
 
 
 @pytest.mark.parametrize("kind", [".csv", ".parquet"])
@@ -151,14 +153,40 @@ def test_labels_beside_probabilities(tmp_path: Path) -> None:
     assert samples.labels is not None
     assert samples.labels.tolist() == [0, 0, 1, 2]
     assert samples.written.held == pytest.approx(np.array(SHARES), abs=1e-6)
-    assert "all else takes the labels beside them" in (samples.note or "")
+    assert "takes the labels beside them, and the most probable where" in (samples.note or "")
     with pytest.raises(DataError, match="row 1 has no label"):
         open_data(f"{place}#label,label", model=MODEL)
+    for row in rows:
+        row["label"] = "good"
+        row |= {"p.bad": 0.5, "p.fine": 0.5, "p.good": 0.0}
+    never = open_data(table(tmp_path / "v.jsonl", rows), model=MODEL)
+    assert never.labels is not None
+    assert never.labels.tolist() == [2] * 4
+    assert (never.note or "").endswith("all else takes the labels beside them")
+
+
+def test_columns_that_are_no_probabilities_of_the_labels(tmp_path: Path) -> None:
     foreign = table(tmp_path / "u.jsonl", [{"label": "bad", "p.raw": 0.2, "p.adjusted": 0.3}] * 4)
     alone = open_data(foreign, model=MODEL)
     assert alone.written is not None
     assert alone.written.chances is None
-    assert "p.raw, …: not read" in (alone.note or "")
+    assert "p.raw, …: not read, for the label bad has no such column" in (alone.note or "")
+    wrong = table(tmp_path / "w.jsonl", [{"label": "bad", "p.bad": 0.2, "p.good": 0.3}] * 4)
+    assert len(open_data(wrong)) == 4  # where nothing asks for labels
+    with pytest.raises(DataError, match=r"sum to 0\.5") as refused:
+        open_data(wrong, model=MODEL)
+    assert "--columns label=label" in str(refused.value.hint)
+
+
+def test_parquet_has_all_names_in_all_rows(tmp_path: Path) -> None:
+    import pandas as pd
+
+    place = tmp_path / "t.parquet"
+    labels = [{"bad": 1.0}, {"bad": 0.2, "good": 0.8}]
+    pd.DataFrame({"text": TEXTS[:2], "label": labels}).to_parquet(place)
+    samples = open_data(str(place), model=MODEL)
+    assert samples.written is not None
+    assert samples.written.chances == pytest.approx(np.array([[1, 0, 0], [0.2, 0, 0.8]]))
 
 
 def test_of_one_output_they_are_a_mean(tmp_path: Path) -> None:
@@ -172,6 +200,12 @@ def test_of_one_output_they_are_a_mean(tmp_path: Path) -> None:
     levels = table(tmp_path / "n.jsonl", [{"label": {"1": 0.5, "4": 0.5}}, {"label": {"2": 1}}])
     number = Model(family="timm", arch="x", num_classes=1, problem="number")
     assert open_data(levels, model=number).labels == pytest.approx([2.5, 2])
+    beside = [{"label": "no", "p.no": 0.4, "p.yes": 0.6}, {"label": "", "p.no": 0.4, "p.yes": 0.6}]
+    both = open_data(table(tmp_path / "b.jsonl", beside), model=one)
+    assert both.labels == pytest.approx([0, 0.6])
+    three = table(tmp_path / "3.jsonl", [{"label": [0.5, 0.4, 0.1]}] * 2)
+    with pytest.raises(DataError, match="a probability of 2"):
+        open_data(three, model=one)
 
 
 def test_a_probe_and_training_learn_what_as_many_copies_say(tmp_path: Path) -> None:

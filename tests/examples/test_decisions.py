@@ -189,8 +189,12 @@ def test_only_a_newline_ends_a_row(tmp_path: Path) -> None:
         kept = "\n".join(json.dumps(row, ensure_ascii=False) for row in record.rows[:3])
         (tmp_path / "bought.jsonl").write_text(kept, encoding="utf-8")
         assert record(server).returncode == 0
+        # And as a kill does.
+        whole = (tmp_path / "bought.jsonl").read_bytes()
+        (tmp_path / "bought.jsonl").write_bytes(whole[:-9])
+        assert record(server).returncode == 0
     assert [row["text"] for row in record.rows] == states
-    assert [asked[state] for state in states] == [1, 1, 1, 2, 4, 4, 2]
+    assert [asked[state] for state in states] == [1, 1, 1, 2, 4, 4, 3]
 
 
 def test_pairs_are_told_apart(tmp_path: Path) -> None:

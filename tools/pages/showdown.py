@@ -68,7 +68,7 @@ CLAIMED = "ours longer"
 DRAWN = ("ms/1", "accuracy", "risk 0.02/answered", "risk 0.02/broken")
 """Left against errors; right against each other."""
 LEAD_WAYS = [way for way in WAYS if way != "ours 1"]
-LEAD = ("lines", "start", "ms/1", "accuracy", "nll", *DRAWN[2:], "refused far-scope")
+LEAD = ("seeds", "lines", "start", "ms/1", "accuracy", "nll", *DRAWN[2:], "refused far-scope")
 """The rows that README has room for."""
 Results = dict[str, Any]
 
@@ -116,16 +116,21 @@ def table(results: Results, task: str, rows: Any = ROWS, among: Iterable[str] = 
 
 def claim(results: Results) -> str:
     """What was to be shown, with the figures that there are, and what was missed."""
-    shown, missed = [], []
+    shown, missed, unknown = [], [], []
     for path, said, goal, reached in GOALS:
         value = figure(results, "clinc", CLAIMED, path)
         if value is None:
-            missed.append(f"{goal} (not measured)")
+            unknown.append(goal)
         else:
             form = {row[1]: row[2] for row in ROWS}[path]
             shown.append(said.format(form.format(value).replace("%", " %")))
             missed += [] if reached(value) else [goal]
-    judged = f"Missed: {', '.join(missed)}." if missed else "All that was set as a goal is reached."
+    judged = " ".join(
+        f"{what}: {', '.join(goals)}."
+        for what, goals in (("Missed", missed), ("Not measured", unknown))
+        if goals
+    )
+    judged = judged or "All that was set as a goal is reached."
     return f"**`build` in ten minutes: one file, one core, {', '.join(shown)}.** {judged}"
 
 
