@@ -262,6 +262,8 @@ DRAWN = {
     "probe": ("probe",),
 }
 """What is drawn, in float32 (hollow) and in 8 bits (filled)."""
+ABREAST = 3
+"""Panels in a line."""
 COLOURS = ("#1b6ca8", "#c0392b", "#0b8a5c", "#5c5c5c", "#c7762b", "#a3338b")
 """One a line."""
 
@@ -271,16 +273,20 @@ def plot(results: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     measured = [task for task in tasks(results) if task.milliseconds("single", "float32")]
-    drawn = Figure(figsize=(max(6.5, 3.4 * len(measured)), 3.6), layout="constrained")
-    panels = drawn.subplots(1, max(1, len(measured)), squeeze=False)[0]
-    for task, panel in zip(measured, panels, strict=True):
+    lines = max(1, math.ceil(len(measured) / ABREAST))
+    drawn = Figure(figsize=(3.4 * ABREAST, 3 * lines + 0.6), layout="constrained")
+    panels = drawn.subplots(lines, ABREAST, squeeze=False).flatten()
+    for panel in panels[len(measured) :]:
+        panel.set_visible(False)
+    for task, panel in zip(measured, panels, strict=False):
         for (label, rows), colour in zip(DRAWN.items(), COLOURS, strict=True):
             _line(panel, task, rows, label, colour)
         panel.set_title(task.name)
         panel.set_xlabel("milliseconds of one answer")
         panel.grid(visible=True, alpha=0.25)
         panel.set_xlim(left=0)
-    panels[0].set_ylabel("NLL (lower is better)")
+    for panel in panels[::ABREAST]:
+        panel.set_ylabel("NLL (lower is better)")
     saved(drawn, panels[0], path)
 
 
