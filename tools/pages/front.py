@@ -240,15 +240,16 @@ def _time(task: Task, row: str, engine: str) -> str:
     return "–" if alone is None or among is None else f"{alone:.2f} ({among:.2f})"
 
 
-def _cell(values: Sequence[Any]) -> str:
-    """A mean over seeds; of what is answered at a promise, and in brackets how much of it is wrong."""
+def _cell(task: Task, row: str, metric: str) -> str:
+    """A mean over seeds, of accuracy and NLL with its standard error; of what is answered at a promise, and in brackets how much of it is wrong."""
+    values = task.values(row, "float32", metric)
     if not values:
         return "–"
     if isinstance(values[0], list):
         answered, wrong = map(statistics.fmean, zip(*values, strict=True))
         return f"{answered:.2f} ({wrong:.3f})"
     mean = f"{statistics.fmean(values):.3f}"
-    if len(values) == 1:
+    if len(values) == 1 or metric not in ("accuracy", "nll"):
         return mean
     return f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}"
 
