@@ -247,6 +247,8 @@ def _cell(task: Task, row: str, metric: str) -> str:
         return "–"
     if isinstance(values[0], list):
         answered, wrong = map(statistics.fmean, zip(*values, strict=True))
+        if not answered:
+            return "0"
         return f"{answered:.2f} ({wrong:.3f})"
     mean = f"{statistics.fmean(values):.3f}"
     if len(values) == 1 or metric not in ("accuracy", "nll"):
