@@ -129,10 +129,12 @@ class Task:
         return [(row, engine) for t, row, engine in known if t <= goal.time]
 
     def best(self, rows: Rows) -> tuple[str, str]:
-        """The row with the least NLL of VAL."""
+        """The row with the least NLL of VAL, of the seed that has all rows."""
+        most = max(self.seeds, key=len)
 
         def of_val(row: tuple[str, str]) -> float:
-            return self.mean(*row, "val")
+            name, engine = row
+            return float(most[name][engine]["val"])
 
         return min(rows, key=of_val)
 
