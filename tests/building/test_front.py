@@ -86,6 +86,7 @@ def test_what_a_size_costs(family: Family, tmp_path: Path) -> None:
     assert 0.6 < sizes.cost(chosen, "macs") <= 0.7
 
 
+@pytest.mark.slow
 def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
     lines: list[str] = []
 

@@ -80,6 +80,7 @@ def calibrated(place: Path, out: Path, **more: Any) -> Any:
     return hs.calibrate(place / "probe", words="first", out=out, **about, **more)
 
 
+@pytest.mark.slow
 def test_a_budget_chooses_the_threshold(place: Path, tmp_path: Path) -> None:
     """Of samples that fit, (0.5 - 0.05) / 1.0 may go on; of all about as many."""
     done = calibrated(place, tmp_path / "first", budget="time=0.5", ood_score="msp")
@@ -143,6 +144,7 @@ def front_of(
     return lambda out: hs.build(place / "probe", out=f"{tmp_path}/{out}", **options)
 
 
+@pytest.mark.slow
 def test_build_tries_words_at_their_time(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
 ) -> None:

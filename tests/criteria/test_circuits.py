@@ -202,6 +202,7 @@ def test_a_state_of_another_search_is_refused_by_name(tiny: MAKE, images: SPEC) 
         hs.score(path, data=data, **options)
 
 
+@pytest.mark.slow
 def test_members_from_circuits(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     path, data, ood = tiny(), images(), images("ood.npz", seed=3)
     for objective in ("acc", "ood"):

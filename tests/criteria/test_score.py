@@ -82,6 +82,7 @@ def test_magnitude_by_hand(tiny: MAKE) -> None:
     assert found == pytest.approx(expected.tolist(), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_scoring_a_bare_file_leaves_it_alone(bare: MAKE, images: SPEC) -> None:
     path = bare(num_classes=5)
     before = path.read_bytes()
