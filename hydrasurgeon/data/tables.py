@@ -430,7 +430,8 @@ def _learn(
 ) -> None:
     """Samples that have probabilities, and perhaps labels besides, which are names of theirs."""
     given = None if labels is None else _named_labels(table, labels)
-    other = next((name for name in map(called, given or ()) if name not in {*shares, ""}), None)
+    named = {*shares, ""}
+    other = next((name for name in map(called, given or ()) if name not in named), None)
     if labels is not None and other is not None:
         made.written = _labels(table, labels)
         note = (
