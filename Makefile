@@ -64,7 +64,6 @@ front: $(STAMP)  ## quality at every cost, for SHARED=folder with data and model
 	for task in clinc movies topics cifar fashion; do $(BIN)/python benchmarks/front.py $$task $(FRONT) || exit 1; done
 	for task in clinc movies topics cifar fashion; do $(BIN)/python benchmarks/front.py $$task $(FRONT) --time || exit 1; done
 	$(BIN)/python benchmarks/entities.py $(FRONT)
-	$(BIN)/python benchmarks/kept_epoch.py --shared $(SHARED)
 	$(BIN)/python tools/render_docs.py
 
 DATA ?= $(SHARED)/data

@@ -2,9 +2,9 @@
 
 MiniLM with random noise on its weights: time does not depend on what they are. One thread, texts of 14 tokens, all contenders in
 turn; seconds are those that the process computed, so that whatever else runs on the machine counts little. Writes
-benchmarks/results/engines.json.
+benchmarks/results/engines.json, or that of another processor by its name.
 
-    python benchmarks/engines.py [--runs 25]
+    python benchmarks/engines.py [--runs 25] [--batch 1,16,64] [--name engines-amx]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from hydrasurgeon.runtime.classifier import Classifier
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from edited import edited
 
-RESULTS = Path(__file__).parent / "results" / "engines.json"
+RESULTS = Path(__file__).parent / "results"
 MEMBERS, TRUNK, TOKENS = 3, 3, 14
 NOISE = 0.002
 """Standard deviation of what is added to each weight: as much as a fine-tuning moves it."""
@@ -114,14 +114,14 @@ def timed(calls: dict[str, Call], runs: int) -> dict[str, float]:
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def measure(runs: int) -> list[dict[str, Any]]:
+def measure(runs: int, batches: Sequence[int]) -> list[dict[str, Any]]:
     """One row for each contender, engine and batch size."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         live = {name: hs.load(path, device="cpu") for name, path in models(Path(folder)).items()}
         graphs = {name: to_onnx(model, plain=True) for name, model in live.items()}
         small = {name: to_int8(graph, inputs_of(live[name])) for name, graph in graphs.items()}
-    for batch in (1, 16):
+    for batch in batches:
         ids = torch.randint(
             1000, 20000, (batch, TOKENS), generator=torch.Generator().manual_seed(0)
         )
@@ -158,16 +158,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=25)
-    runs = parser.parse_args().runs
+    parser.add_argument("--batch", default="1,16,64")
+    parser.add_argument("--name", default="engines")
+    given = parser.parse_args()
+    batches = [int(batch) for batch in given.batch.split(",")]
     torch.set_num_threads(1)
     stored = {
         **machine(),
         "flags": processor(),
-        "runs": runs,
+        "runs": given.runs,
         "tokens": TOKENS,
-        "rows": measure(runs),
+        "rows": measure(given.runs, batches),
     }
-    write_text(RESULTS, json.dumps(stored) + "\n")
+    write_text(RESULTS / f"{given.name}.json", json.dumps(stored) + "\n")
 
 
 if __name__ == "__main__":

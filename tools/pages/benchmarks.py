@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from statistics import mean
 from typing import Any
 
@@ -10,7 +10,11 @@ from hydrasurgeon.files.decided import SCORES
 from pages.template import rendered
 
 Points = list[dict[str, Any]]
-BATCHES = (1, 16)
+SHAPES = {
+    "cpu": (("float32", 1), ("float32", 16)),
+    "cuda": (("float32", 1), ("bfloat16", 1), ("bfloat16", 16), ("bfloat16", 64)),
+}
+"""The dtypes and batch sizes that are shown, of each kind of device."""
 TASKS = {"fashion-mnist": "Fashion-MNIST ViTs", "dinov2": "DINOv2-small", "minilm": "MiniLM"}
 
 
@@ -19,25 +23,14 @@ def page(result: Callable[[str], Any]) -> str:
     return rendered(
         "benchmarks",
         result=result,
-        shapes_of=shapes_of,
+        shapes_of=SHAPES,
         contenders=contenders,
         single_ms=single_ms,
+        engine_rows=engine_rows,
+        float32_ms=float32_ms,
+        openvino_wins=openvino_wins,
         decision_settings=decision_settings,
-        share=share,
-        mean=lambda runs, name: f"{mean(run[name] for run in runs):.3f}",
     )
-
-
-def share(runs: Points) -> str:
-    """Accuracy, or of tags F1, in percent."""
-    name = "f1" if runs[0]["accuracy"] is None else "accuracy"
-    return f"{100 * mean(run[name] for run in runs):.1f}"
-
-
-def shapes_of(points: Points) -> list[tuple[str, int]]:
-    """Each dtype, at the batch sizes that are shown, float32 first."""
-    shapes = {(point["dtype"], point["batch"]) for point in points if point["batch"] in BATCHES}
-    return sorted(shapes, key=lambda shape: (shape[0] != "float32", shape))
 
 
 def contenders(points: Points) -> dict[str, dict[str, Any]]:
@@ -60,6 +53,42 @@ def single_ms(points: Points, shape: tuple[str, int]) -> str:
         if point["contender"] == "single" and (point["dtype"], point["batch"]) == shape
     ]
     return f"{times[0]:.0f}" if times else "–"
+
+
+def engine_rows(processors: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    """Each contender in each engine: multiply-adds, and its time at each processor's batch sizes."""
+    for row in processors[0]["rows"]:
+        if row["batch"] != 1:
+            continue
+        times = [
+            f"{each['time']:.2f}"
+            for processor in processors
+            for each in processor["rows"]
+            if (each["contender"], each["engine"]) == (row["contender"], row["engine"])
+        ]
+        yield [f"{row['contender']}, {row['engine']}", f"{row['macs_ratio']:.2f}", *times]
+
+
+def float32_ms(processor: dict[str, Any]) -> list[str]:
+    """The unit of time at each batch size: the single model's float32, in its faster engine."""
+    single = [row for row in processor["rows"] if row["contender"] == "single"]
+    units = {row["batch"]: row["ms"] / row["time"] for row in single}
+    return [f"{ms:.0f}" for ms in units.values()]
+
+
+def openvino_wins(processor: dict[str, Any]) -> dict[int, float]:
+    """Batch size → the time of OpenVINO's faster precision over that of int8 in onnxruntime."""
+    single = [row for row in processor["rows"] if row["contender"] == "single"]
+
+    def fastest(batch: int, engine: str) -> float:
+        times = (row["ms"] for row in single if row["batch"] == batch and engine in row["engine"])
+        return float(min(times))
+
+    return {
+        row["batch"]: fastest(row["batch"], "openvino") / row["ms"]
+        for row in single
+        if row["engine"] == "int8"
+    }
 
 
 def decision_settings(results: dict[str, Any]) -> list[dict[str, Any]]:
