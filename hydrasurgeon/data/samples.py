@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.data.images import MAX_BYTES, decode, is_picture, plain
-from hydrasurgeon.data.labels import UNLABELLED, Column, Labels, matched
+from hydrasurgeon.data.labels import UNLABELLED, Column, Labels
+from hydrasurgeon.data.matching import matched
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import read_bytes
 from hydrasurgeon.files.manifest import Inputs, Model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVa
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.data.labels import READ, Match
+from hydrasurgeon.data.matching import READ, Match
 from hydrasurgeon.errors import HydraError, SurgeryError
 from hydrasurgeon.files.decided import (
     Conformal,

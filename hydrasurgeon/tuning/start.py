@@ -143,7 +143,7 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
     recipe's text length and the data's kind of texts, which it keeps: what it is trained on is what
     it reads.
     """
-    from hydrasurgeon.data.labels import new_problem
+    from hydrasurgeon.data.matching import new_problem
     from hydrasurgeon.data.samples import reading
     from hydrasurgeon.problems import PROBLEMS
 

@@ -13,7 +13,7 @@ from tiny_families import FAMILIES, WORDS
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import fit_classes, open_data
-from hydrasurgeon.data.labels import new_classes
+from hydrasurgeon.data.matching import new_classes
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Model
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hydrasurgeon.data import fit_classes, open_data
-from hydrasurgeon.data.labels import new_problem
+from hydrasurgeon.data.matching import new_problem
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Model
 

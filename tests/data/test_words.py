@@ -13,7 +13,7 @@ import tiny_families
 from transformers import PreTrainedTokenizerFast
 
 from hydrasurgeon.data import open_data
-from hydrasurgeon.data.labels import new_problem
+from hydrasurgeon.data.matching import new_problem
 from hydrasurgeon.data.samples import Joined, fit_classes
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.data.words import TokenizeWords, Words, words_of

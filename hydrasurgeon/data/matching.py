@@ -1,0 +1,441 @@
+"""Labels of the data → the classes of a model: by name where both have names, else by position or
+order, as the model's own names decide, or `--labels`; and the problem that labels are of, where a
+model is made for them.
+"""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from unicodedata import normalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrasurgeon.data.labels import (
+    INTEGER,
+    LISTS,
+    NUMBER,
+    ONE_EACH,
+    UNLABELLED,
+    Column,
+    Labels,
+    are_codes,
+    shown,
+)
+from hydrasurgeon.errors import PROBE, DataError
+from hydrasurgeon.files.manifest import MAX_CLASSES, Model, ProblemName
+from hydrasurgeon.files.rows import harmless
+from hydrasurgeon.lookup import did_you_mean, plugins
+
+Fit = tuple[Labels, tuple[str, ...] | None, str | None]
+"""Labels of a model (or positions among its classes), the names that its classes have now, and which
+order was assumed.
+"""
+
+YES = ("no", "yes")
+"""Names that the labels 0 and 1 of one logit may have."""
+FRACTIONS = "Labels of a model with one logit are 1 for yes, 0 for no, or a fraction between."
+NUMBERS = "Labels of a model of numbers are numbers, one for each row."
+TAGS = "Tags are lists of names: O, B-X for the first word of an X, and I-X for its others."
+OTHER_CLASSES = (
+    f"Use the data set the model was trained for, fit it a classifier of these classes ({PROBE}), or "
+    "give CLIP other --classes."
+)
+"""What next, where the data has other classes than the model."""
+SHOWN = 6
+"""Class names that a message lists."""
+AROUND = string.whitespace + ".,;:!?\"'`()[]{}…“”„‘’«»"
+"""Punctuation around a name that is none of its own."""
+
+
+def _trimmed(name: str) -> str:
+    return name.strip(AROUND) or name
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "Unicode form": lambda name: normalize("NFKC", name),
+    "case": str.casefold,
+    "blanks": lambda name: " ".join(name.split()),
+    "punctuation at the ends": _trimmed,
+}
+"""In what two spellings of one name may differ → a name without it."""
+
+
+def _unspelt(name: str) -> str:
+    """A name without what spellings differ in."""
+    for plain in SPELLINGS.values():
+        name = plain(name)
+    return name
+
+
+def _difference(name: str, other: str) -> str:
+    """In what two spellings differ."""
+    return next((what for what, f in SPELLINGS.items() if f(name) == f(other)), "spelling")
+
+
+def _check_spellings(spec: str, column: Column) -> None:
+    """Refuse names of new classes of which two may be meant as one."""
+    seen: dict[str, int] = {}
+    names = column.names or ()
+    for at, name in enumerate(names):
+        first = seen.setdefault(_unspelt(name), at)
+        if first != at and column.reading != "exact":
+            one, other = (f"{names[i]!r} ({_rows_of(column, i).sum():,} rows)" for i in (first, at))
+            raise DataError(
+                f"{spec}: the labels {one} and {other} differ only in "
+                f"{_difference(names[first], name)}",
+                hint="Write them alike, or say --labels exact if they are two classes.",
+            )
+
+
+ONE, LIST, WORDS = "one label", "a list of labels", "a tag for each word"
+"""What a row may have."""
+
+
+def _kind_of(labels: Labels) -> str:
+    if labels.ndim == 1:
+        return ONE
+    return WORDS if labels.dtype.kind == "i" else LIST
+
+
+def new_problem(
+    spec: str, column: Column, wanted: ProblemName | None
+) -> tuple[ProblemName, int, tuple[str, ...] | None]:
+    """What kind of problem a new classifier of these labels answers, how many classes it has, and
+    their names.
+    """
+    if column.numbers is None:
+        _check_spellings(spec, column)
+    kind = _kind_of(column.labels)
+    if kind == WORDS and column.names is None:
+        raise DataError(f"{spec}: its tags are numbers without names", hint=TAGS)
+    problem = OF_KINDS.get(kind) or wanted or OF_DTYPES[column.labels.dtype.kind]
+    if problem in ONE_OUTPUT:
+        return problem, 1, None
+    return problem, *new_classes(spec, column)
+
+
+def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]:
+    """How many classes there are, and their names; numbers that count from 0 need none."""
+    numbers = column.numbers
+    if numbers is None:
+        if column.names is not None:
+            return len(column.names), column.names
+        return int(column.labels.max(initial=0)) + 1, None
+    if column.reading is None and UNLABELLED in numbers:
+        raise DataError(
+            f"{spec}: some labels are -1, which may be a class or stand for no label",
+            hint="Say --labels names where it is a class, else leave these rows out.",
+        )
+    are_positions = column.reading == "positions"
+    if column.reading is None:
+        are_positions = numbers == tuple(range(len(numbers)))
+    if not are_positions:
+        return len(numbers), column.names
+    if numbers and not 0 <= numbers[0] <= numbers[-1] < MAX_CLASSES:
+        raise DataError(f"{spec}: labels {numbers[0]} to {numbers[-1]} are no positions")
+    return max(numbers, default=-1) + 1, None
+
+
+OF_DTYPES: dict[str, ProblemName] = {"i": "single_label", "f": "one_logit"}
+"""Kind of numbers that labels are → the problem that they are taken for."""
+OF_KINDS: dict[str, ProblemName] = {LIST: "multi_label", WORDS: "tokens"}
+"""What a row has → the problem, where it is one of a kind."""
+ONE_OUTPUT: tuple[ProblemName, ...] = ("one_logit", "number")
+"""Problems that have one output, without a name."""
+
+
+def matched(spec: str, column: Column, model: Model) -> Column:
+    """The data's labels → the model's; the names that classes have now, and which order was
+    assumed.
+
+    DataError where the model has no such labels. Names are the model's, or the data's where the
+    model has none.
+    """
+    is_float = column.labels.ndim == 1 and column.labels.dtype.kind == "f"
+    if column.names is None and not is_float:  # fitted before
+        numbers = tuple(range(model.num_classes))
+        numbered = tuple(map(str, numbers))
+        column = replace(column, names=numbered, numbers=numbers, reading="positions")
+    read, wanted, hint = READ.get(model.problem) or plugins("problems")[model.problem].labels
+    kind = _kind_of(column.labels)
+    # Of CLIP a picture may show one thing, or several.
+    if kind != wanted and not (model.is_zero_shot and kind == ONE):
+        what = f"{spec}: row 0 has {kind}, where {wanted} is due"
+        raise DataError(what, hint=f"{hint} For others, fit a classifier ({PROBE}).")
+    labels, names, note = read(spec, column, model)
+    notes = [text for text in (column.note, note) if text]
+    chances = None
+    if column.chances is not None and read is not _of_one_output:
+        said = f"labels of {spec} are probabilities, {_taken(column, learnt=read is _of_classes)}"
+        if said not in (column.note or ""):
+            notes.append(said)
+        if read is _of_classes:
+            chances = _of_many_labels(spec, replace(column, labels=column.chances), model)[0]
+    return Column(labels, names, note="; ".join(notes) or None, chances=chances, own=column.own)
+
+
+def _taken(column: Column, *, learnt: bool) -> str:
+    """What becomes of probabilities."""
+    rest = "the most probable, and holds for agreement with that"
+    if column.own is not None and column.own.any():
+        rest = "the labels beside them"
+        if not column.own.all():
+            rest += ", and the most probable where there is none"
+    return (
+        f"which training learns; all else takes {rest}" if learnt else f"of which is taken {rest}"
+    )
+
+
+def _of_classes(spec: str, column: Column, model: Model) -> Fit:
+    """One of several classes, for each row or for each word that has one."""
+    labels = column.labels
+    if labels.dtype.kind == "f":
+        row = int(np.argmax(labels != np.floor(labels)))
+        raise DataError(f"{spec}: row {row} has the label {float(labels[row])}", hint=ONE_EACH)
+    assert column.names is not None
+    known = (labels != UNLABELLED) | (labels.ndim == 1)
+    outside = np.argwhere(known & ((labels < 0) | (labels >= len(column.names))))
+    if len(outside):
+        at = tuple(outside[0])
+        raise DataError(
+            f"{spec}: row {at[0]} has label {labels[at]}, it has classes 0-{len(column.names) - 1}",
+            hint=OTHER_CLASSES,
+        )
+    positions, names, note = positions_of(spec, column, model)
+    return np.where(known, positions[labels], UNLABELLED), names, note
+
+
+def positions_of(spec: str, column: Column, model: Model) -> Fit:
+    """For each class of the data its position among the model's, or -1; the classes' names, and
+    which order was assumed.
+    """
+    assert column.names is not None
+    if column.numbers is not None and _are_positions(spec, column, model):
+        return _by_position(spec, column, model)
+    labels = model.labels
+    in_order = column.reading in ("positions", "sorted")
+    if labels is None or in_order or _same_order(column.names, model):
+        return _by_order(spec, column, model)
+    return _by_name(spec, column, labels), labels, None
+
+
+def _are_positions(spec: str, column: Column, model: Model) -> bool:
+    """Whether numbers are positions of classes, and not names of the model's."""
+    if column.reading is not None:
+        return column.reading == "positions"
+    labels = model.labels or ()
+    if not any(NUMBER.fullmatch(label) for label in labels):
+        return True
+    names = column.names or ()
+    places = _places_of(names, labels)
+    if -1 not in places:
+        return False
+    unknown = names[places.index(-1)]
+    raise DataError(
+        f"{spec}: labels {listed(names)} may be names or positions of the model's classes "
+        f"{listed(labels)}: as names, {unknown} is none of them; as positions, 0 is {labels[0]}",
+        hint="Say which: --labels names, or --labels positions.",
+    )
+
+
+def _by_position(spec: str, column: Column, model: Model) -> Fit:
+    numbers, count, labels = column.numbers or (), model.num_classes, model.labels
+    positions = np.full(len(numbers), -1, dtype=np.int64)
+    for at in _used(column):
+        if not 0 <= numbers[at] < count:
+            raise DataError(
+                f"{spec}: row {_row_of(column, at)} has label {numbers[at]}, the model has "
+                f"classes 0-{count - 1}",
+                hint=OTHER_CLASSES,
+            )
+        positions[at] = numbers[at]
+    note = None
+    if labels:
+        note = (
+            f"labels of {spec} are numbers, taken as the model's classes in its order: "
+            f"0 is {labels[0]}, {count - 1} is {labels[-1]}"
+        )
+    return positions, labels, note
+
+
+def _by_order(spec: str, column: Column, model: Model) -> Fit:
+    """The data's classes one by one as the model's."""
+    names, count, labels = column.names or (), model.num_classes, model.labels
+    if len(names) != count:
+        raise DataError(
+            f"{spec}: has {len(names)} classes, the model has {count or 'no classifier'}",
+            hint=OTHER_CLASSES,
+        )
+    order = tuple(range(count))
+    if all(INTEGER.fullmatch(name) for name in names) and names != labels:
+        order = _numeric_order(spec, column)
+        names = tuple(names[at] for at in order)
+    theirs = f"0…{count - 1}" if labels is None else listed(labels)
+    note = f"classes of {spec}, in this order, taken as the model's {theirs}: {listed(names)}"
+    return np.argsort(order), labels or names, None if names == labels else note
+
+
+def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
+    """The order of names that are numbers; DataError where their order as text is another, and
+    nobody said which counts.
+    """
+    names = column.names or ()
+    stored = tuple(range(len(names)))
+    by_number = tuple(sorted(stored, key=lambda at: int(names[at])))
+    as_text = tuple(sorted(stored, key=lambda at: names[at]))
+    if column.reading is None and stored == as_text != by_number:
+        raise DataError(
+            f"{spec}: classes are numbers, and their order is not clear: by number "
+            f"{listed([names[at] for at in by_number])}; as text {listed(names)}",
+            hint=(
+                "Say --labels positions for the order of numbers, or --labels sorted for that of "
+                "text, which torchvision's ImageFolder has."
+            ),
+        )
+    if column.reading is None:
+        return stored
+    return as_text if column.reading == "sorted" else by_number
+
+
+def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
+    """Numbers as they are; of one logit how true yes is, from 0 to 1."""
+    is_logit = model.problem == "one_logit"
+    least, most, hint = (0, 1, FRACTIONS) if is_logit else (-np.inf, np.inf, NUMBERS)
+    labels, worth = column.positions.astype(np.float64), column.numbers
+    if column.names is not None and column.numbers is None:
+        words = YES if is_logit else ()
+        wrong = next((at for at in _used(column) if column.names[at] not in words), None)
+        if wrong is not None:
+            what = f"row {_row_of(column, wrong)} has the label {shown(column.names[wrong])}"
+            raise DataError(f"{spec}: {what}", hint=hint)
+        worth = tuple(int(name == "yes") for name in column.names)
+        labels = np.array(worth, np.float64)[column.labels]
+    if column.chances is not None and worth is not None:
+        if is_logit and max(worth) > 1:
+            raise DataError(f"{spec}: row 0 has a probability of {max(worth)}", hint=hint)
+        means = column.chances.astype(np.float64) @ np.array(worth)
+        labels = means if column.own is None else np.where(column.own, labels, means)
+    fits = np.isfinite(labels) & (labels >= least) & (labels <= most)
+    if not fits.all():
+        row = int(np.argmin(fits))
+        raise DataError(f"{spec}: row {row} has the label {labels[row]:g}", hint=hint)
+    return labels, model.labels, None
+
+
+def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
+    """A 1 for each of the model's labels that holds."""
+    holds = column.labels
+    if holds.ndim != 2:
+        numbers, names, note = _of_classes(spec, column, model)
+        return np.eye(model.num_classes, dtype=np.float32)[numbers], names, note
+    positions, names, note = positions_of(spec, column, model)
+    matrix = np.zeros((len(holds), model.num_classes), dtype=np.float32)
+    known = positions >= 0
+    matrix[:, positions[known]] = holds[:, known]
+    return matrix, names, note
+
+
+Match = Callable[[str, Column, Model], Fit]
+READ: dict[str, tuple[Match, str, str]] = {
+    "single_label": (_of_classes, ONE, ONE_EACH),
+    "one_logit": (_of_one_output, ONE, FRACTIONS),
+    "multi_label": (_of_many_labels, LIST, LISTS),
+    "number": (_of_one_output, ONE, NUMBERS),
+    "tokens": (_of_classes, WORDS, TAGS),
+}
+"""Kind of problem → how labels are fitted to a model of it, what a row must have, and a hint; those
+of plugins are their `labels`.
+"""
+
+
+def _same_order(names: Sequence[str], model: Model) -> bool:
+    """Whether names that differ can only mean the model's classes one by one: codes, or CLIP's own
+    words for them.
+    """
+    labels = model.labels or ()
+    if tuple(names) == labels:
+        return True
+    if all(name in labels for name in names):
+        return False
+    if model.is_zero_shot:
+        # Words of the user's for the data's classes: those that both use must stand in the same
+        # places.
+        return all(
+            name not in labels or labels[i : i + 1] == (name,) for i, name in enumerate(names)
+        )
+    return are_codes(names) and not are_codes(labels)
+
+
+def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int64]:
+    """The numbers of the model's classes, by name; classes without samples need not be known."""
+    names = column.names or ()
+    places = _places_of(names, labels)
+    used = _used(column)
+    unknown = sorted((_row_of(column, at), names[at]) for at in used if places[at] < 0)
+    if unknown:
+        row, name = unknown[0]
+        near = did_you_mean(name, labels)
+        alike = next((label for label in labels if _unspelt(label) == _unspelt(name)), None)
+        if alike is not None:
+            near = f", which differs only in {_difference(name, alike)} from {shown(alike)}"
+        # What the data lacks comes first.
+        ours = sorted(labels, key=lambda label: label in names)
+        raise DataError(
+            f"{spec}: row {row}: the model has no class {listed([name for _, name in unknown])}"
+            f"{near}; the model's: {listed(ours)}",
+            hint=OTHER_CLASSES,
+        )
+    counts = Counter(labels)
+    twice = next((names[at] for at in used if counts[names[at]] > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"{spec}: the model has more than one class {twice}",
+            hint="Give the labels as numbers of the model's classes.",
+        )
+    return np.array(places, dtype=np.int64)
+
+
+def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
+    """The position of each name among the labels, or -1; numbers may be spelt otherwise (1 is 01),
+    and names as `predict` writes them to a table ('-).
+    """
+    position = {label: at for at, label in enumerate(labels)}
+    position = {harmless(label): at for label, at in position.items()} | position
+    exact = [position.get(name, -1) for name in names]
+    if -1 in exact and all(map(NUMBER.fullmatch, (*names, *labels))):
+        by_value = {Decimal(label): at for at, label in enumerate(labels)}
+        if len(by_value) == len(labels):
+            return [by_value.get(Decimal(name), -1) for name in names]
+    return exact
+
+
+def _used(column: Column) -> list[int]:
+    """The data's classes that some row has."""
+    if column.held.dtype.kind == "f":
+        used = np.flatnonzero(column.held.any(axis=0))
+        return (used if column.labels.ndim == 2 else np.union1d(used, column.labels)).tolist()
+    return np.unique(column.held[column.held != UNLABELLED]).tolist()
+
+
+def _rows_of(column: Column, at: int) -> NDArray[np.bool_]:
+    """Whether each row has the data's class at this position."""
+    if column.held.dtype.kind == "f":
+        likely: NDArray[np.bool_] = column.held[:, at] > 0
+        return likely if column.labels.ndim == 2 else likely | (column.labels == at)
+    return (column.held == at).reshape(len(column.held), -1).any(axis=1)
+
+
+def _row_of(column: Column, at: int) -> int:
+    """The first of them."""
+    return int(np.argmax(_rows_of(column, at)))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names, and how many there are."""
+    shown = ", ".join(name[:40] for name in names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown}, … ({len(names):,})"
