@@ -179,7 +179,7 @@ class Front:
     def finish(self, *, early: bool) -> None:
         """Record all rivals; where everything was tried, a budget that nothing is within is an error."""
         if len(self.search.budgets) > 1 and self.rungs:
-            self._write(self.rungs)
+            self._write(self.rungs, done=not early)
         self.search.state.keep(unfinished=mark_of(self.out) if early else None)
         for budget in self.search.budgets:
             if not early and budget not in self.rungs:
@@ -249,15 +249,17 @@ class Front:
             what = f"the fastest candidate takes time={min(costs):.2g} on this machine"
         raise SurgeryError(f"--budget {budget}: {what}", hint="Allow more than that.")
 
-    def _write(self, rungs: Rungs) -> bool:
-        """Make what was decided, and put it where it belongs; whether all of it could be made."""
+    def _write(self, rungs: Rungs, *, done: bool = False) -> bool:
+        """Make what was decided, and put it where it belongs, once everything was tried or before;
+        whether all of it could be made.
+        """
         search = self.search
         files = {entry: rung_file(search, entry) for entry in rungs.values()}
         if not all(self._make(budget, entry, files[entry]) for budget, entry in rungs.items()):
             return False
         search.plan.hold()  # a file and what lies beside it come together
         if len(search.budgets) > 1:
-            write_front(self.out, rungs, files, self.references)
+            write_front(self.out, rungs, files, self.references, done=done)
             return True
         (file,) = files.values()
         if file.name != self.there:
@@ -381,9 +383,16 @@ def _is_front(folder: Path) -> bool:
 
 
 def write_front(
-    out: Path, rungs: Rungs, files: Mapping[Entry, Path], references: Sequence[Entry]
+    out: Path,
+    rungs: Rungs,
+    files: Mapping[Entry, Path],
+    references: Sequence[Entry],
+    *,
+    done: bool,
 ) -> None:
-    """All checkpoints and the record of them, or nothing; `files` are where each was made."""
+    """All checkpoints and the record of them, or nothing; `files` are where each was made. That there
+    is no better file within a budget is known once all was `done`.
+    """
     names: dict[Entry, str] = {}
     entries = []
     for budget, entry in rungs.items():
@@ -396,7 +405,7 @@ def write_front(
         kind = "hydra" if entry.choice.count > 1 else "backbone"
         about = {"name": entry.choice.name, "budget": None, "path": names.get(entry), "kind": kind}
         rivals.append({**about, **_record(entry)})
-    pairs = pairwise(rungs.items())
+    pairs = pairwise(rungs.items()) if done else ()
     record = {
         "format": FORMAT,
         "unit": next(iter(rungs)).unit,

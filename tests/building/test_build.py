@@ -70,7 +70,7 @@ def test_the_first_file_is_there_before_anything_is_scored(
     """It meets the budget, holds a decision, and is what an early end leaves; the same command goes on."""
     stop = Stop(monkeypatch, "score")
     told: list[str] = []
-    early = task.build("early/", budget="macs=0.7,1", progress=Told(told))
+    early = task.build("early/", budget="macs=0.7,1,1.2", progress=Told(told))
     (line,) = [line for line in told if line.startswith("written")]
     name = early.front[0].name.partition(": ")[2]
     assert line == f"written macs=1: {name} at 1.00x, avg {early.estimate:.3f}"
@@ -80,14 +80,17 @@ def test_the_first_file_is_there_before_anything_is_scored(
     assert early.notes[0].startswith("interrupted: the best so far is written")
     assert [row.name for row in early.rows] == ["single model, calibrated", "probe"]
     assert early.front[0].cost["macs"] <= 1
+    said = json.loads((early.path / "front.json").read_text())
+    assert [rung["budget"] for rung in said["rungs"]] == [1, 1.2]
+    assert said["no_better"] == []  # nobody looked yet
     monkeypatch.undo()
-    again = task.build("early/", budget="macs=0.7,1")  # without --force
+    again = task.build("early/", budget="macs=0.7,1,1.2")  # without --force
     assert again.rows == early.rows
-    assert len(again.front) == 2
+    assert len(again.front) == 3
     assert again.estimate >= early.estimate - 1e-9
     # Once it is done, what is there is not replaced.
     with pytest.raises(OutputError, match="already exists"):
-        task.build("early/", budget="macs=0.7,1")
+        task.build("early/", budget="macs=0.7,1,1.2")
 
 
 @pytest.mark.parametrize("by", [KeyboardInterrupt, SystemExit])
