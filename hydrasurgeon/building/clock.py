@@ -151,7 +151,7 @@ def _alone(engine: Engine, reader: Words | Pixels) -> Engine:
     words: dict[str, Any] = {"mode": "first"}
     ood: dict[str, Any] = {"score": NOVELTY, "threshold": 2.0}
     state: dict[str, Any] = {"temperature": 1.0, "conformal": SETS}
-    first: dict[str, Any] = {**state, "threshold": 0.0, "novelty": 2.0}
+    first: dict[str, Any] = {**state, "threshold": 0.0, "novelty": 2.0, "floor": 2.0}
     state |= {"words": decided.Words.model_construct(**words), "ood": Ood.model_construct(**ood)}
     state["cascade"] = Cascade.model_construct(**first)
     alone = copy(engine)

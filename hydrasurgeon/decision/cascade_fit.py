@@ -85,13 +85,15 @@ def gated(
     if record.labels is not None:  # what is answered is a question of costs, alike in both stages
         thresholds = {"thresholds": record.labels.thresholds}
         constants["labels"] = constants["labels"].model_copy(update=thresholds)
-    novelty = None
+    novelty = floor = None
     if words and first.features is not None:
         novelty = float(np.quantile(first.features[:, 0, 0].astype(np.float64), FAMILIAR))
+        floor = float(state.ood_score(whole.logits, whole.features).min())
     draft = Cascade(
         threshold=1.0,
         share_on=1.0,
         novelty=novelty,
+        floor=floor,
         **{name: constants.get(name) for name in ("temperature", "bias", "labels")},
         conformal=record.conformal,
         abstain=record.abstain,

@@ -55,7 +55,7 @@ from hydrasurgeon.statistics.scores.on_features import K
 from hydrasurgeon.statistics.scores.on_logits import score_of
 
 NOVELTY = "novelty"
-"""The OOD score of a reader of words, which threshold and scale make like the model's."""
+"""The OOD score of a reader of words: what it answers is more familiar than what the model does."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,10 @@ class State:
             names += ["temperature", "bias", "labels"]
             fitted = None if fitted is None else fitted.among([0])
             if cascade.novelty is not None:  # a reader of words says itself what is novel to it
-                shift = self.record.ood.threshold - cascade.novelty
-                fitted = Given(NOVELTY, (), (), shift=shift)
-                changes["ood"] = self.record.ood.model_copy(update={"score": NOVELTY})
+                assert cascade.floor is not None
+                fitted = Given(NOVELTY, (), (), shift=cascade.floor - cascade.novelty)
+                known = {"score": NOVELTY, "threshold": cascade.floor}
+                changes["ood"] = self.record.ood.model_copy(update=known)
         changes |= {name: getattr(cascade, name) for name in names}
         return State(self.record.model_copy(update=changes), fitted, self.problem)
 

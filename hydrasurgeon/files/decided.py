@@ -342,6 +342,10 @@ class Cascade(Record):
     """Of a reader of words or pixels that comes first: above it, a sample is unfamiliar to it and
     goes on. Absent where a hydra's first member does.
     """
+    floor: float | None = None
+    """The OOD score that such a reader's most novel sample gets, others lower ones: the least that the
+    model gives a validation sample. Absent likewise.
+    """
     temperature: Positive
     """Of the first reader, as the next two."""
     bias: float | None = Field(default=None, ge=-1e6, le=1e6)
@@ -354,7 +358,7 @@ class Cascade(Record):
     """Instead of `abstain`, of one logit; absent from others."""
     group: Found | None = None
     """Of one logit, where groups were given; absent from others."""
-    _silent = _silent_of("novelty", "bias", "labels", "abstain", "limits", "group")
+    _silent = _silent_of("novelty", "floor", "bias", "labels", "abstain", "limits", "group")
 
 
 Tally = Annotated[int, Field(ge=0, lt=2**31)]
@@ -505,6 +509,7 @@ class Decision(Record):
                 ),
                 (
                     (self.cascade.novelty is not None)
+                    == (self.cascade.floor is not None)
                     == (self.words is not None and self.words.mode == "first"),
                     "cascade: what is novel belongs to words that come first",
                 ),

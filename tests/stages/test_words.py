@@ -345,6 +345,12 @@ def test_words_first_answer_what_they_are_sure_of(place: Path) -> None:
     assert np.asarray(answers.members_run).tolist() == [int(not each) for each in sure]
     expected = np.where(sure[:, None], early, late)
     assert np.asarray(answers.probabilities) == pytest.approx(expected, abs=1e-5)
+    scores = np.asarray(answers.ood_score)
+    assert scores[sure].max() <= cascade["floor"]  # more familiar than all that the model reads
+    table = [line.split(",")[0] for line in (place / "val.csv").read_text().splitlines()[1:]]
+    known = np.asarray(hs.load(place / "off", device="cpu").decide(table).ood_score)
+    assert np.abs(known - cascade["floor"]).min() < 1e-6
+    assert (known < cascade["floor"]).mean() < 0.05
     alone = hs.load(place / "first", device="cpu").decide([rows[0]])
     assert np.asarray(alone.probabilities)[0] == pytest.approx(expected[0], abs=1e-5)
     whole = hs.load(place / "first", device="cpu").decide(rows, cascade=False)

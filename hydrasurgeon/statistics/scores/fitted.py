@@ -77,7 +77,7 @@ class Given(EnsembleScore):
     """A score that comes in place of features."""
 
     shift: float = 0.0
-    """What is added, so that thresholds of other scores fit it."""
+    """What is added, so that it lies below another score."""
 
     def among(self, members: Sequence[int]) -> Given:
         return self
