@@ -115,9 +115,9 @@ class State:
             names += ["temperature", "bias", "labels"]
             fitted = None if fitted is None else fitted.among([0])
             if cascade.novelty is not None:  # a reader of words says itself what is novel to it
-                assert cascade.floor is not None
-                fitted = Given(NOVELTY, (), (), shift=cascade.floor - cascade.novelty)
-                known = {"score": NOVELTY, "threshold": cascade.floor}
+                floor = self.record.ood.threshold if cascade.floor is None else cascade.floor
+                fitted = Given(NOVELTY, (), (), shift=floor - cascade.novelty)
+                known = {"score": NOVELTY, "threshold": floor}
                 changes["ood"] = self.record.ood.model_copy(update=known)
         changes |= {name: getattr(cascade, name) for name in names}
         return State(self.record.model_copy(update=changes), fitted, self.problem)

@@ -344,7 +344,7 @@ class Cascade(Record):
     """
     floor: float | None = None
     """The OOD score that such a reader's most novel sample gets, others lower ones: the least that the
-    model gives a validation sample. Absent likewise.
+    model gives a validation sample. Absent likewise; of older versions, the threshold.
     """
     temperature: Positive
     """Of the first reader, as the next two."""
@@ -509,7 +509,6 @@ class Decision(Record):
                 ),
                 (
                     (self.cascade.novelty is not None)
-                    == (self.cascade.floor is not None)
                     == (self.words is not None and self.words.mode == "first"),
                     "cascade: what is novel belongs to words that come first",
                 ),
