@@ -217,9 +217,7 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     show("")
     _table("decided within each budget", result.front)
     show("")
-    show(f"{result.objective} {result.estimate:.4f}, of")
-    for label in result.members:
-        show(f"  {label}")
+    show(f"made of {', '.join(result.members)}")
     notes(result.notes)
     show("")
     for line in result.summary.splitlines():
