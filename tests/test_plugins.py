@@ -57,7 +57,6 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     lookup.plugins.cache_clear()
     yield
     lookup.plugins.cache_clear()
-    families._plugged.cache_clear()
     for table, name in ((decided.LOGITS, "purity"), (decided.FITTED, "distance")):
         table.pop(name, None)  # type: ignore[attr-defined]
     PROBLEMS.pop("ordinal", None)

@@ -1,7 +1,7 @@
 """Model families by name; each is imported when it is first used.
 
 A family of another package takes part by an entry point of the group `hydrasurgeon.families` that
-leads to its class, or after `register(MyFamily())`.
+leads to its class.
 """
 
 from __future__ import annotations
@@ -38,61 +38,37 @@ FAMILIES = {
 WEIGHTS = ("model.safetensors", "open_clip_model.safetensors")
 """What weights are called in the directories of these."""
 
-_REGISTERED: dict[str, Family] = {}
-"""Families of other packages, by name, as they were registered."""
-
-
-def register(family: Family) -> None:
-    """Make a family of another package known, under a name of its own."""
-    from hydrasurgeon.files.manifest import NAMES
-
-    if family.name in FAMILIES:
-        raise ValueError(f"a family named {family.name} is part of hydrasurgeon")
-    _REGISTERED[family.name] = family
-    NAMES["families"].append(family.name)
-
 
 @cache
-def _plugged(name: str) -> Family:
-    return plugins("families")[name]()
-
-
-def _outside() -> dict[str, Family]:
-    """Families of other packages."""
-    return {**{name: _plugged(name) for name in plugins("families")}, **_REGISTERED}
-
-
-@cache
-def _made(place: str) -> Family:
-    return imported(place)()
+def _made(place: str | type[Family]) -> Family:
+    return (imported(place) if isinstance(place, str) else place)()
 
 
 def _sharing(name: str) -> list[Family]:
     """The families of one name, the general one first."""
     if name in FAMILIES:
         return [_made(place) for place in FAMILIES[name]]
-    if name not in _outside():
-        supported = ", ".join((*FAMILIES, *_outside()))
+    outside = plugins("families")
+    if name not in outside:
+        supported = ", ".join((*FAMILIES, *outside))
         raise CheckpointError(
             f"model family {name!r} is not supported", hint=f"Supported: {supported}."
         )
-    return [_outside()[name]]
+    return [_made(outside[name])]
 
 
 def families() -> Iterator[Family]:
     """All of them, by name."""
-    for name in (*FAMILIES, *_outside()):
+    for name in (*FAMILIES, *plugins("families")):
         yield from _sharing(name)
 
 
 def weight_names() -> set[str]:
     """What weights are called in directories of any family."""
-    return {*WEIGHTS, *(name for family in _outside().values() for name in family.weight_files)}
-
-
-def family_named(name: str) -> Family:
-    """The general family of this name."""
-    return _sharing(name)[0]
+    return {
+        *WEIGHTS,
+        *(name for family in plugins("families").values() for name in family.weight_files),
+    }
 
 
 def family_of(model: Model) -> Family:

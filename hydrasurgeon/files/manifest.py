@@ -60,9 +60,7 @@ NAMES = {
     "families": ["timm", "transformers", "open_clip"],
     "problems": ["single_label", "one_logit", "multi_label", "number", "tokens"],
 }
-"""The families that a model may be of, the format's own and those that `families.register` adds;
-and the kinds of problems. Those of plugins come on top.
-"""
+"""The families that a model may be of, and the kinds of problems. Those of plugins come on top."""
 
 
 def _json(record: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from hydrasurgeon.criteria.cahp.criterion import (
 )
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.families import family_named
+from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.heads import Head, count
 
 MAKE = Callable[..., Path]
@@ -38,7 +38,7 @@ def live(path: Path, spec: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Te
 
 def test_maps_are_what_timm_multiplies_the_values_with(tiny: MAKE, images: SPEC) -> None:
     module, x, _ = live(tiny(), images(rows=6))
-    site = family_named("timm").anatomy(module).blocks[1].attention
+    site = TimmViT().anatomy(module).blocks[1].attention
     attn, seen = module.blocks[1].attn, {}
     attn.fused_attn = False  # then timm writes its maps out
     attn.register_forward_pre_hook(lambda _, args: seen.update(given=args[0]))

@@ -147,9 +147,9 @@ def test_the_engine_computes_what_the_model_computes(
     model = hs.load(
         tmp_path / "c", classes=names, template=TEMPLATES, device="cpu", dtype="float64"
     )
-    from hydrasurgeon.families import family_named
+    from hydrasurgeon.families.open_clip.family import OpenCLIP
 
-    anatomy = family_named("open_clip").anatomy(model.module)
+    anatomy = OpenCLIP().anatomy(model.module)
     x = torch.randn(9, 3, 28, 28, generator=torch.Generator().manual_seed(1)).double()
     held, none = numbered(*(Held.of(b, x.device, x.dtype) for b in ([x[:5], x[5:]], [])))
     problem = Problem(

@@ -15,7 +15,6 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.families import family_named
 from hydrasurgeon.families.hf_encoder.family import HFEncoder
 from hydrasurgeon.files.manifest import parse_manifest, sidecar
 
@@ -82,8 +81,7 @@ def test_the_modelling_file_holds_the_tables_spelling(tmp_path: Path) -> None:
     """Even of a manifest that nobody checked."""
     path = recorded(tmp_path, "BERT")
     manifest = parse_manifest(sidecar(path).read_text(), "here")
-    family = family_named("transformers")
-    assert isinstance(family, HFEncoder)
+    family = HFEncoder()
     code = family.directory(manifest)["modeling_hydrasurgeon.py"]
     assert 'ARCH = "BertForSequenceClassification"\n' in code
     evil = manifest.model.model_copy(update={"arch": CODE})

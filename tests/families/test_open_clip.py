@@ -17,9 +17,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
-from hydrasurgeon.families import family_named
 from hydrasurgeon.families.open_clip.configs import stock_config
-from hydrasurgeon.families.open_clip.family import weights
+from hydrasurgeon.families.open_clip.family import OpenCLIP, weights
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.runtime.hydra import Hydra
 
@@ -240,7 +239,7 @@ def test_a_hydra_has_all_members_image_and_text_encoders(clip: Path, tmp_path: P
 def test_class_features_follow_what_changes_them(clip: Path) -> None:
     """They are kept between passes, but not when text heads go off, weights move or gradients are asked for."""
     model, images = named(clip), pictures()
-    sites = family_named("open_clip").anatomy(model.module).sites
+    sites = OpenCLIP().anatomy(model.module).sites
     gone = [h for h in _heads("text") if h.number < 2]
     with torch.inference_mode():
         before = model(images)

@@ -1,4 +1,4 @@
-"""A family of another package: defined here, registered, and taken from recognition through all five stages."""
+"""A family of another package: defined here, plugged in, and taken from recognition through all five stages."""
 
 from __future__ import annotations
 
@@ -112,9 +112,8 @@ FULL = {"vision": ((0, 1, 2),) * LAYERS}
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The family is known for one test, and a directory of it is there."""
-    monkeypatch.setattr(families, "_REGISTERED", {})
-    monkeypatch.setitem(manifest.NAMES, "families", [*manifest.NAMES["families"]])
-    families.register(RowsFamily())
+    for module in (families, manifest):
+        monkeypatch.setattr(module, "plugins", {"families": {"rows": RowsFamily}}.__getitem__)
     folder = tmp_path / "source"
     folder.mkdir()
     torch.manual_seed(0)
@@ -189,11 +188,3 @@ def test_all_five_stages(source: Path, images: Any, tmp_path: Path) -> None:
     assert result.members == 2
     assert result.id is not None
     assert result.id.n == 40
-
-
-def test_a_name_is_given_once() -> None:
-    class Another(RowsFamily):
-        name = "timm"
-
-    with pytest.raises(ValueError, match="a family named timm is part of hydrasurgeon"):
-        families.register(Another())

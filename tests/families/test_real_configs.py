@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.families import family_named
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.hf_encoder.architectures import stock_config, weights
+from hydrasurgeon.families.hf_encoder.family import HFEncoder
 from hydrasurgeon.families.open_clip.configs import stock_config as clip_config
 from hydrasurgeon.families.timm_vit.architectures import table
 from hydrasurgeon.families.timm_vit.architectures import weights as timm_weights
+from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
 
@@ -142,7 +143,7 @@ def test_transformers(name: str) -> None:
         if key != "id2label"
     }
     raw = {**stock, **more, "model_type": kind, "architectures": [arch], depth: 2}
-    family = family_named("transformers")
+    family = HFEncoder()
     shapes = shapes_of(weights(stock_config(raw, name), arch, len(raw.get("id2label", {}))))
     tensors = {n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes.items()}
     model = family.identify(Bare(tensors, name, config=raw))[0]
@@ -156,7 +157,7 @@ def test_transformers(name: str) -> None:
 
 
 def test_every_model_that_timm_registers() -> None:
-    family = family_named("timm")
+    family = TimmViT()
     assert len(table()) > 150
     for name, architecture in table().items():
         if not architecture.prunable:

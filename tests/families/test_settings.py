@@ -18,9 +18,10 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
-from hydrasurgeon.families import family_named, family_of
+from hydrasurgeon.families import family_of
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.settings import Images, parse
+from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.files.manifest import Manifest, Model, parse_manifest
 from hydrasurgeon.files.tensors import TensorInfo
 
@@ -237,7 +238,7 @@ def test_arguments_of_timm_that_are_not_in_the_table(
     config = json.loads((stocks("timm ViT") / "config.json").read_text())
     config["model_args"] |= extra
     with pytest.raises(CheckpointError, match=rf"here: config\.json: model_args: {key}"):
-        identified("timm", stocks("timm ViT"), config)
+        identified(stocks("timm ViT"), config)
     words = ",".join(f"{name}={json.dumps(value)}" for name, value in extra.items())
     if "," not in words:
         with pytest.raises(UsageError, match=key):
@@ -246,12 +247,12 @@ def test_arguments_of_timm_that_are_not_in_the_table(
             )
 
 
-def identified(family: str, stock: Path, config: Any, files: dict[str, str] | None = None) -> Model:
-    """What a family makes of a directory with another config or other companions."""
+def identified(stock: Path, config: Any) -> Model:
+    """What timm's family makes of a directory with another config."""
     checkpoint = opened(stock)
     tensors: dict[str, TensorInfo] = dict(checkpoint.tensors.items())
-    texts_ = checkpoint.files if files is None else files
-    return family_named(family).identify(Bare(tensors, "here", config=config, files=texts_))[0]
+    bare = Bare(tensors, "here", config=config, files=checkpoint.files)
+    return TimmViT().identify(bare)[0]
 
 
 HUGE = [

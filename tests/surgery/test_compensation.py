@@ -17,7 +17,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.families import family_named
+from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.surgery.refit import Calibration, refit
 
 MAKE = Callable[..., Path]
@@ -76,7 +76,7 @@ def test_lstsq_solves_the_stacked_system(tiny: MAKE, images: SPEC) -> None:
     x = inputs_of(path, spec)
     teacher, student = double(path), double(path)
     kept = {"vision": ((1, 3), (0, 1, 2, 3), (2,))}
-    anatomy = family_named("timm").anatomy(double(path))
+    anatomy = TimmViT().anatomy(double(path))
     repairs = refit(anatomy, VIT, kept, Calibration(lambda: x.split(7), 3))
     assert sorted(repairs) == [(0, False), (2, False)]
     for layer, row in ((0, [1, 3]), (2, [2])):
