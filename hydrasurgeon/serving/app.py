@@ -212,7 +212,9 @@ def shortened(rows: Sequence[Row], top: int) -> list[Row]:
 
 @dataclass(frozen=True)
 class Service:
-    """What answers requests: their inputs are prepared by `transform` and wait in the batcher."""
+    """A model that answers requests: their inputs are prepared by `transform` and wait in the
+    batcher.
+    """
 
     batcher: Batcher
     counts: Counts
@@ -220,18 +222,16 @@ class Service:
     bodies: Bodies
     top: int
     """Most probable labels that an answer lists."""
-
-    @property
-    def reads(self) -> str:
-        """`text` or `image`."""
-        return getattr(self.transform, "kind", "image")
+    signature: Signature
+    model: Model
+    found: FoundOf
 
     async def predict(self, request: Request) -> Any:
         """An answer for each input, in order; or one message."""
 
         def read(body: bytes, most: int) -> Asked:
             _check_type(request)
-            inputs = inputs_of(body, self.reads, most)
+            inputs = inputs_of(body, self.signature.reads, most)
             return Asked(inputs, lambda rows: {"answers": shortened(rows, self.top)}, self.top)
 
         return await self.answered(request, read)
@@ -299,24 +299,14 @@ class Service:
         return Response(self.counts.text(), media_type="text/plain; version=0.0.4")
 
 
-def app_of(
-    service: Service,
-    *,
-    columns: Mapping[str, str],
-    model: Signature,
-    token: str | None = None,
-    found: FoundOf | None = None,
-    named: Sequence[tuple[Model, Service]] = (),
-) -> FastAPI:
-    """The routes of a service whose answers have these columns, each of a kind; `found` says of the
-    probabilities of a query's texts whether one answers it. `named` are all models that questions
-    may be asked of, this one too.
-    """
+def app_of(services: Sequence[Service], token: str | None = None) -> FastAPI:
+    """The routes of the first, and of all that questions about texts may be asked of."""
+    service = services[0]
+    reads = service.signature.reads
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
-        each = {id(one.batcher): one.batcher for one in (service, *(one for _, one in named))}
-        work = [asyncio.create_task(batcher.work()) for batcher in each.values()]
+        work = [asyncio.create_task(one.batcher.work()) for one in services]
         yield  # until the last request that was taken is answered
         for task in work:
             task.cancel()
@@ -333,22 +323,21 @@ def app_of(
 
     app = FastAPI(
         title="hydrasurgeon",
-        description=f"Answers of {model.name}, as `predict` writes them.",
+        description=f"Answers of {service.model.name}, as `predict` writes them.",
         lifespan=running,
         docs_url=None,  # it would load its scripts from elsewhere
         redoc_url=None,
         dependencies=[Depends(admitted)],
     )
-    app.post("/v1/predict", **_described(service.reads, columns))(service.predict)
+    app.post("/v1/predict", **_described(reads, service.model.columns))(service.predict)
     app.get("/health")(service.health)
     app.get("/ready")(service.ready)
     app.get("/metrics")(service.metrics)
     app.exception_handler(Refused)(_refusal)
-    _open_inference(app, service, model)
-    if service.reads == "text":
-        _text_inference(app, service, columns, found)
-    if named:
-        _system_one(app, service, named)
+    _open_inference(app, service)
+    if reads == "text":
+        _text_inference(app, service)
+        _system_one(app, services)
     return app
 
 
@@ -366,8 +355,9 @@ async def _refusal(request: Request, error: Refused) -> Response:
     return JSONResponse({"error" if others else "detail": error.detail}, status, error.headers)
 
 
-def _open_inference(app: FastAPI, service: Service, model: Signature) -> None:
+def _open_inference(app: FastAPI, service: Service) -> None:
     """The routes of Open Inference Protocol v2."""
+    model = service.signature
 
     def check(name: str) -> None:
         refuse_if(name != model.name, f"no model {name!r}; here is {model.name!r}", 404)
@@ -401,9 +391,7 @@ def _open_inference(app: FastAPI, service: Service, model: Signature) -> None:
     app.post("/v2/models/{name}/infer")(infer)
 
 
-def _text_inference(
-    app: FastAPI, service: Service, columns: Mapping[str, str], found: FoundOf | None
-) -> None:
+def _text_inference(app: FastAPI, service: Service) -> None:
     """The routes of Text Embeddings Inference and of InferenceClient."""
 
     def route(path: str, asked: Callable[[bytes, int], Asked]) -> None:
@@ -412,25 +400,26 @@ def _text_inference(
 
         app.post(path, summary=path)(answer)
 
+    columns = service.model.columns
     route("/", partial(asked_by_hub, entities="entities" in columns))
     route("/predict", asked_to_predict)
-    route("/rerank", partial(asked_to_rerank, ranks="logit" in columns, found=found))
+    route("/rerank", partial(asked_to_rerank, ranks="logit" in columns, found=service.found))
 
 
-def _system_one(app: FastAPI, first: Service, named: Sequence[tuple[Model, Service]]) -> None:
+def _system_one(app: FastAPI, services: Sequence[Service]) -> None:
     """The routes of System One; each model answers what it is asked in passes of its own."""
-    models = {model.name: model for model, _ in named}
+    models = {one.model.name: one.model for one in services}
 
     async def rows(asked: Asked) -> list[Row]:
         each = [
-            named[int(one.id)][1].rows(replace(asked, inputs=[replace(one, id=0)]))
+            services[int(one.id)].rows(replace(asked, inputs=[replace(one, id=0)]))
             for one in asked.inputs
         ]
         return [row for answers in await asyncio.gather(*each) for row in answers]
 
     async def answer(request: Request) -> Any:
         _check_type(request)
-        return await first.answered(request, partial(asked_of, models), rows)
+        return await services[0].answered(request, partial(asked_of, models), rows)
 
     async def listed() -> Any:
         return {"models": [model.described() for model in models.values()]}

@@ -54,7 +54,7 @@ def asked_by_hub(body: bytes, most: int, *, entities: bool = False) -> Asked:
     return _labelled(request["inputs"], most, alone=entities, top=top)
 
 
-def asked_to_rerank(body: bytes, most: int, *, ranks: bool, found: FoundOf | None = None) -> Asked:
+def asked_to_rerank(body: bytes, most: int, *, ranks: bool, found: FoundOf) -> Asked:
     """Texts for a query; their places and scores, the best first, and whether one was found."""
     request = _fields(body, most, {"query", "texts", "raw_scores", "return_text", *IGNORED})
     refuse_if(not ranks, RERANK)
@@ -72,7 +72,7 @@ def asked_to_rerank(body: bytes, most: int, *, ranks: bool, found: FoundOf | Non
         ranked = [{"index": at, "score": row[score]} for at, row in enumerate(rows)]
         if with_text:
             ranked = [{**each, "text": texts[each["index"]]} for each in ranked]
-        answer = None if found is None else found([row["probability"] for row in rows])
+        answer = found([row["probability"] for row in rows])
         if answer is not None:
             ranked = [{**each, "found": answer} for each in ranked]
         return sorted(ranked, key=lambda each: -each["score"])

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.serving.app import Counts, Service
-    from hydrasurgeon.serving.open_inference import Signature
-    from hydrasurgeon.serving.system_one import Model
-    from hydrasurgeon.serving.text_inference import FoundOf
 
 MEGABYTE = 1 << 20
 """Bytes of a megabyte."""
@@ -228,17 +225,6 @@ def _inputs(registry: CollectorRegistry) -> int:
     return int(registry.get_sample_value("hydrasurgeon_inputs_total") or 0)
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A model that has answered once, as the protocols know it."""
-
-    service: Service
-    columns: Mapping[str, str]
-    signature: Signature
-    model: Model
-    found: FoundOf
-
-
 def _app(
     models: Models,
     arguments: ServeOptions,
@@ -253,21 +239,13 @@ def _app(
 
     counts = Counts(folder)
     each = [_ready(name, opened, arguments, kept, counts) for name, opened in models.items()]
-    first = each[0]
-    app = app_of(
-        first.service,
-        columns=first.columns,
-        model=first.signature,
-        token=token,
-        found=first.found,
-        named=[(one.model, one.service) for one in each if one.service.reads == "text"],
-    )
-    return app, counts
+    return app_of(each, token), counts
 
 
 def _ready(
     name: str, opened: Checkpoint, arguments: ServeOptions, kept: Appended | None, counts: Counts
-) -> _Ready:
+) -> Service:
+    """A model that has answered once, as the protocols know it."""
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.serving.app import Batcher, Service, shortened
     from hydrasurgeon.serving.inputs import Bodies
@@ -288,8 +266,9 @@ def _ready(
         told = _tokens_of(batch, model.transform) or [{}] * len(rows)
         return [{**row, **count} for row, count in zip(rows, told, strict=True)]
 
+    reads = getattr(model.transform, "kind", "image")
     # What cannot answer fails before it listens.
-    (begun,) = answer([(0, _first(kind_read(opened.manifest), model.transform), arguments.top)])
+    (begun,) = answer([(0, _first(reads, model.transform), arguments.top)])
     uncalibrated = without_state(opened.name) if model.state is None else None
     otherwise = fitted_otherwise(opened, engine)
     for note in filter(None, (opened.note, uncalibrated, otherwise, *model.notes)):
@@ -313,13 +292,12 @@ def _ready(
 
     batch = batch_size_of(arguments.batch_size)
     batcher = Batcher(counted, batch=batch, wait=arguments.wait / 1000, size=WAITING)
-    most = MOST_BYTES[getattr(model.transform, "kind", "image")]
+    most = MOST_BYTES[reads]
     if arguments.max_body is not None:
         most = arguments.max_body * MEGABYTE
     columns = columns_of(model.problem)
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
-    service = Service(batcher, counts, model.transform, Bodies(most), arguments.top)
     tensors = {
         name: kind
         for name, kind in columns.items()
@@ -334,10 +312,13 @@ def _ready(
     if levels and model.state is not None:
         reach = model.state.record.conformal.threshold
     written = datetime.fromtimestamp(opened.path.stat().st_mtime, UTC).date().isoformat()
-    return _Ready(
-        service,
-        columns,
-        Signature(name, service.reads, tensors, labels),
+    return Service(
+        batcher,
+        counts,
+        model.transform,
+        Bodies(most),
+        arguments.top,
+        Signature(name, reads, tensors, labels),
         Model(name, columns, [*map(str, labels or levels)], written, reach),
         found,
     )

@@ -114,6 +114,7 @@ def texts(
     from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
     from hydrasurgeon.serving.inputs import Bodies
     from hydrasurgeon.serving.open_inference import Signature
+    from hydrasurgeon.serving.system_one import Model
 
     def echo(samples: list[Any]) -> list[Any]:
         return [row(name, sample) for name, sample, _ in samples]
@@ -124,10 +125,13 @@ def texts(
     most = limits.pop("most_bytes", 1 << 20)
     batcher = Batcher(answer or echo, **limits)
     transform = Tokenize(lambda: None, max_length=8, inputs=bounds.get("inputs"))
-    service = Service(batcher, Counts(), transform, Bodies(most), 5)
     columns = {"label": "text", "total": "number", "unfamiliar": "flag", "members_run": "whole"}
-    model = Signature("m", "text", columns, ())
-    return app_of(service, columns={"id": "text"}, model=model, token=token)
+    signature = Signature("m", "text", columns, ())
+    model = Model("m", {"id": "text"}, [], "2026-01-01")
+    service = Service(
+        batcher, Counts(), transform, Bodies(most), 5, signature, model, lambda _: None
+    )
+    return app_of([service], token)
 
 
 def png(width: int = 8, height: int = 8) -> bytes:
