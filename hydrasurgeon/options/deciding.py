@@ -22,7 +22,8 @@ from hydrasurgeon.options.base import (
 from hydrasurgeon.options.engines import Engines
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
-    OUT,
+    DEVICE,
+    DTYPE,
     Bare,
     Batch,
     ClassNames,
@@ -31,6 +32,7 @@ from hydrasurgeon.options.shared import (
     Paths,
     Run,
     Texts,
+    output,
 )
 
 PREDICTIONS = (
@@ -203,7 +205,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         recorded=True,
         help="Let a hydra's first member answer alone where it is sure.",
     )
-    out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+    out: PathLike = output()
 
     def recorded(self) -> dict[str, Any]:
         """Without the engine where it is torch."""
@@ -354,10 +356,8 @@ class ServeOptions(Engines, ClassNames, Bare):
         group=RUNS,
         help="Environment variable with a token that requests must bear; health needs none.",
     )
-    device: str = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where the model runs.")
-    dtype: Dtype = option(
-        "float32", metavar="TYPE", group=RUNS, help="float32, bfloat16 or float16."
-    )
+    device: str = DEVICE
+    dtype: Dtype = DTYPE
     answers: PathLike | None = option(
         None,
         metavar="F.jsonl",

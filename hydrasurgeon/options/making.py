@@ -38,6 +38,7 @@ from hydrasurgeon.options.shared import (
     Specs,
     Texts,
     number_or_word,
+    output,
 )
 
 if TYPE_CHECKING:
@@ -92,12 +93,8 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         recorded=True,
         help="Heads a circuit's removal order holds; all but one if not given.",
     )
-    out: PathLike | None = option(
-        None,
-        flags=("-o", "--out"),
-        metavar="OUT",
-        group=WRITTEN,
-        help="A copy that carries the scores; else the checkpoint itself gets them.",
+    out: PathLike | None = output(
+        None, help="A copy that carries the scores; else the checkpoint itself gets them."
     )
 
     def recorded(self) -> dict[str, Any]:
@@ -178,9 +175,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         unset="lstsq where --data is given",
         help="Refit what stays on --data by least squares, without training: lstsq or none.",
     )
-    out: PathLike | None = option(
-        None, flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT
-    )
+    out: PathLike | None = output(None)
 
     @property
     def cuts(self) -> bool:
@@ -301,7 +296,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
     resume: bool = option(
         False, group=RUNS, help="Continue an interrupted run of the same command."
     )
-    out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+    out: PathLike = output()
 
     @property
     def training(self) -> str:
@@ -364,7 +359,7 @@ class FuseOptions(ClassNames, Run, Force):
         metavar="X",
         help="Largest mean difference of a class probability that --check accepts.",
     )
-    out: PathLike = option(flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=OUT)
+    out: PathLike = output()
 
     @property
     def mlps(self) -> Literal["average", "separate"]:
@@ -460,9 +455,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     dry_run: bool = option(
         False, group=RUNS, help="Print the stages and how long they take, and end."
     )
-    out: PathLike = option(
-        flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=f"{OUT} A front: a folder."
-    )
+    out: PathLike = output(help=f"{OUT} A front: a folder.")
 
     @property
     def paths(self) -> list[Path]:

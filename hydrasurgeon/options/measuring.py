@@ -22,6 +22,7 @@ from hydrasurgeon.options.columns import Columns
 from hydrasurgeon.options.engines import Engine, Engines
 from hydrasurgeon.options.shared import (
     DATA,
+    TEMPLATE,
     Bare,
     Checkpoint,
     ClassNames,
@@ -30,10 +31,18 @@ from hydrasurgeon.options.shared import (
     Paths,
     Run,
     Texts,
+    output,
 )
 
-REPORT = "Write the report as JSON; - is stdout."
-"""Help of --json where it takes a file."""
+REPORT = option(
+    None,
+    flags=("--json",),
+    alias="json",
+    metavar="F",
+    group=WRITTEN,
+    help="Write the report as JSON; - is stdout.",
+)
+"""--json where it takes a file."""
 
 
 class EvaluateOptions(Engines, Bare, Run, Force):
@@ -92,12 +101,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
             "data's; repeatable."
         ),
     )
-    template: Texts = option(
-        (),
-        metavar="TEXT",
-        group=READ,
-        help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
-    )
+    template: Texts = TEMPLATE
     predictions_in: Paths = option(
         (), metavar="F", group=READ, help="Evaluate logits from such a file; repeatable."
     )
@@ -136,9 +140,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         metavar="[NAME:]PATH<=X",
         help='Exit 1 unless a number of the report keeps this limit, "id.ece<=0.02"; repeatable.',
     )
-    json_: PathLike | None = option(
-        None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT
-    )
+    json_: PathLike | None = REPORT
     html: PathLike | None = option(
         None,
         metavar="F|-",
@@ -195,9 +197,7 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
     runs: int = option(
         7, ge=1, metavar="N", group=RUNS, help="Interleaved runs behind each median."
     )
-    json_: PathLike | None = option(
-        None, flags=("--json",), alias="json", metavar="F", group=WRITTEN, help=REPORT
-    )
+    json_: PathLike | None = REPORT
 
 
 class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
@@ -238,10 +238,6 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     limit: int | None = option(
         None, ge=0, metavar="N", group=READ, help="Use a random N of the samples."
     )
-    out: PathLike | None = option(
-        None,
-        flags=("-o", "--out"),
-        metavar="OUT",
-        group=WRITTEN,
-        help="The file, or DIR/: stock, and onnx for others' clients; else beside CKPT.",
+    out: PathLike | None = output(
+        None, help="The file, or DIR/: stock, and onnx for others' clients; else beside CKPT."
     )

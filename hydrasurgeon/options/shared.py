@@ -39,6 +39,29 @@ DATA = "Labelled data: folder of images, .csv, .jsonl, .parquet, .npz, hf:…, d
 """Help of labelled data."""
 OUT = "NAME.safetensors, or DIR/ for the family's own layout."
 """Help of --out."""
+DTYPE = option(
+    "float32",
+    metavar="TYPE",
+    group=RUNS,
+    recorded=True,
+    help="float32, bfloat16 or float16: what models compute in.",
+)
+"""What models compute in."""
+DEVICE = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where models run.")
+"""Where they run."""
+TEMPLATE = option(
+    (),
+    metavar="TEXT",
+    group=READ,
+    recorded=True,
+    help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
+)
+"""What zero-shot models put class names in."""
+
+
+def output(default: Any = ..., *, help: str = OUT) -> Any:
+    """-o, a checkpoint."""
+    return option(default, flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=help)
 
 
 def _split(value: Any) -> Any:
@@ -132,13 +155,7 @@ class ClassNames(Options):
         recorded=True,
         help="CLIP: the class names; else the recorded ones, else the data's.",
     )
-    template: Texts = option(
-        (),
-        metavar="TEXT",
-        group=READ,
-        recorded=True,
-        help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
-    )
+    template: Texts = TEMPLATE
 
     def recorded(self) -> dict[str, Any]:
         """A file of names by its name alone."""
@@ -160,12 +177,7 @@ class Device(Options):
     seed: int = option(
         0, ge=0, le=LARGEST, metavar="N", group=RUNS, help="Seed of every random choice."
     )
-    device: str = option(
-        "auto",
-        metavar="auto|cpu|cuda",
-        group=RUNS,
-        help="Where models run.",
-    )
+    device: str = DEVICE
     progress: Progress | None = None
 
     def note(self, text: str) -> None:
@@ -188,13 +200,7 @@ class Run(Device, Columns):
         recorded=True,
         help="Use a random N of the samples.",
     )
-    dtype: Dtype = option(
-        "float32",
-        metavar="TYPE",
-        group=RUNS,
-        recorded=True,
-        help="float32, bfloat16 or float16: what models compute in.",
-    )
+    dtype: Dtype = DTYPE
     batch_size: Batch = option(
         None,
         ge=1,
