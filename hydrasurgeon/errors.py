@@ -38,17 +38,13 @@ class HydraError(Exception):
     def __init__(
         self, message: str, *, hint: str | None = None, details: Sequence[str] = ()
     ) -> None:
-        message = _shortened(message)
+        if len(message) > MAX_MESSAGE:  # what comes from a file may be as long as a file
+            half = MAX_MESSAGE // 2
+            message = f"{message[:half]} … {message[-half:]}"
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.details = tuple(details)
-
-
-def _shortened(message: str) -> str:
-    """Names and values in a message may come from a file, and be as long as a file."""
-    half = MAX_MESSAGE // 2
-    return message if len(message) <= MAX_MESSAGE else f"{message[:half]} … {message[-half:]}"
 
 
 def reason(error: Exception) -> str:

@@ -69,7 +69,8 @@ class Clock:
         self.opened = opened
         self.val = val
         self.options = options
-        self.engines = _engines()
+        graphs = all(find_spec(package) for package in PACKAGES)
+        self.engines = ("torch", "onnx", EIGHT_BITS) if graphs else ("torch",)
         self.state = state
 
     @cached_property
@@ -158,9 +159,3 @@ def _alone(engine: Engine, reader: Words | Pixels) -> Engine:
     alone.state = Deciding(Decision.model_construct(**state), words=reader)
     alone.transform = with_reader(engine.transform, reader)
     return alone
-
-
-def _engines() -> tuple[str, ...]:
-    """Those that run here."""
-    graphs = all(find_spec(package) for package in PACKAGES)
-    return ("torch", "onnx", EIGHT_BITS) if graphs else ("torch",)

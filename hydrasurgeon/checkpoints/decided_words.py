@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hydrasurgeon.files.decided import Decision, Found, Words
-from hydrasurgeon.files.manifest import DataRecord, Manifest, Step
+from hydrasurgeon.files.manifest import DataRecord, Manifest
 
 CHOSEN = {
     "option": "",
@@ -120,17 +120,13 @@ def _sets(decision: Decision) -> str:
 
 
 def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:
-    """What the state was fitted on, and what for."""
+    """What the state was fitted on, and what for: first validation, then training, then OOD data."""
     entry = next((step for step in reversed(manifest.history) if step.command == "calibrate"), None)
-    return iter(()) if entry is None else zip(_uses(entry), entry.data, strict=True)
-
-
-def _uses(entry: Step) -> list[str]:
-    """What each data record of a calibration was for: first validation, then training, then OOD
-    data.
-    """
+    if entry is None:
+        return
     uses = ["calibration: half of it fits, half certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)
     taught = ["answered, for words to learn"] * (entry.args.get("unlabelled") is not None)
     others = len(entry.data) - len(uses) - len(taught)
-    return [*uses, *["OOD score chosen by"] * others, *taught][: len(entry.data)]
+    uses += [*["OOD score chosen by"] * others, *taught]
+    yield from zip(uses, entry.data, strict=False)

@@ -237,7 +237,27 @@ def member_hashes(
                 cuts.setdefault(source.stored, set()).add(source)
 
     def digests_of(name: str) -> dict[Source, str]:
-        return _digests_of(tensors, name, cuts.get(name, ()), look)
+        """Of a stored tensor, and of what its heads make for each that is cut from it."""
+        shape = tensors[name].shape
+        masks = {
+            source: head_mask(
+                shape[source.spec.axis], source.at, spec=source.spec, head_dim=source.head_dim
+            )
+            for source in cuts.get(name, ())
+            if source.at is not None and source.spec is not None
+        }
+        whole = hashlib.sha256()
+        totals = {source: hashlib.sha256() for source in masks}
+        start = 0
+        for rows in tensors.rows(name):
+            whole.update(as_bytes(rows))
+            if look is not None:
+                look(name, rows)
+            for source, keep in masks.items():
+                assert source.spec is not None
+                totals[source].update(as_bytes(masked(rows, keep, start, spec=source.spec)))
+            start += len(rows)
+        return {Source(name): whole.hexdigest(), **{s: t.hexdigest() for s, t in totals.items()}}
 
     with ThreadPoolExecutor(THREADS) as pool:
         digests = {
@@ -271,29 +291,3 @@ def check_members(manifest: HydraManifest, hashes: Sequence[str], path: Path) ->
         f"{path}: member {wrong} is not the one that the manifest names (it says {recorded[wrong][:12]}…, the member's tensors hash to {hashes[wrong][:12]}…)",
         hint="The file was changed after `fuse` wrote it: fuse the members again.",
     )
-
-
-def _digests_of(
-    tensors: Tensors, name: str, cuts: Collection[Source], look: Look | None
-) -> dict[Source, str]:
-    """sha256 of a stored tensor, and of what its heads make for each of `cuts`."""
-    shape = tensors[name].shape
-    masks = {
-        source: head_mask(
-            shape[source.spec.axis], source.at, spec=source.spec, head_dim=source.head_dim
-        )
-        for source in cuts
-        if source.at is not None and source.spec is not None
-    }
-    whole = hashlib.sha256()
-    totals = {source: hashlib.sha256() for source in masks}
-    start = 0
-    for rows in tensors.rows(name):
-        whole.update(as_bytes(rows))
-        if look is not None:
-            look(name, rows)
-        for source, keep in masks.items():
-            assert source.spec is not None
-            totals[source].update(as_bytes(masked(rows, keep, start, spec=source.spec)))
-        start += len(rows)
-    return {Source(name): whole.hexdigest(), **{s: t.hexdigest() for s, t in totals.items()}}

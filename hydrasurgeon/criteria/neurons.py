@@ -21,11 +21,6 @@ from hydrasurgeon.heads import NEURONS, Layers, parse_towers
 from hydrasurgeon.options.making import PruneOptions
 
 
-def taylor(subject: Subject) -> HeadScores:
-    sums = _over_samples(subject)
-    return {place: [value / subject.samples for value in row] for place, row in sums.items()}
-
-
 def random(subject: Subject) -> HeadScores:
     check_neurons(subject.checkpoint, subject.towers)
     rng = np.random.default_rng(subject.run.seed)
@@ -37,8 +32,7 @@ def random(subject: Subject) -> HeadScores:
     }
 
 
-def _over_samples(subject: Subject) -> HeadScores:
-    """Σ over samples of the absolute gradients with respect to the neurons' masks."""
+def taylor(subject: Subject) -> HeadScores:
     import torch
 
     from hydrasurgeon.anatomy.hooks import removed
@@ -68,7 +62,7 @@ def _over_samples(subject: Subject) -> HeadScores:
         for block, gradients in zip(blocks, torch.autograd.grad(loss, masks), strict=True):
             place = block.attention.tower, block.attention.layer
             sums[place] = sums.get(place, 0) + gradients.double().abs().sum(dim=0).cpu()
-    return {place: values.tolist() for place, values in sums.items()}
+    return {place: (values / subject.samples).tolist() for place, values in sums.items()}
 
 
 def _scaled(mask: Any) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]:
@@ -76,16 +70,10 @@ def _scaled(mask: Any) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]:
 
     def scale(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]
-        return (
-            (x.unflatten(0, (len(mask), -1)) * _spread(mask, x.dim()).to(x.dtype)).flatten(0, 1),
-            *args[1:],
-        )
+        factors = mask.view(len(mask), *[1] * (x.dim() - 1), -1).to(x.dtype)
+        return (x.unflatten(0, (len(mask), -1)) * factors).flatten(0, 1), *args[1:]
 
     return scale
-
-
-def _spread(mask: Any, dims: int) -> Any:
-    return mask.view(len(mask), *[1] * (dims - 1), -1)
 
 
 def magnitude(subject: Subject) -> HeadScores:
@@ -136,12 +124,8 @@ def choose_neurons(
     for name in towers:
         rows = list(checkpoint.kept[f"{name}{NEURONS}"])
         for layer in chosen & set(range(len(rows))):
-            best = _by_worth(score.values[name][layer], rows[layer])
+            worth = score.values[name][layer]
+            best = sorted(rows[layer], key=lambda neuron: (-worth[neuron], neuron))
             rows[layer] = tuple(sorted(best[: max(1, round(share * len(best)))]))
         kept[name] = tuple(rows)
     return kept
-
-
-def _by_worth(scores: tuple[float, ...], present: tuple[int, ...]) -> list[int]:
-    """The neurons of a layer, the best first."""
-    return sorted(present, key=lambda neuron: (-scores[neuron], neuron))

@@ -276,21 +276,19 @@ class Options(BaseModel):
     @classmethod
     def call_signature(cls) -> inspect.Signature:
         """How the stage is called from Python, for `help` and editors."""
-        names = cls.arguments()
+        names, empty = cls.arguments(), inspect.Parameter.empty
         parameters = [
             inspect.Parameter(
                 field.alias or name,
                 inspect.Parameter.POSITIONAL_OR_KEYWORD
                 if name in names
                 else inspect.Parameter.KEYWORD_ONLY,
-                default=_default(field),
+                default=empty if field.default is PydanticUndefined else field.default,
                 annotation=field.annotation,
             )
             for name, field in cls.ordered().items()
         ]
-        parameters.sort(
-            key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.default is not p.empty)
-        )
+        parameters.sort(key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.default is not empty))
         return inspect.Signature(parameters)
 
 
@@ -331,7 +329,3 @@ def stage(record: type[Options]) -> Callable[[Callable[..., Result]], Callable[.
 def _is_given(value: Any) -> bool:
     """Whether a value asks for something."""
     return value is not None and value is not False and value not in ((), [], {}, "")
-
-
-def _default(field: FieldInfo) -> Any:
-    return inspect.Parameter.empty if field.default is PydanticUndefined else field.default

@@ -355,7 +355,8 @@ class Classes(Problem):
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         """Temperature, and the NLL before and after, cross-fitted."""
-        constants, losses = self._cross_fitted(fitting, certifying)
+        constants = self.fitted(fitting)
+        losses = self._crossed((constants, certifying), (self.fitted(certifying), fitting))
         answers, others = (self._answers(half, constants) for half in (fitting, certifying))
         classes = fitting.logits.shape[-1]
         unfit.check_order((answers, fitting.truth), (others, certifying.truth), classes)
@@ -386,12 +387,6 @@ class Classes(Problem):
         return by_pieces(
             lambda rows: calibrated(rows, **constants).argmax(axis=-1), outputs.logits, CALIBRATED
         )
-
-    def _cross_fitted(
-        self, fitting: Outputs, certifying: Outputs
-    ) -> tuple[dict[str, Any], dict[str, float]]:
-        constants = self.fitted(fitting)
-        return constants, self._crossed((constants, certifying), (self.fitted(certifying), fitting))
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return {"temperature": temperature_of(outputs.logits, outputs.truth)}

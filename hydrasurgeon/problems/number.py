@@ -168,8 +168,8 @@ class Numbers(Problem):
         joint = constants.get("joint")
         if joint is None:
             return np.stack([value, np.full_like(value, np.nan)], axis=-1)
-        deviation = _deviation(joint.aleatoric, joint.epistemic, variance, unit)
-        return np.stack([value, deviation], axis=-1)
+        square = joint.aleatoric**2 * unit + joint.epistemic**2 * variance
+        return np.stack([value, np.sqrt(np.maximum(square, TINY))], axis=-1)
 
     def plain(self, logits: ndarray, constants: Constants) -> NumberPrediction:
         value, deviation = self.answers(logits, constants).T
@@ -272,12 +272,6 @@ def _moments(logits: Float[ndarray, "sample member klass"]) -> tuple[Scores, Sco
         own = np.exp(logits[..., 1].astype(np.float64))
     mean = values.mean(axis=1)
     return mean, np.square(values - mean[:, None]).mean(axis=1), own.mean(axis=1)
-
-
-def _deviation(
-    aleatoric: float | ndarray, epistemic: float | ndarray, variance: Scores, own: Scores
-) -> Scores:
-    return np.sqrt(np.maximum(aleatoric**2 * own + epistemic**2 * variance, TINY))
 
 
 def _truth(outputs: Outputs) -> Scores:

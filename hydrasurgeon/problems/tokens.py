@@ -187,17 +187,6 @@ class Tokens(Problem):
         entities = EntitiesRecord(probability=min(WAYS, key=errors.__getitem__), most=most)
         return {**constants, "entities": entities}
 
-    def _planned(
-        self, outputs: Outputs, constants: Constants, promise: CalibrateOptions
-    ) -> _Planned:
-        """In which order thresholds are tested, and what is staked on each."""
-        assert promise.risk is not None
-        entities = constants["entities"]
-        risk = Risk(promise.risk, DELTA, entities.most, promise.promise == "missed")
-        answers = self.answers(outputs.logits, constants)
-        outcomes = _outcomes(answers, outputs, risk, entities.probability)
-        return _Planned(risk, entities.probability, Plan.of(outcomes, risk))
-
     def promised(
         self,
         answers: Chances,
@@ -215,7 +204,11 @@ class Tokens(Problem):
         sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
         if promise.risk is None or fit is None:
             return {"conformal": sets}, []
-        plan = self._planned(fit.fitting, fit.constants, promise)
+        entities = fit.constants["entities"]
+        risk = Risk(promise.risk, DELTA, entities.most, promise.promise == "missed")
+        fitting = self.answers(fit.fitting.logits, fit.constants)
+        outcomes = _outcomes(fitting, fit.fitting, risk, entities.probability)
+        plan = _Planned(risk, entities.probability, Plan.of(outcomes, risk))
         return {"conformal": sets, **plan.kept(answers, outputs)}, []
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedTokens:

@@ -29,7 +29,6 @@ from hydrasurgeon.render.tables import millions, picture, show_table, size
 from hydrasurgeon.report.columns import brief, decimals_of, tokens
 
 if TYPE_CHECKING:
-    from hydrasurgeon.checkpoints.checks import Check
     from hydrasurgeon.files.decided import Decision, Seen
     from hydrasurgeon.files.manifest import Step
     from hydrasurgeon.stages.bench import Benched
@@ -137,14 +136,11 @@ def verified(result: Verification, *, json: bool, quiet: bool) -> None:
         model = result.manifest.model
         what = f": {result.manifest.kind} of {model.family}:{model.arch}"
     show((str(result.path), "bold"), what)
-    return _checks(result.checks)
-
-
-def _checks(checks: Iterable[Check]) -> None:
-    for check in checks:
+    for check in result.checks:
         mark, style = OUTCOMES[check.holds]
         detail = f": {check.detail}" if check.detail else ""
         show((mark.ljust(MARK_CELLS), style), check.name, (detail, "dim"))
+    return None
 
 
 @view(lambda result: result.to_json())

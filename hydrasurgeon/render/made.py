@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hydrasurgeon.stages.prune import Pruned
     from hydrasurgeon.stages.score import Scored
     from hydrasurgeon.stages.serve import Served
-    from hydrasurgeon.surgery.vocabulary import Trimmed
 
 WORTH = {
     "f1": ("f1", 1, 3),
@@ -39,6 +38,8 @@ WORTH = {
 """Column, factor and digits of each measure of `build`."""
 COST = ("macs", "params", "time")
 """Columns of cost of `build`."""
+TRIMMED = ("tokens", "texts", "changed", "rare")
+"""What is told of a vocabulary."""
 
 
 @view(
@@ -101,7 +102,10 @@ def _cahp(settings: Mapping[str, Any]) -> str:
 @view(
     lambda r: (
         fields("removed", "parameters", "notes")(r)
-        | {"kept": r.manifest.kept, "vocabulary": r.vocabulary and _tokens(r.vocabulary)}
+        | {
+            "kept": r.manifest.kept,
+            "vocabulary": r.vocabulary and {name: getattr(r.vocabulary, name) for name in TRIMMED},
+        }
     )
 )
 def pruned(result: Pruned) -> None:
@@ -124,15 +128,6 @@ def pruned(result: Pruned) -> None:
         f": {result.removed} heads removed, {count(manifest.kept)} kept{also}",
     )
     picture(manifest.kept, manifest.towers)
-
-
-def _tokens(trimmed: Trimmed) -> dict[str, Any]:
-    return {
-        "tokens": trimmed.tokens,
-        "texts": trimmed.texts,
-        "changed": trimmed.changed,
-        "rare": trimmed.rare,
-    }
 
 
 ACROSS = 4

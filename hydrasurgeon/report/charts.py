@@ -208,9 +208,5 @@ def bins_of_confidence(
 def risk_curve(confidence: Float[ndarray, " sample"], correct: Bool[ndarray, " sample"]) -> Curve:
     """(share answered, share wrong among them), the surest first."""
     risk = risks(confidence, correct)
-    return [(float((at + 1) / len(risk)), float(risk[at])) for at in _spread(len(risk))]
-
-
-def _spread(count: int) -> ndarray:
-    """At most `POINTS` places from the first to the last."""
-    return np.unique(spaced(count - 1, min(count, POINTS)).round().astype(np.int64))
+    some = spaced(len(risk) - 1, min(len(risk), POINTS)).round().astype(np.int64)
+    return [(float((at + 1) / len(risk)), float(risk[at])) for at in np.unique(some)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
@@ -160,6 +160,7 @@ def document(material: Material) -> str:
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
     listed = [_untimed(each) for each in material.tables]
+    metrics = [column.metric for each in listed for column in each.columns]
 
     def named(name: str) -> str:
         """Names leave room for numbers, and are whole where they would look alike."""
@@ -180,7 +181,7 @@ def document(material: Material) -> str:
         ood_sizes={o.name: o.n for r in results for o in r.ood},
         level=f"{100 * material.level:.4g}",
         tables=listed,
-        glossary=_glossary(listed),
+        glossary={each.name: each.meaning for each in metrics if each.meaning} | WORDS,
         facts=_facts(material),
         colour=charts.colour,
         named=named,
@@ -204,12 +205,6 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
 def shown(value: object) -> object:
     """Names from anywhere show what is in them; what we wrote ourselves stays as it is."""
     return value if isinstance(value, Markup) else visible(value)
-
-
-def _glossary(listed: Iterable[Table]) -> dict[str, str]:
-    """The words of this report that are explained, metrics first."""
-    metrics = [column.metric for each in listed for column in each.columns]
-    return {metric.name: metric.meaning for metric in metrics if metric.meaning} | WORDS
 
 
 def _untimed(of: Table) -> Table:

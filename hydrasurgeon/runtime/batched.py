@@ -216,7 +216,11 @@ class _Attention:
         packed = (3,) if not others else (1, 2) if len(others) == 1 else (1, 1, 1)
         made = zip([first(asking), *(product(x) for product in others)], packed, strict=True)
         q, k, v = (
-            part for projected, parts in made for part in self._heads(projected, batch, parts)
+            part
+            for rows, parts in made
+            for part in split_heads(
+                rows.view(members * batch, -1, rows.shape[-1]), parts, self.site.head_dim
+            )
         )
         # Norms may differ between members: [member, batch, head, token, head_dim].
         if self.normed:
@@ -229,10 +233,6 @@ class _Attention:
         mask = layer_bias(self.site, sequences, bias, (), self.tokens)
         heads = mixed(self.site, q, k, v, mask)
         return self.out(merge(heads).reshape(members, asking.shape[1], -1))
-
-    def _heads(self, projected: MemberRows, batch: int, parts: int) -> tuple[Tensor, ...]:
-        sequences = projected.view(len(projected) * batch, -1, projected.shape[-1])
-        return split_heads(sequences, parts, self.site.head_dim)
 
 
 class _Product:

@@ -93,7 +93,12 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
-    _check_reference(arguments.reference, names)
+    wanted = arguments.reference
+    if wanted is not None and wanted not in names:  # before models run
+        raise UsageError(
+            f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
+            hint=f"There are {', '.join(map(visible, names))}.",
+        )
     check_paths(assertions, names)
     measured = Measured()
     if opened:
@@ -117,7 +122,6 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         if not arguments.cascade and decision and decision.words and decision.words.mode == "first":
             told = "measured whole; with --cascade as it answers, words first"
             notes.append(f"{name_of([each])}: {told}")
-    wanted = arguments.reference
     at = 0 if wanted is None else [row.name for row in rows].index(wanted)
     models = {name_of([each]): each.hub_id or each.path.name for each in opened}
     notes += unlike_notes(rows, rows[at], models)
@@ -158,15 +162,6 @@ def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str
         name = name_of(job)
         names += [name, name + WHOLE] if arguments.cascade and has_cascade(job[0]) else [name]
     return names
-
-
-def _check_reference(wanted: str | None, names: Sequence[str]) -> None:
-    """Refuse a reference that no result will be called, before models run."""
-    if wanted is not None and wanted not in names:
-        raise UsageError(
-            f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
-            hint=f"There are {', '.join(map(visible, names))}.",
-        )
 
 
 def _written(material: Material, outputs: Mapping[str, Any]) -> dict[str, str]:

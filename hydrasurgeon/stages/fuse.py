@@ -112,7 +112,7 @@ def fuse(arguments: FuseOptions) -> Fused:
         plan = plan_mean(mean_model(opened, digests), opened)
     else:
         plan = plan_fusion(members, hashes, average_mlp=arguments.mlps == "average")
-    stored = _hashes(members, hashes)
+    stored = [weights_sha256(m.tensors, each) for m, each in zip(members, hashes, strict=True)]
     entry = step(
         "fuse",
         args=arguments.recorded(),
@@ -231,13 +231,6 @@ def _manifest_of(
         )
 
     return manifest
-
-
-def _hashes(opened: Sequence[Single], digests: Sequence[dict[str, str]]) -> list[str]:
-    """Of each member's weights."""
-    return [
-        weights_sha256(member.tensors, each) for member, each in zip(opened, digests, strict=True)
-    ]
 
 
 def _checked(

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.file import Decision
-    from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.runtime.answering import Engine
 
@@ -114,7 +113,9 @@ def predict(arguments: PredictOptions) -> Predicted:
             hashes.extend(hash(str(row["id"])) for row in rows)
             keep(rows)
     if read is not None:
-        _write_embeddings(read, source.embedded, ids)
+        rows_read = np.concatenate([*source.embedded] or [np.zeros((0, 0))])
+        with replacing(read) as (part,), part.open("wb") as file:
+            np.savez(file, embeddings=rows_read, ids=np.array(ids, dtype=str))
     notes = source.notes
     ordered = np.sort(hashes)  # np.unique imports numpy.ma
     repeated = int((ordered[1:] == ordered[:-1]).sum())
@@ -156,13 +157,6 @@ def _check(arguments: PredictOptions) -> None:
         )
 
 
-def _write_embeddings(place: Path, embedded: Sequence[ndarray], ids: list[str]) -> None:
-    """What the classifier read of each row that was answered; of a hydra the members' mean."""
-    read = np.concatenate([*embedded] or [np.zeros((0, 0))])
-    with replacing(place) as (part,), part.open("wb") as file:
-        np.savez(file, embeddings=read, ids=np.array(ids, dtype=str))
-
-
 @dataclass(frozen=True)
 class _Source:
     """What answers come from."""
@@ -192,9 +186,13 @@ class _Model:
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the samples."""
-        at = 0
+        at, batch = 0, self.batch
+        shard, shards = map(int, (self.arguments.shard or "1/1").split("/"))
         for samples in self.pieces:
-            places = _shard(self.arguments.shard, len(samples), self.batch)
+            # A shard is cut where batches are.
+            count = len(samples)
+            ends = (-(-count // batch) * part // shards for part in (shard - 1, shard))
+            places = range(*(min(count, batch * end) for end in ends))
             if samples.groups is not None and "rank" in self.model.problem.columns:
                 yield self._ranked(samples, samples.groups, places)
             else:
@@ -326,7 +324,11 @@ def _opened(arguments: PredictOptions) -> _Source:
     batch = batch_size_of(arguments.batch_size)
     first = None
     if data != "-":
-        whole = _whole(opened.manifest.model, arguments)
+        # All must be known before the first is answered where a part of them is wanted, they have
+        # ranks, or their labels name the classes.
+        known = opened.manifest.model
+        named = known.labels is None and arguments.classes is None and known.num_classes == 0
+        whole = arguments.limit or arguments.shard or named or "rank" in problem_of(known).columns
         at_once = None if whole else batch * -(-AT_ONCE // batch)
         others = _samples(data, arguments, keep, at_once)
         first = next(others)
@@ -407,23 +409,6 @@ def _read(arguments: PredictOptions) -> _Source:
     decision.decide(none.logits, none.features)
     columns = partial(columns_of, decision.state.problem)
     return _Source(_decided(decision, given, arguments.top), columns, decision.classes)
-
-
-def _shard(shard: str | None, count: int, batch: int) -> range:
-    """The places of a shard's samples, cut where batches are."""
-    number, shards = map(int, (shard or "1/1").split("/"))
-    batches = -(-count // batch)
-    first, last = (min(count, batch * (batches * at // shards)) for at in (number - 1, number))
-    return range(first, last)
-
-
-def _whole(model: Model, arguments: PredictOptions) -> bool:
-    """Whether all samples must be known before the first is answered: a part of them is wanted,
-    they have ranks, or their labels name the classes.
-    """
-    of_all = (arguments.limit, arguments.shard)
-    named = model.labels is None and arguments.classes is None
-    return any(of_all) or "rank" in problem_of(model).columns or (named and model.num_classes == 0)
 
 
 def _samples(

@@ -26,7 +26,7 @@ from hydrasurgeon.files.atomic import check_ending, not_written, output_file
 from hydrasurgeon.files.rows import Appended
 from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import NAMED, kind_read
-from hydrasurgeon.options.base import PathLike, stage
+from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import ServeOptions
 from hydrasurgeon.problems.columns import columns_of, without_state
 
@@ -76,7 +76,11 @@ def serve(arguments: ServeOptions) -> Served:
     models = _opened(arguments)
     for opened in models.values():
         opened.check_weights()
-    place = None if arguments.answers is None else _place(arguments.answers, arguments.sources)
+    place, option = arguments.answers, "--answers"
+    if place is not None:  # behind what is there already
+        hint = "Answers are appended as lines of JSON."
+        check_ending(place, ".jsonl", option=option, hint=hint)
+        place = output_file(place, option=option, force=True, inputs=arguments.sources)
     with _bound(arguments) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -110,7 +114,8 @@ def _opened(arguments: ServeOptions) -> Models:
         opened = open_any(place, arch=arguments.arch, engine=arguments.engine)
         opened = classifying(opened, arguments)
         need_classes(opened.manifest, opened.path)
-        name = _name(opened.path) if match is None else match[1]
+        name = opened.path.name.removesuffix(".safetensors").removesuffix(".onnx")
+        name = name if match is None else match[1]
         if name in models:
             raise UsageError(f"{name}: is there twice", hint="Tell them apart by NAME=CKPT.")
         models[name] = opened
@@ -335,11 +340,6 @@ def _tokens_of(batch: Any, transform: Any) -> list[dict[str, int]]:
     return [{TOKENS: count} for count in batch["attention_mask"].sum(1).tolist()]
 
 
-def _name(path: Path) -> str:
-    """A checkpoint's name as that of a model."""
-    return path.name.removesuffix(".safetensors").removesuffix(".onnx")
-
-
 def _token(variable: str | None) -> str | None:
     """What an environment variable holds."""
     if variable is None:
@@ -383,12 +383,6 @@ def _bound(arguments: ServeOptions) -> Iterator[socket.socket]:
             )
             raise UsageError(what, hint="Give another --port; 0 takes any that is free.") from error
         yield listener
-
-
-def _place(path: PathLike, sources: list[Any]) -> Path:
-    """Where answers are kept: behind what is there already."""
-    check_ending(path, ".jsonl", option="--answers", hint="Answers are appended as lines of JSON.")
-    return output_file(path, option="--answers", force=True, inputs=sources)
 
 
 def _kept(place: Path | None) -> contextlib.AbstractContextManager[Appended | None]:

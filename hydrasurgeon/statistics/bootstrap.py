@@ -83,11 +83,11 @@ class Selective:
 
     def metrics(self, rows: Rows) -> dict[str, Values]:
         """These of each resample, and its AECE; NaN where there is nothing to tell."""
-        parts = [self._metrics(some) for some in in_pieces(rows, max(1, TOGETHER // rows.shape[1]))]
+        parts = [
+            {"aece": self._aece(some), **self._selective(some)}
+            for some in in_pieces(rows, max(1, TOGETHER // rows.shape[1]))
+        ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def _metrics(self, rows: Rows) -> dict[str, Values]:
-        return {"aece": self._aece(rows), **self._selective(rows)}
 
     def _aece(self, rows: Rows) -> Values:
         gaps = spread(

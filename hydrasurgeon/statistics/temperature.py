@@ -102,7 +102,8 @@ def _temperature(logs: Probs, labels: Labels) -> float:
     """
     for piece in in_pieces(logs, CALIBRATED):
         piece -= piece.max(axis=-1, keepdims=True)
-    of_truth, doubt = of_labels(logs, labels), _doubt(logs, labels)
+    of_truth, separated = of_labels(logs, labels), (logs.argmax(axis=-1) == labels).all()
+    doubt = float(separated) / len(labels)
     pieces = in_pieces(logs, max(1, ELEMENTS // logs.shape[-1]))
     least = math.log(TINY)
 
@@ -132,12 +133,6 @@ def _temperature(logs: Probs, labels: Labels) -> float:
 def _bounds(doubt: float) -> tuple[float, float]:
     """Of a constant's logarithm: answers that are all right are not too sure."""
     return math.log(LOW), 0.0 if doubt else math.log(HIGH)
-
-
-def _doubt(answers: ndarray, labels: Labels) -> float:
-    """How much the sample of every class counts."""
-    separated = bool((answers.argmax(axis=-1) == labels).all())
-    return separated / len(labels)
 
 
 def log_odds(logits: Logits) -> Scores:

@@ -14,7 +14,7 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import head_axes, rows_of
 from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest
 from hydrasurgeon.files.tensors import Planned, as_bytes, sound
-from hydrasurgeon.heads import HeadAxis, Kept, even, head_mask, masked, positions, sliced_shape
+from hydrasurgeon.heads import Kept, even, head_mask, masked, positions, sliced_shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,14 @@ def plan_pruning(
     `inputs` fills with the digests of what was read.
     """
     repaired, chosen = repaired or {}, chosen or {}
-    tensors, cuts = opened.tensors, _cuts(opened, {**opened.kept, **kept})
+    tensors, kept = opened.tensors, {**opened.kept, **kept}
+    # The tensors that lose heads or neurons: where they keep them, which positions stay, and how
+    # wide each is.
+    cuts = {
+        name: (axis, positions(row, kept[group][layer]), rows_of(opened.manifest.towers, group))
+        for name, (group, layer, axis) in head_axes(opened.weights.values()).items()
+        if kept[group][layer] != (row := opened.kept[group][layer])
+    }
 
     def read(name: str, blocks: Iterator[Raw]) -> Iterator[Raw]:
         original = hashlib.sha256()
@@ -98,14 +105,3 @@ def check_stock(opened: Single, manifest: SingleManifest, *, hint: str) -> None:
     elif any(even(rows) is None for rows in cut):
         what = "its layers keep different numbers of heads or neurons"
     raise SurgeryError(f"{opened.name}: {what}", hint=hint)
-
-
-def _cuts(opened: Single, kept: Kept) -> dict[str, tuple[HeadAxis, list[int], int]]:
-    """The tensors that lose heads or neurons: where they keep them, which positions stay, and how
-    wide each is.
-    """
-    return {
-        name: (axis, positions(row, kept[group][layer]), rows_of(opened.manifest.towers, group))
-        for name, (group, layer, axis) in head_axes(opened.weights.values()).items()
-        if kept[group][layer] != (row := opened.kept[group][layer])
-    }

@@ -91,6 +91,10 @@ def trim(opened: Single, arguments: PruneOptions) -> Trimmed:
                 f"{opened.path}: its tokenizer makes other tokens of a text whose tokens all stay",
                 hint="Its vocabulary cannot be trimmed.",
             )
+    # Of the first texts those with a token that no other has, or that is gone.
+    once = np.concatenate([np.unique(ids) for ids in read])
+    common = rows & (np.bincount(once, minlength=len(rows)) > 1)
+    rare = float(np.mean([not common[ids].all() for ids in read[: len(held[0])]]))
     return Trimmed(
         smaller,
         files,
@@ -99,7 +103,7 @@ def trim(opened: Single, arguments: PruneOptions) -> Trimmed:
         tuple(DataRecord(**samples.fingerprint()) for samples in sets),
         len(texts),
         changed,
-        _rare(read, rows, len(held[0])),
+        rare,
     )
 
 
@@ -127,11 +131,3 @@ def _read(transform: Any, texts: Sequence[Any]) -> Iterator[Ids]:
     for at in range(0, len(texts), AT_ONCE):
         for made in backend.encode_batch_fast(list(texts[at : at + AT_ONCE])):
             yield np.array(made.ids, dtype=np.int64)
-
-
-def _rare(read: Sequence[Ids], rows: NDArray[np.bool_], first: int) -> float:
-    """The fraction of the first texts with a token that no other has, or that is gone."""
-    texts = [np.unique(ids) for ids in read]
-    count = np.bincount(np.concatenate(texts), minlength=len(rows))
-    common = rows & (count > 1)
-    return float(np.mean([not common[ids].all() for ids in texts[:first]]))

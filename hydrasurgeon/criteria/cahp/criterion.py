@@ -86,7 +86,9 @@ def score(subject: Subject) -> Verdict:
             hint="The model overflows on this data: use --dtype float32, or check it with eval.",
         )
     points = layout(jeffries_matusita(means, variances), seed=subject.run.seed)
-    shares = _min_max(weigher.weights().numpy())
+    shares = weigher.weights().numpy()
+    low, high = shares.min(), shares.max()
+    shares = (shares - low) / (high - low) if high > low else np.ones_like(shares)
     movable = [i for i, head in enumerate(heads) if head.layer in subject.layers]
     candidates = [heads[i] for i in movable]
     clusters = None if subject.keep is None else number_of_clusters(candidates, subject.keep, None)
@@ -262,11 +264,6 @@ def layout(distances: Array, *, seed: int) -> Array:
         placed = tsne.fit_transform(distances)
     points: Array = np.round(placed.astype(np.float64), 4)
     return points
-
-
-def _min_max(weights: Array) -> Array:
-    low, high = weights.min(), weights.max()
-    return (weights - low) / (high - low) if high > low else np.ones_like(weights)
 
 
 class Weigher:

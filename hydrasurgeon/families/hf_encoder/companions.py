@@ -356,12 +356,13 @@ def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     }
 
 
-def _written(images: Images) -> dict[str, Any]:
-    """A preprocessor_config.json for a checkpoint that came without one."""
+def image_processor(model: Model) -> str:
+    """The text of preprocessor_config.json, also for a checkpoint that came without one."""
+    images = parse(Images, model.preprocess, "model.preprocess")
     _, height, width = images.input_size
     share, squash = images.crop_pct or 1.0, images.crop_mode == "squash"
     edge = round(height / share - (0 if share == 1.0 else 0.5))
-    return {
+    record = {
         "image_processor_type": "DeiTImageProcessor" if squash else "BitImageProcessor",
         **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
         "do_center_crop": edge != height,
@@ -372,13 +373,7 @@ def _written(images: Images) -> dict[str, Any]:
         "image_mean": list(images.mean),
         "image_std": list(images.std),
     }
-
-
-def image_processor(model: Model) -> str:
-    """The text of preprocessor_config.json."""
-    return (
-        json.dumps(_written(parse(Images, model.preprocess, "model.preprocess")), indent=2) + "\n"
-    )
+    return json.dumps(record, indent=2) + "\n"
 
 
 def check_recorded(model: Model, files: Mapping[str, str], where: str) -> None:
