@@ -29,7 +29,6 @@ from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.measuring.cost import InTurn, interleaved, machine, macs, parameters, peak_bytes
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.tensors import to_raw, to_tensor
-from hydrasurgeon.tuning.start import fresh
 
 RESULTS = Path(__file__).parent / "results"
 MEMBERS = 3
@@ -160,8 +159,12 @@ class Packed(nn.Module):
 def random_backbone(arch: str, folder: Path) -> Path:
     """A classifier of this shape with random weights."""
     if arch != BERT:
-        fresh(f"init:timm:{arch}", folder / "backbone.safetensors", seed=0)
-        return folder / "backbone.safetensors"
+        import timm
+        from timm.models.hub import save_for_hf
+
+        torch.manual_seed(0)
+        save_for_hf(timm.create_model(arch), str(folder / arch), safe_serialization=True)
+        return folder / arch
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)

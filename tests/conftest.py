@@ -65,7 +65,7 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
     """Write a random three-layer ViT with four heads as a checkpoint with a manifest."""
 
     def make(name: str = "vit.safetensors", seed: int = 0, arch: str = ARCH) -> Path:
-        from hydrasurgeon.tuning.start import fresh
+        from random_models import fresh
 
         path = tmp_path / name
         init = partial(fresh, f"init:{arch}", path, seed=seed)

@@ -17,7 +17,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.foreign import visible
-from hydrasurgeon.files.manifest import Input, Step
+from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.options.base import FRESH, words
 from hydrasurgeon.options.commands import recalled, script
 
@@ -74,14 +74,11 @@ def retraced(checkpoint: Checkpoint) -> str:
     needed = {every[-1].output}
     runs: list[Retraced] = []
     for run in reversed(every):
-        # What `init` drew is where a history begins.
-        if run.output in needed and run.entry.command != "init":
+        if run.output in needed:
             _check(run, where)
             runs.insert(0, run)
             run.output.of_step = True
             needed |= {*run.inputs}
-    if not runs:
-        raise ManifestError(f"{where}: no command made it", hint="It is where histories begin.")
     _place(runs, where)
     lines = [*_beside(runs)]
     for run in runs:
@@ -154,13 +151,9 @@ def _beside(runs: Sequence[Retraced]) -> Iterator[str]:
     teachers = dict.fromkeys(teacher for run in runs for teacher in run.entry.teachers)
     for teacher in teachers:
         if teacher.sha256 not in made | {file.sha256 for file in read}:
-            yield f"#   {_teacher(teacher)}"
+            yield f"#   {visible(teacher.name)}, weights {short(teacher.sha256)}, a teacher"
     for spec, rows in dict.fromkeys((d.spec, d.rows) for run in runs for d in run.entry.data):
         yield f"#   {visible(spec)}, {rows} rows"
-
-
-def _teacher(teacher: Input) -> str:
-    return f"{visible(teacher.name)}, weights {short(teacher.sha256)}, a teacher"
 
 
 def _typed(file: File) -> str:

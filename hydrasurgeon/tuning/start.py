@@ -17,13 +17,10 @@ from hydrasurgeon.checkpoints.reading import (
     undecided,
     unpruned,
 )
-from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.weights import Part, Weight, by_name
-from hydrasurgeon.files.atomic import claims
-from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import (
     MOST_LEVELS,
     Input,
@@ -33,33 +30,14 @@ from hydrasurgeon.files.manifest import (
     Tower,
 )
 from hydrasurgeon.options.base import FRESH
-from hydrasurgeon.runtime.tensors import plan_tensors
 
 if TYPE_CHECKING:
     from torch import nn
 
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.data.labels import Column
     from hydrasurgeon.families.base import Family
     from hydrasurgeon.heads import Kept
     from hydrasurgeon.tuning.recipes import Recipe
-
-
-@claims()
-def fresh(spec: str, out: str | Path, *, seed: int = 0, force: bool = False) -> SingleManifest:
-    """Write random weights of an `init:` spec as a backbone."""
-    target = claim_checkpoint(out, force=force)
-    source = starting_point(spec, None)
-    module = starting_module(source, source.manifest.model, "keep", seed)
-    entry = step(
-        "init",
-        args={"spec": spec},
-        inputs=[],
-        seed=seed,
-        uses=("torch", source.manifest.model.family),
-    )
-    base = source.manifest
-    return save(target, plan_tensors(module.state_dict()), manifest_after(base, base.model, entry))
 
 
 @dataclass(frozen=True)
@@ -143,6 +121,8 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
     recipe's text length and the data's kind of texts, which it keeps: what it is trained on is what
     it reads.
     """
+    import numpy as np
+
     from hydrasurgeon.data.matching import new_problem
     from hydrasurgeon.data.samples import reading
     from hydrasurgeon.problems import PROBLEMS
@@ -160,23 +140,18 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
         model = model.model_copy(update={"problem": problem, "inputs": None})
     model = reading(model, samples)
     if column is not None:
-        levels = _levels(column) if model.problem == "number" else None
+        levels = None
+        if model.problem == "number":
+            likely = column.chances is not None and column.numbers is not None
+            numbers = np.array(column.numbers) if likely else np.unique(column.positions)
+            if 2 <= len(numbers) <= MOST_LEVELS and (numbers % 1 == 0).all():
+                levels = tuple(map(int, numbers))
         model = model.model_copy(update={"levels": levels})
     longest = model.preprocess.get("max_length")
     if plan.max_length is None or longest is None:
         return model
     shorter = {**model.preprocess, "max_length": min(longest, plan.max_length)}
     return model.model_copy(update={"preprocess": shorter})
-
-
-def _levels(column: Column) -> tuple[int, ...] | None:
-    """The labels' numbers, where they are few whole ones."""
-    import numpy as np
-
-    likely = column.chances is not None and column.numbers is not None
-    numbers = np.array(column.numbers) if likely else np.unique(column.positions)
-    few = 2 <= len(numbers) <= MOST_LEVELS
-    return tuple(map(int, numbers)) if few and (numbers % 1 == 0).all() else None
 
 
 def starting_module(source: Start, model: Model, classifier: str, seed: int) -> nn.Module:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from conftest import ARCH
 from fitted_heads import solved, with_head
+from random_models import fresh
 
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.tuning.start import fresh
 
 EVAL = "eval vit --data data.npz --ood data.npz --shift fog:1=data.npz"
 

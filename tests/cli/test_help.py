@@ -58,7 +58,7 @@ def test_the_examples_run(
 ) -> None:
     """In their order, in a folder with a random backbone `vit` and pictures."""
     monkeypatch.chdir(tmp_path)
-    from hydrasurgeon.tuning.start import fresh
+    from random_models import fresh
 
     arch = "timm:vit_tiny_patch16_224,img_size=28,patch_size=14,in_chans=1,embed_dim=24,num_heads=12,depth=6,num_classes=3"
     fresh(f"init:{arch}", tmp_path / "vit.safetensors", seed=0)

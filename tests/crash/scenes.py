@@ -83,8 +83,7 @@ SAMPLE = ("prune: file over a file", "prune: folder over a folder", "score: in p
 def lay_out(folder: Path) -> tuple[str, ...]:
     """Make the inputs of all scenes in `folder`, without the command; the commands that make the rest."""
     import numpy as np
-
-    from hydrasurgeon.tuning.start import fresh
+    from random_models import fresh
 
     rng = np.random.default_rng(0)
     labels = np.arange(40) % 5

@@ -87,7 +87,7 @@ def test_same_as_the_members(family: Family, tuned: bool, rows: Any, tmp_path: P
     "extra", ["qk_norm=true", "init_values=0.3", "class_token=false,global_pool=avg"]
 )
 def test_norms_of_queries_scales_and_pooling(tmp_path: Path, extra: str) -> None:
-    from hydrasurgeon.tuning.start import fresh
+    from random_models import fresh
 
     arch = f"{EXTRAS},{extra}".replace("=avg", '="avg"')
     fresh(f"init:{arch}", tmp_path / "source.safetensors", seed=0)

@@ -117,5 +117,5 @@ def test_words_of_a_history_are_quoted(tiny: MAKE, tmp_path: Path) -> None:
 
 
 def test_what_no_command_made(tiny: MAKE) -> None:
-    with pytest.raises(ManifestError, match="no command made it"):
+    with pytest.raises(ManifestError, match="has no history"):
         inspect(tiny(), commands=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from random_models import fresh
 from tiny_families import CLASSES, FAMILIES, TEXT, WORDS, tokenizer, transformers_model
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import open_data
-from hydrasurgeon.tuning.start import fresh
 
 LABELS = ("praise", "blame", "shrug")
 """Classes of the texts; the first words of all are theirs."""
