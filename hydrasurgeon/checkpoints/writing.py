@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -38,19 +37,6 @@ from hydrasurgeon.files.manifest import (
 )
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, write_tensors
 
-# Behind the name of a weight file without its suffix: nothing, the number of a shard, or an index.
-SHARDED = re.compile(r"(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index\.json")
-
-
-def _holds_weights(name: str) -> bool:
-    """Whether a file in a directory is called as the weights in one of ours are, or as a part of
-    them.
-    """
-    stems = {name.removesuffix(SUFFIX) for name in weight_names()}
-    return name == BESIDE or any(
-        name.startswith(stem) and SHARDED.fullmatch(name.removeprefix(stem)) for stem in stems
-    )
-
 
 def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
     """`-o` as a path that is this command's to write; a folder is replaced only if all in it is
@@ -75,8 +61,8 @@ def claim_in_place(path: Path) -> None:
 
 
 def _sweep_within(folder: Path) -> None:
-    for weights in (folder / name for name in os.listdir(folder) if _holds_weights(name)):
-        sweep(weights, folder / "heads.json")
+    for name in {*os.listdir(folder)} & {*weight_names(), BESIDE}:
+        sweep(folder / name, folder / "heads.json")
 
 
 def _foreign(folder: Path) -> list[str]:
@@ -85,7 +71,7 @@ def _foreign(folder: Path) -> list[str]:
     """
     _sweep_within(folder)
     names = {entry.name for entry in folder.iterdir()}
-    weights = {name for name in names if _holds_weights(name)} - {BESIDE}
+    weights = names & weight_names()
     ours = {*weights, BESIDE, "heads.json", THRESHOLDS}
     for family in families():
         ours |= {*family.layout, *family.companions(names)}
@@ -190,13 +176,6 @@ def _record_names(place: Path, manifest: Manifest) -> None:
 def weights_name(manifest: Manifest) -> str:
     """What the weights are called in a directory."""
     return family_of(manifest.model).weight_files[0]
-
-
-def weight_files(out: Path) -> list[Path]:
-    """What holds the weights of an output: the output itself, or the files in its directory."""
-    if out.suffix == SUFFIX:
-        return [out]
-    return sorted(path for path in out.iterdir() if _holds_weights(path.name))
 
 
 def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:

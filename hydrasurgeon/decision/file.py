@@ -54,9 +54,7 @@ class Decision:
                 weights_sha256=sha256 or UNKNOWN,
                 history=(entry.wrote(sha256 or UNKNOWN),),
             )
-            fields = Header.model_fields
-            usual = {k for k in ("names", "problem") if getattr(said, k) == fields[k].default}
-            return {HEADER_KEY: said.model_dump_json(exclude=usual)}
+            return {HEADER_KEY: said.model_dump_json()}
 
         with replacing(path) as (part,):
             write_tensors(part, planned(self.state.tensors()), header)

@@ -102,7 +102,7 @@ class Record(BaseModel):
     )
 
 
-def _silent_of(*names: str) -> Any:
+def silent_of(*names: str) -> Any:
     """A serializer: files say nothing of these fields where they have their default."""
 
     def said(self: Record, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Ood(Record):
     members: tuple[Standard, ...] = Field(default=(), max_length=MAX_MEMBERS)
     neighbours: int | None = Field(default=None, ge=1, le=1 << 20)
     """Which neighbour knn asks for; the 50th in states of older versions, and None of other scores."""
-    _silent = _silent_of("neighbours")
+    _silent = silent_of("neighbours")
 
     @model_validator(mode="after")
     def _whole(self) -> Ood:
@@ -303,7 +303,7 @@ class Words(Record):
     threshold: Unit | None = None
     """Of a reader that comes first, from which certainty on it answers."""
     worth: Worth
-    _silent = _silent_of("reader", "tokenizer", "threshold")
+    _silent = silent_of("reader", "tokenizer", "threshold")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -358,7 +358,7 @@ class Cascade(Record):
     """Instead of `abstain`, of one logit; absent from others."""
     group: Found | None = None
     """Of one logit, where groups were given; absent from others."""
-    _silent = _silent_of("novelty", "floor", "bias", "labels", "abstain", "limits", "group")
+    _silent = silent_of("novelty", "floor", "bias", "labels", "abstain", "limits", "group")
 
 
 Tally = Annotated[int, Field(ge=0, lt=2**31)]
@@ -446,7 +446,7 @@ class Decision(Record):
     """Whose outputs it was fitted to; absent where they were in float32."""
     openvino: InOpenvino | None = None
     """How that engine computed; absent from others."""
-    _silent = _silent_of(
+    _silent = silent_of(
         "accuracy",
         "cascade",
         "words",

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from hydrasurgeon.errors import Disagreement, ManifestError
 from hydrasurgeon.files import decided
-from hydrasurgeon.files.decided import MAX_MEMBERS, calibrated_by, shapes_of
+from hydrasurgeon.files.decided import MAX_MEMBERS, calibrated_by, shapes_of, silent_of
 from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import (
     HEADER_KEY,
@@ -42,6 +42,8 @@ class Header(Record):
     decision: decided.Decision
     weights_sha256: Sha256
     history: tuple[Step, ...]
+
+    _silent = silent_of("names", "problem")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.files.decided import Decision, Record, _silent_of, calibrated_by
+from hydrasurgeon.files.decided import Decision, Record, calibrated_by, silent_of
 from hydrasurgeon.files.foreign import must, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import plugins
@@ -238,7 +238,7 @@ class DataRecord(Record):
         default=None, max_length=6 * MOST_SEEN, pattern=r"^[A-Za-z0-9+/]*={0,2}$"
     )
     """Four bytes of each row's hash, of data that the model was trained on: `measuring/known.py`."""
-    _silent = _silent_of("seen")
+    _silent = silent_of("seen")
 
     @model_validator(mode="after")
     def _rising(self) -> DataRecord:
@@ -255,7 +255,7 @@ class Score(Record):
     trace: tuple[float, ...] | None = None
     settings: Json = Field(default={})
     data: tuple[DataRecord, ...] = ()
-    _silent = _silent_of("values", "order", "trace")
+    _silent = silent_of("values", "order", "trace")
 
     @model_validator(mode="after")
     def _says_something(self) -> Score:
@@ -277,7 +277,7 @@ class Member(Record):
     kept_neurons: dict[TowerName, Neurons] | None = None
     """None: all."""
     sha256: Sha256
-    _silent = _silent_of("kept_neurons")
+    _silent = silent_of("kept_neurons")
 
 
 class Fusion(Record):
@@ -305,7 +305,7 @@ class Step(Record):
     data: tuple[DataRecord, ...] = ()
     seed: Seed | None = None
     versions: dict[Name, Name] = Field(default={})
-    _silent = _silent_of("output", "teachers", "weights")
+    _silent = silent_of("output", "teachers", "weights")
 
     def wrote(self, sha256: str) -> Step:
         """The entry, once the hash of the weights that the step wrote is there."""
@@ -333,7 +333,7 @@ class _Manifest(Record):
     history: tuple[Step, ...] = Field(default=(), max_length=MAX_COUNT)
     record_sha256: Sha256 | None = None
     """`record_hash()` as it was when the file was written; absent from files of older versions."""
-    _silent = _silent_of("kept", "kept_neurons", "members", "fusion", "decision")
+    _silent = silent_of("kept", "kept_neurons", "members", "fusion", "decision")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -353,7 +353,13 @@ class _Manifest(Record):
             selections = [(self.kept or {}, self.kept_neurons)]
         for kept, neurons in selections:
             _check_kept(kept, self.towers)
-            _check_neurons(neurons or {}, self.towers)
+            for name, rows in (neurons or {}).items():
+                has = name in self.towers and len(rows) == self.towers[name].layers
+                must(
+                    (has, f"kept neurons for {len(rows)} layers of {name}, which the model has not")
+                )
+                rising = all(one < other for row in rows for one, other in pairwise(row))
+                must((rising, f"{name}: kept neurons are not in rising order"))
         if self.decision is not None:
             _check_decision(self.decision, len(selections), self.model, self.history)
         cut = any(
@@ -443,14 +449,6 @@ def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None
         for layer, row in enumerate(rows):
             holds = list(row) == sorted(set(row)) and all(head < heads for head in row)
             must((holds, f"{name} layer {layer}: {list(row)} are not sorted heads below {heads}"))
-
-
-def _check_neurons(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None:
-    for name, rows in kept.items():
-        has = name in towers and len(rows) == towers[name].layers
-        must((has, f"kept neurons for {len(rows)} layers of {name}, which the model has not"))
-        rising = all(one < other for row in rows for one, other in pairwise(row))
-        must((rising, f"{name}: kept neurons are not in rising order"))
 
 
 def _check_decision(
