@@ -32,34 +32,28 @@ def propose(
     affordable: Callable[[Members], bool],
 ) -> list[Choice]:
     """A choice of each number of members that all samples, and each half of them, find affordable."""
-    whole, first, rest = (
-        _selected(partial(table.worth, half=half), pools, affordable) for half in (None, 0, 1)
-    )
+
+    def selected(half: int | None) -> dict[int, Members]:
+        """The best of each number that forward selection finds in any of the pools."""
+        worth, best = partial(table.worth, half=half), dict[int, Members]()
+        for pool in pools:
+            chosen: Members = ()
+            while len(chosen) < MOST_MEMBERS:
+                options = [
+                    tuple(each for each in pool if each in chosen or each is member)
+                    for member in pool
+                    if member not in chosen
+                ]
+                options = [each for each in options if affordable(each)]
+                if not options:
+                    break
+                chosen = max(options, key=worth)
+                best[len(chosen)] = max(best.get(len(chosen), chosen), chosen, key=worth)
+        return best
+
+    whole, first, rest = map(selected, (None, 0, 1))
     counts = sorted(whole.keys() & first.keys() & rest.keys())
     return [Choice(whole[count], (first[count], rest[count])) for count in counts]
-
-
-def _selected(
-    worth: Callable[[Members], float],
-    pools: Sequence[Sequence[Member]],
-    affordable: Callable[[Members], bool],
-) -> dict[int, Members]:
-    """The best of each number that forward selection finds in any of the pools."""
-    best: dict[int, Members] = {}
-    for pool in pools:
-        chosen: Members = ()
-        while len(chosen) < MOST_MEMBERS:
-            options = [
-                tuple(each for each in pool if each in chosen or each is member)
-                for member in pool
-                if member not in chosen
-            ]
-            options = [each for each in options if affordable(each)]
-            if not options:
-                break
-            chosen = max(options, key=worth)
-            best[len(chosen)] = max(best.get(len(chosen), chosen), chosen, key=worth)
-    return best
 
 
 def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> Entry:

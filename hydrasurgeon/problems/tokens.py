@@ -7,7 +7,7 @@ a word look. Probabilities of such a place are 0.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -208,8 +208,8 @@ class Tokens(Problem):
         risk = Risk(promise.risk, DELTA, entities.most, promise.promise == "missed")
         fitting = self.answers(fit.fitting.logits, fit.constants)
         outcomes = _outcomes(fitting, fit.fitting, risk, entities.probability)
-        plan = _Planned(risk, entities.probability, Plan.of(outcomes, risk))
-        return {"conformal": sets, **plan.kept(answers, outputs)}, []
+        others = _outcomes(answers, outputs, risk, entities.probability)
+        return {"conformal": sets, **_kept(Plan.of(outcomes, risk), risk, answers, others)}, []
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedTokens:
         logits, constants = widened(logits, labels.shape[1], 2), reading.constants
@@ -244,50 +244,29 @@ def _are_said(answers: Chances) -> Bool[ndarray, "text word"]:
     return np.any(answers > 0, axis=-1)
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """How a promise is tested."""
-
-    risk: Risk
-    how: str
-    plan: Plan
-
-    def kept(self, answers: Chances, outputs: Outputs) -> dict[str, Any]:
-        """The threshold that keeps it, as a field of a `Decision`."""
-        promise, outcomes = self.risk, _outcomes(answers, outputs, self.risk, self.how)
-        threshold = self.plan.kept(outcomes, promise)
-        if threshold is not None and promise.missed:
-            threshold = min(threshold, FOUND)
-        if threshold is None:
-            what = "missing true entities" if promise.missed else "wrong entities"
-            raise DataError(
-                f"{len(answers)} texts with {len(outcomes.text)} entities cannot promise a risk of "
-                f"{promise.risk:g} of {what} with confidence {1 - promise.delta:g}",
-                hint=f"{self._surest(outcomes)}give more --data (half of it certifies), or a larger --risk.",
-            )
-        if promise.missed:
-            there = (answers > 0).any(axis=-1)
-            belong = ((not_outside(answers) >= threshold)[there]).astype(np.float64).mean()
-            words = float(belong) if there.any() else 0.0
-            cover = Cover(threshold=threshold, risk=promise.risk, delta=promise.delta, words=words)
-            return {"cover": cover}
-        answered = outcomes.value >= threshold
-        abstain = Abstention(
-            threshold=threshold,
-            risk=promise.risk,
-            delta=promise.delta,
-            bound=promise.risk,
-            coverage=float(answered.astype(np.float64).mean()),
+def _kept(plan: Plan, promise: Risk, answers: Chances, outcomes: Outcomes) -> dict[str, Any]:
+    """The threshold that keeps a promise, as a field of a `Decision`."""
+    threshold = plan.kept(outcomes, promise)
+    if threshold is None:
+        what = "missing true entities" if promise.missed else "wrong entities"
+        sure, surest = outcomes.value >= plan.thresholds[0], ""
+        if not promise.missed and sure.any():
+            wrong = int((sure & outcomes.wrong).sum())
+            surest = f"Of the surest {int(sure.sum())}, {wrong} are wrong: "
+        raise DataError(
+            f"{len(answers)} texts with {len(outcomes.text)} entities cannot promise a risk of "
+            f"{promise.risk:g} of {what} with confidence {1 - promise.delta:g}",
+            hint=f"{surest}give more --data (half of it certifies), or a larger --risk.",
         )
-        return {"abstain": abstain}
-
-    def _surest(self, outcomes: Outcomes) -> str:
-        """How the threshold did that was to promise least."""
-        sure = outcomes.value >= self.plan.thresholds[0]
-        if self.risk.missed or not sure.any():
-            return ""
-        wrong = int((sure & outcomes.wrong).sum())
-        return f"Of the surest {int(sure.sum())}, {wrong} are wrong: "
+    kept = {"risk": promise.risk, "delta": promise.delta}
+    if promise.missed:
+        threshold, there = min(threshold, FOUND), (answers > 0).any(axis=-1)
+        belong = ((not_outside(answers) >= threshold)[there]).astype(np.float64).mean()
+        words = float(belong) if there.any() else 0.0
+        return {"cover": Cover(threshold=threshold, words=words, **kept)}
+    share = float((outcomes.value >= threshold).astype(np.float64).mean())
+    abstain = Abstention(threshold=threshold, bound=promise.risk, coverage=share, **kept)
+    return {"abstain": abstain}
 
 
 def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> Outcomes:

@@ -19,7 +19,6 @@ from hydrasurgeon.runtime.answering import gathered
 from hydrasurgeon.statistics.metrics import accuracy, auroc, ece
 
 if TYPE_CHECKING:
-    from hydrasurgeon.decision.state import State
     from hydrasurgeon.engines.program import Exported
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.options.measuring import ExportOptions
@@ -123,30 +122,23 @@ def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str
     """Accuracy, ECE, AUROC against each OOD set, and what a decision state's thresholds make of the
     answers of `who` runs.
     """
+    from hydrasurgeon.statistics.conformal import prediction_sets
+    from hydrasurgeon.statistics.probabilities import of_labels
+
     probs, scores, labels = answers(run, model, trial.samples, who)
     assert labels is not None
     measures = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
     if model.state is not None:
-        measures |= _of_state(model.state, probs, scores, labels)
+        record = model.state.record
+        covered = of_labels(prediction_sets(record.conformal, probs), labels)
+        shares = {"flagged": scores > record.ood.threshold, "coverage": covered}
+        if record.abstain is not None:
+            shares["answered"] = probs.max(axis=-1) >= record.abstain.threshold
+        measures |= {name: float(share.mean()) for name, share in shares.items()}
     for name, others in trial.foreign.items():
         area = auroc(scores, answers(run, model, others, who)[1])
         measures[f"auroc.{name}"] = float("nan") if area is None else area
     return measures
-
-
-def _of_state(state: State, probs: ndarray, scores: ndarray, labels: ndarray) -> dict[str, float]:
-    """What the thresholds of a decision state make of these answers: the share flagged, covered by
-    its sets, and answered.
-    """
-    from hydrasurgeon.statistics.conformal import prediction_sets
-    from hydrasurgeon.statistics.probabilities import of_labels
-
-    record = state.record
-    covered = of_labels(prediction_sets(record.conformal, probs), labels)
-    shares = {"flagged": scores > record.ood.threshold, "coverage": covered}
-    if record.abstain is not None:
-        shares["answered"] = probs.max(axis=-1) >= record.abstain.threshold
-    return {name: float(share.mean()) for name, share in shares.items()}
 
 
 def answers(

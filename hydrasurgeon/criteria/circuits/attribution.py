@@ -54,6 +54,14 @@ def _of_batch(problem: Problem, batch: Any, labels: Tensor | None) -> list[Tenso
         for site in problem.sites
         if site.heads
     }
+    heads = [Head(site.tower, site.layer, at) for site in problem.sites for at in site.heads]
+    columns = {head: column for column, head in enumerate(heads)}
+    chosen = [columns[head] for head in problem.candidates]
+
+    def by_candidate(answer: Float[Tensor, " sample"]) -> Float[Tensor, "candidate sample"]:
+        gradients = torch.autograd.grad(answer.sum(), list(factors.values()), retain_graph=True)
+        return torch.cat(gradients, dim=1)[:, chosen].T.float().cpu()
+
     with torch.enable_grad(), masked(problem.sites, factors):
         logits = problem.module(batch).double().cpu()
         answers = [objective.familiarity(logits)]
@@ -62,24 +70,10 @@ def _of_batch(problem: Problem, batch: Any, labels: Tensor | None) -> list[Tenso
             answers = [margins(logits, labels), *answers]
             wanted = [objective.per_answer > 0, *wanted]
         changes = [
-            _by_candidate(problem, factors, answer)
-            if needed
-            else torch.zeros(len(problem.candidates), rows)
+            by_candidate(answer) if needed else torch.zeros(len(problem.candidates), rows)
             for answer, needed in zip(answers, wanted, strict=True)
         ]
     return [*(answer.detach() for answer in answers), *changes]
-
-
-def _by_candidate(
-    problem: Problem, factors: dict[tuple[str, int], Tensor], answer: Float[Tensor, " sample"]
-) -> Float[Tensor, "candidate sample"]:
-    gradients = torch.autograd.grad(answer.sum(), list(factors.values()), retain_graph=True)
-    places = [(site, number) for site in problem.sites for number in site.heads]
-    columns = torch.cat(gradients, dim=1)
-    at = {
-        Head(site.tower, site.layer, number): column for column, (site, number) in enumerate(places)
-    }
-    return columns[:, [at[head] for head in problem.candidates]].T.float().cpu()
 
 
 ROWS = 1 << 22

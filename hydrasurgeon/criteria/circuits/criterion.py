@@ -36,7 +36,7 @@ TOGETHER = {"cpu": 64, "cuda": 4096}
 
 def score(subject: Subject) -> Score:
     need_feature(subject.problem, "--method circuit", subject.checkpoint.name)
-    objective = subject.key.objective
+    objective, checkpoint = subject.key.objective, subject.checkpoint
     search = subject.scoring.search or "exact"
     sites = subject.sites
     candidates = tuple(
@@ -49,7 +49,20 @@ def score(subject: Subject) -> Score:
     about: dict[str, Any] = {"objective": objective}
     with joined() as world:
         problem = _problem(subject, candidates, world)
-        identity = _identity(subject, {**about, "search": search}, problem)
+        # What must be the same for a search to be continued: not how many heads go, as an order
+        # has prefixes.
+        identity = {
+            **about,
+            "search": search,
+            "weights": checkpoint.record(checkpoint.digests()).sha256,
+            "data": [f"{each.rows} rows {each.sha256[:12]}" for each in subject.records],
+            "layers": subject.scoring.layers,
+            "towers": list(subject.towers),
+            "dtype": subject.run.dtype,
+            "batch_size": subject.batch_size,
+            "device": problem.id_inputs.device.type,
+            **record_of(checkpoint.manifest.model),
+        }
         method = imported(SEARCHES[search])(problem)
         circuit = extract(
             problem,
@@ -127,24 +140,6 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
                     hint=f"It overflows{'' if problem.precise else ' in half precision: use --dtype float32'}.",
                 )
     return problem
-
-
-def _identity(subject: Subject, about: Mapping[str, str], problem: Problem) -> dict[str, Any]:
-    """What must be the same for a search to be continued: not how many heads go, as an order has
-    prefixes.
-    """
-    checkpoint = subject.checkpoint
-    return {
-        **about,
-        "weights": checkpoint.record(checkpoint.digests()).sha256,
-        "data": [f"{each.rows} rows {each.sha256[:12]}" for each in subject.records],
-        "layers": subject.scoring.layers,
-        "towers": list(subject.towers),
-        "dtype": subject.run.dtype,
-        "batch_size": subject.batch_size,
-        "device": problem.id_inputs.device.type,
-        **record_of(checkpoint.manifest.model),
-    }
 
 
 def _budget(subject: Subject, candidates: tuple[Head, ...]) -> int:

@@ -185,7 +185,18 @@ class HFEncoder(OfImages):
             pooling=pooling,
             **_problem(facts, classes, of_words=of_words),
         )
-        return model, self._note(model, named, names, files, where)
+        notes = []
+        if not classes:
+            notes.append(f"{named} has no classifier: `finetune` on labelled data gives it one")
+        ours = {weight.name for weight in self.weights(model)}
+        extra = sorted(name for name in names if name not in ours and not name.endswith("_ids"))
+        if extra:
+            notes.append(
+                f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)"
+            )
+        if isinstance(read, ImageEncoder) and PREPROCESSOR not in files:
+            notes.append(f"no {PREPROCESSOR}: {read.model_type}'s usual preprocessing is assumed")
+        return model, f"{where}: {'; '.join(notes)}" if notes else None
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
         config = self.config(model, f"{where}: model.config")
@@ -314,7 +325,16 @@ class HFEncoder(OfImages):
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
-        config = self._written(model, self.stock_sizes(manifest) or {})
+        record = self.config(model).model_copy(update=self.stock_sizes(manifest) or {})
+        labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.num_classes))
+        config = {
+            **{key: value for key, value in record.library().items() if key not in UNCLASSIFIED},
+            "architectures": [model.arch],
+            "id2label": {str(i): label for i, label in enumerate(labels)},
+            "label2id": {label: i for i, label in enumerate(labels)},
+        }
+        if model.problem in PROBLEM_TYPES:
+            config["problem_type"] = PROBLEM_TYPES[model.problem]
         heads = self._heads(manifest)
         texts = {}
         if heads is not None:
@@ -375,45 +395,6 @@ class HFEncoder(OfImages):
         if rest:  # the library's ratio is a whole number
             return None
         return {**sizes, "mlp_ratio": ratio}
-
-    def _written(self, model: Model, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """config.json of the classification model, of these sizes where it is pruned."""
-        record = self.config(model).model_copy(update=sizes)
-        labels = model.labels or tuple(f"LABEL_{i}" for i in range(model.num_classes))
-        return {
-            **{key: value for key, value in record.library().items() if key not in UNCLASSIFIED},
-            "architectures": [model.arch],
-            "id2label": {str(i): label for i, label in enumerate(labels)},
-            "label2id": {label: i for i, label in enumerate(labels)},
-            **(
-                {"problem_type": PROBLEM_TYPES[model.problem]}
-                if model.problem in PROBLEM_TYPES
-                else {}
-            ),
-        }
-
-    def _note(
-        self,
-        model: Model,
-        named: str,
-        names: Mapping[str, str],
-        files: Mapping[str, str],
-        where: str,
-    ) -> str | None:
-        """What the user should know about how the file was read."""
-        notes = []
-        config = self.config(model)
-        if not model.num_classes:
-            notes.append(f"{named} has no classifier: `finetune` on labelled data gives it one")
-        ours = {weight.name for weight in self.weights(model)}
-        extra = sorted(name for name in names if name not in ours and not name.endswith("_ids"))
-        if extra:
-            notes.append(
-                f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)"
-            )
-        if isinstance(config, ImageEncoder) and PREPROCESSOR not in files:
-            notes.append(f"no {PREPROCESSOR}: {config.model_type}'s usual preprocessing is assumed")
-        return f"{where}: {'; '.join(notes)}" if notes else None
 
     def _heads(self, manifest: Manifest) -> dict[str, Any] | None:
         """What the generated modelling file must know; None where stock transformers builds the

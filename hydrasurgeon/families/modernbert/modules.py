@@ -75,6 +75,15 @@ def anatomy(encoder: Encoder) -> Anatomy:
         hidden = base.embeddings(fields["input_ids"])
         return Stack(hidden, padding(fields.get("attention_mask"), hidden))
 
+    def block(at: int, layer: Any) -> Block:
+        bias, none = None, nn.Identity()
+        if layer.attention_type == LOCAL:
+            bias = window(lambda apart: apart.abs() > inner.config.local_attention // 2)
+        rotate = rotation(base, layer.attention_type)
+        site = attention_of(layer, KIND.tower, at, encoder.kept[at], rotate=rotate, bias=bias)
+        out_drop = layer.attn.out_drop
+        return Block(layer.attn_norm, site, out_drop, layer.mlp_norm, layer.mlp, none)
+
     def readout(stack: Stack) -> Tensor:
         tokens = base.final_norm(stack.hidden)
         vector = tokens
@@ -92,24 +101,11 @@ def anatomy(encoder: Encoder) -> Anatomy:
     return Anatomy(
         embed=embed,
         embed_parts=(base.embeddings,),
-        blocks=tuple(
-            _block(layer, at, encoder.kept[at], base, inner.config)
-            for at, layer in enumerate(base.layers)
-        ),
+        blocks=tuple(block(at, layer) for at, layer in enumerate(base.layers)),
         readout=readout,
         readout_parts=parts,
         reads=1 if pooling == "cls" else None,
     )
-
-
-def _block(layer: Any, at: int, row: tuple[int, ...], base: Any, config: Any) -> Block:
-    attn, none = layer.attn, nn.Identity()
-    reach = config.local_attention // 2
-    bias = window(lambda apart: apart.abs() > reach) if layer.attention_type == LOCAL else None
-    site = attention_of(
-        layer, KIND.tower, at, row, rotate=rotation(base, layer.attention_type), bias=bias
-    )
-    return Block(layer.attn_norm, site, attn.out_drop, layer.mlp_norm, layer.mlp, none)
 
 
 def rotation(

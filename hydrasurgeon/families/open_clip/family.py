@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.families.base import WEIGHTS, Bare, Usage
@@ -63,12 +63,22 @@ class OpenCLIP(NamedClasses):
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
         config, where = self.required_config(bare), f"{bare.where}: open_clip_config.json"
         read = stock_config(config.get("model_cfg"), where)
+        at = f"{where}: preprocess_cfg"
+        said = parse(Preprocess, known(Preprocess, config.get("preprocess_cfg") or {}), at)
+        images = {  # in the words of timm's data configs
+            "input_size": [3, *pair(read.vision_cfg.image_size)],
+            "interpolation": said.interpolation or "bicubic",
+            "crop_pct": 1.0,
+            "crop_mode": CROP[said.resize_mode or "shortest"],
+            "mean": said.mean or COLOURS["mean"],
+            "std": said.std or COLOURS["std"],
+        }
         model = Model(
             family="open_clip",
             arch=_name(read),
             config=read.written(),
             num_classes=0,
-            preprocess=_preprocess(read, config.get("preprocess_cfg") or {}, where),
+            preprocess=parse(Images, images, at).written(),
         )
         return model, None
 
@@ -138,21 +148,6 @@ def _name(config: Config) -> str:
             if json.loads(path.read_text(encoding="utf-8")) == config.library():
                 return path.stem
     return "CLIP"
-
-
-def _preprocess(config: Config, preprocess_cfg: object, where: str) -> dict[str, Any]:
-    """preprocess_cfg in the words of timm's data configs."""
-    at = f"{where}: preprocess_cfg"
-    said = parse(Preprocess, known(Preprocess, preprocess_cfg), at)
-    images = {
-        "input_size": [3, *pair(config.vision_cfg.image_size)],
-        "interpolation": said.interpolation or "bicubic",
-        "crop_pct": 1.0,
-        "crop_mode": CROP[said.resize_mode or "shortest"],
-        "mean": said.mean or COLOURS["mean"],
-        "std": said.std or COLOURS["std"],
-    }
-    return parse(Images, images, at).written()
 
 
 def weights(config: Config) -> Iterator[Weight]:
