@@ -160,7 +160,7 @@ def random_backbone(arch: str, folder: Path) -> Path:
     """A classifier of this shape with random weights."""
     if arch != BERT:
         import timm
-        from timm.models.hub import save_for_hf
+        from timm.models import save_for_hf
 
         torch.manual_seed(0)
         save_for_hf(timm.create_model(arch), str(folder / arch), safe_serialization=True)
