@@ -41,7 +41,7 @@ from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.decided import Cover
 from hydrasurgeon.measuring.predictions import read_outputs
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Constants, Outputs
+from hydrasurgeon.problems.base import Certifying, Constants, Outputs
 from hydrasurgeon.problems.entities import not_outside
 from hydrasurgeon.problems.tokens import Tokens
 from hydrasurgeon.statistics.abstain import fit_abstention, fit_limits
@@ -152,7 +152,9 @@ def _kept(
             )
             kept: dict[str, dict[str, float] | None] = {"calibrate": None, "independent": None}
             with contextlib.suppress(DataError):
-                made, _ = problem.promised(answers, certifying, options, fit=fit)
+                every = np.ones(len(answers), dtype=bool)
+                by = Certifying(certifying, answers, every, options, fit)
+                made = problem.promised(by)
                 kept["calibrate"] = _rates(problem, test, {**constants, **made})
             with contextlib.suppress(DataError):
                 made = _independent(problem, certifying, constants, options)

@@ -21,7 +21,7 @@ from hydrasurgeon.decision.state import (
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.problems.base import Certifying, Outputs
 from hydrasurgeon.run.shapes import Bool
 from hydrasurgeon.statistics.probabilities import TINY, Scores, falling, of_labels
 
@@ -60,10 +60,10 @@ def fit_cascade(
     familiar = np.ones(len(certifying), dtype=bool)  # to the first all that it answers
     _, late = parts
     familiar[late.rows] = state.ood_score(late.logits, late.features) <= record.ood.threshold
-    kept, _ = problem.promised(answers, whole.at(certifying), promise, familiar)
+    by = Certifying(whole.at(certifying), answers, familiar, promise)
     going = going_on(state.stages[True], cascade.threshold, first)
     share = float(going.astype(np.float64).mean())
-    return _with(state, cascade.model_copy(update={**kept, "share_on": share}))
+    return _with(state, cascade.model_copy(update={**problem.promised(by), "share_on": share}))
 
 
 def gated(

@@ -26,9 +26,9 @@ from hydrasurgeon.files.decided import (
 )
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Outputs, Problem
+from hydrasurgeon.problems.base import Certifying, Outputs, Problem
 from hydrasurgeon.statistics.abstain import fit_abstention, rows_needed, told
-from hydrasurgeon.statistics.conformal import quantile
+from hydrasurgeon.statistics.conformal import coverage_that_helps, quantile
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score
 
@@ -113,12 +113,23 @@ def fit_state(
     scores = own_certifying.scores(choice.kind, choice.fitted)
     threshold = flag_threshold(scores, promise.id_flagged)
     try:
-        promised, notes = problem.promised(answers, certifying, promise, scores <= threshold, fit)
+        promised = problem.promised(
+            Certifying(certifying, answers, scores <= threshold, promise, fit)
+        )
     except DataError as error:
         raise DataError(
             error.message, hint=_with_rows(error.hint, promise, fit.accuracy)
         ) from error
-    notes = [*choice.notes, *notes]
+    notes = list(choice.notes)
+    if {"label", "set"} <= problem.columns.keys() and (fit.accuracy or 0.0) > promise.coverage:
+        helps = coverage_that_helps(answers, certifying.truth, promise.coverage)
+        how = "more samples would have to certify a higher --coverage"
+        if helps is not None:
+            how = f"from --coverage {helps:g} on some hold two or more"
+        notes.append(
+            f"accuracy {fit.accuracy:.3f} exceeds --coverage {promise.coverage:g}: sets hold one "
+            f"label, and say no more than the answer; {how}"
+        )
     if "answer" in problem.columns:
         notes += _set_aside(promised.get("abstain"), promise, fit.accuracy)
     ood = Ood(

@@ -239,6 +239,18 @@ class Calibration:
     """NLL `before` and after, by what calibrates."""
 
 
+@dataclass(frozen=True)
+class Certifying:
+    """What thresholds are taken by: samples that fitted nothing, and what was answered."""
+
+    outputs: Outputs
+    answers: ndarray
+    familiar: Bool[ndarray, " sample"]
+    promise: CalibrateOptions
+    fit: Calibration | None = None
+    """None of a cascade, for which nothing else was fitted."""
+
+
 class Reads(Protocol):
     """How predictions are read where they are measured."""
 
@@ -463,17 +475,8 @@ class Problem(ABC):
         """Constants that the first half fits; DataError where the labels do not fit the answers."""
 
     @abstractmethod
-    def promised(
-        self,
-        answers: ndarray,
-        outputs: Outputs,
-        promise: CalibrateOptions,
-        familiar: Bool[ndarray, " sample"] | None = None,
-        fit: Calibration | None = None,
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Thresholds, as fields of a `Decision`, of `answers` to samples that fitted nothing, some
-        of them `familiar`; and notes. Of a cascade nothing else was fitted.
-        """
+    def promised(self, by: Certifying) -> dict[str, Any]:
+        """Thresholds, as fields of a `Decision`."""
 
 
 def need_feature(

@@ -18,11 +18,11 @@ from numpy import ndarray
 from hydrasurgeon.files.decided import FITTED, LOGITS, Conformal, Decision
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.files.rows import harmless
-from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import unfit
 from hydrasurgeon.problems.base import (
     DOUBTS,
     Calibration,
+    Certifying,
     Columns,
     Constants,
     Judged,
@@ -36,7 +36,7 @@ from hydrasurgeon.problems.base import (
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import fit_abstention
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, summed
-from hydrasurgeon.statistics.conformal import coverage_that_helps, fit_conformal, prediction_sets
+from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
 from hydrasurgeon.statistics.metrics import BINS, bins_of, smooth_ece
 from hydrasurgeon.statistics.probabilities import (
     TINY,
@@ -425,39 +425,15 @@ class Classes(Problem):
         count = sum(len(part.logits) for _, part in pairs)
         return {name: total / count for name, total in totals.items()}
 
-    def promised(
-        self,
-        answers: Probs,
-        outputs: Outputs,
-        promise: CalibrateOptions,
-        familiar: Bool[ndarray, " sample"] | None = None,
-        fit: Calibration | None = None,
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Prediction sets, and when to abstain: a promise about familiar samples, which alone are
-        answered.
-        """
-        sets = fit_conformal(answers, outputs.truth, coverage=promise.coverage)
-        notes = []
-        if "set" in self.columns and fit and (fit.accuracy or 0.0) > promise.coverage:
-            helps = coverage_that_helps(answers, outputs.truth, promise.coverage)
-            how = "more samples would have to certify a higher --coverage"
-            if helps is not None:
-                how = f"from --coverage {helps:g} on some hold two or more"
-            notes.append(
-                f"accuracy {fit.accuracy:.3f} exceeds --coverage {promise.coverage:g}: sets hold one "
-                f"label, and say no more than the answer; {how}"
-            )
-        if promise.risk is None:
-            return {"conformal": sets}, notes
-        rows = slice(None) if familiar is None else familiar
-        kept = self._risk(answers, outputs, promise.risk, rows)
-        return {"conformal": sets, **kept}, notes
+    def promised(self, by: Certifying) -> dict[str, Any]:
+        """Prediction sets, and when to abstain."""
+        sets = fit_conformal(by.answers, by.outputs.truth, coverage=by.promise.coverage)
+        kept = {} if by.promise.risk is None else self._kept(by, by.promise.risk)
+        return {"conformal": sets, **kept}
 
-    def _risk(
-        self, probs: Probs, outputs: Outputs, risk: float, familiar: ndarray | slice
-    ) -> dict[str, Any]:
-        """When to abstain."""
-        confidence, label = surest(probs)
-        right = label == outputs.truth
-        made = fit_abstention(confidence[familiar], right[familiar], risk=risk)
-        return {"abstain": made.among(len(confidence[familiar]) / len(confidence))}
+    def _kept(self, by: Certifying, risk: float) -> dict[str, Any]:
+        """What keeps a risk: a promise about familiar samples, which alone are answered."""
+        confidence, label = surest(by.answers[by.familiar])
+        right = label == by.outputs.truth[by.familiar]
+        made = fit_abstention(confidence, right, risk=risk)
+        return {"abstain": made.among(len(confidence) / len(by.answers))}

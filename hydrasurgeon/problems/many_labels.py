@@ -28,11 +28,11 @@ from hydrasurgeon.files.decided import (
     PerLabel,
 )
 from hydrasurgeon.files.manifest import Model, ProblemName
-from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import unfit
 from hydrasurgeon.problems.base import (
     DOUBTS,
     Calibration,
+    Certifying,
     Columns,
     Constants,
     Outputs,
@@ -217,15 +217,9 @@ class ManyLabels(YesNo):
         labels = fit_labels(outputs.logits, outputs.truth.astype(bool))
         return {"temperature": 1.0, "labels": labels}
 
-    def promised(
-        self,
-        answers: Chances,
-        outputs: Outputs,
-        promise: CalibrateOptions,
-        familiar: Bool[ndarray, " sample"] | None = None,
-        fit: Calibration | None = None,
-    ) -> tuple[dict[str, Any], list[str]]:
-        return {"conformal": fit_sets(answers, outputs.truth.astype(bool), promise.coverage)}, []
+    def promised(self, by: Certifying) -> dict[str, Any]:
+        truth = by.outputs.truth.astype(bool)
+        return {"conformal": fit_sets(by.answers, truth, by.promise.coverage)}
 
     def _sets(
         self, conformal: Conformal, probs: Chances, unfamiliar: Bool[ndarray, " sample"]

@@ -23,12 +23,12 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import Conformal, Decision, Joint
+from hydrasurgeon.files.decided import Decision, Joint
 from hydrasurgeon.files.manifest import Model, ProblemName
-from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import (
     DOUBTS,
     Calibration,
+    Certifying,
     Columns,
     Constants,
     Judged,
@@ -40,9 +40,9 @@ from hydrasurgeon.problems.base import (
     digits,
 )
 from hydrasurgeon.problems.unfit import ROUNDING
-from hydrasurgeon.run.shapes import Bool, Float, Int
+from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows, Values
-from hydrasurgeon.statistics.conformal import quantile
+from hydrasurgeon.statistics.conformal import sets_of
 from hydrasurgeon.statistics.probabilities import Scores
 
 TINY = 1e-12
@@ -227,21 +227,13 @@ class Numbers(Problem):
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return {"joint": _fitted(outputs)}
 
-    def promised(
-        self,
-        answers: ndarray,
-        outputs: Outputs,
-        promise: CalibrateOptions,
-        familiar: Bool[ndarray, " sample"] | None = None,
-        fit: Calibration | None = None,
-    ) -> tuple[dict[str, Any], list[str]]:
-        value, deviation = answers.T
-        threshold = quantile(np.abs(_truth(outputs) - value) / deviation, promise.coverage)
-        sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
+    def promised(self, by: Certifying) -> dict[str, Any]:
+        value, deviation = by.answers.T
+        sets = sets_of(np.abs(_truth(by.outputs) - value) / deviation, by.promise.coverage)
         levels = np.quantile(value, np.arange(1, RANGES) / RANGES).tolist()
         # As their names have them.
         rounded = tuple(sorted({float(f"{level:g}") for level in levels}))
-        return {"conformal": sets, "levels": rounded}, []
+        return {"conformal": sets, "levels": rounded}
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedNumbers:
         answers, truth = reading.answers(logits), labels.astype(np.float64)

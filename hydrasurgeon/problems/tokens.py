@@ -15,12 +15,12 @@ from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import LOGITS, Abstention, Conformal, Cover, Decision
+from hydrasurgeon.files.decided import LOGITS, Abstention, Cover, Decision
 from hydrasurgeon.files.decided import Entities as EntitiesRecord
 from hydrasurgeon.files.manifest import Model, ProblemName
-from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import (
     Calibration,
+    Certifying,
     Constants,
     Outputs,
     Problem,
@@ -42,7 +42,7 @@ from hydrasurgeon.problems.entities import (
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import DELTA
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
-from hydrasurgeon.statistics.conformal import quantile
+from hydrasurgeon.statistics.conformal import sets_of
 from hydrasurgeon.statistics.entities import (
     are_right,
     entities_of,
@@ -187,29 +187,21 @@ class Tokens(Problem):
         entities = EntitiesRecord(probability=min(WAYS, key=errors.__getitem__), most=most)
         return {**constants, "entities": entities}
 
-    def promised(
-        self,
-        answers: Chances,
-        outputs: Outputs,
-        promise: CalibrateOptions,
-        familiar: Bool[ndarray, " sample"] | None = None,
-        fit: Calibration | None = None,
-    ) -> tuple[dict[str, Any], list[str]]:
+    def promised(self, by: Certifying) -> dict[str, Any]:
         """Sets of tags that hold the true one of every word of a text, and what is answered."""
-        truth = _beside(_tags(outputs), answers)
+        answers, promise, fit = by.answers, by.promise, by.fit
+        truth = _beside(_tags(by.outputs), answers)
         of_truth = of_labels(answers, np.maximum(truth, 0))
         known = (truth != UNLABELLED) & _are_said(answers)
-        furthest = np.where(known, 1 - of_truth, 0.0).max(axis=1)
-        threshold = quantile(furthest, promise.coverage)
-        sets = Conformal(method="lac", coverage=promise.coverage, threshold=threshold)
+        sets = sets_of(np.where(known, 1 - of_truth, 0.0).max(axis=1), promise.coverage)
         if promise.risk is None or fit is None:
-            return {"conformal": sets}, []
+            return {"conformal": sets}
         entities = fit.constants["entities"]
         risk = Risk(promise.risk, DELTA, entities.most, promise.promise == "missed")
         fitting = self.answers(fit.fitting.logits, fit.constants)
         outcomes = _outcomes(fitting, fit.fitting, risk, entities.probability)
-        others = _outcomes(answers, outputs, risk, entities.probability)
-        return {"conformal": sets, **_kept(Plan.of(outcomes, risk), risk, answers, others)}, []
+        others = _outcomes(answers, by.outputs, risk, entities.probability)
+        return {"conformal": sets, **_kept(Plan.of(outcomes, risk), risk, answers, others)}
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedTokens:
         logits, constants = widened(logits, labels.shape[1], 2), reading.constants

@@ -14,6 +14,7 @@ from hydrasurgeon.files.decided import Decision, Found
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.problems.base import (
     DOUBTS,
+    Certifying,
     Columns,
     Constants,
     Outputs,
@@ -30,7 +31,6 @@ from hydrasurgeon.statistics.found import fit_found, measures_of
 from hydrasurgeon.statistics.metrics import ranking
 from hydrasurgeon.statistics.probabilities import (
     TINY,
-    Probs,
     entropy,
     true_classes,
     yes_or_no,
@@ -163,16 +163,14 @@ class YesNo(Classes):
             "temperature": nll_of_shares(outputs.logits, outputs.shares, *after),
         }
 
-    def _risk(
-        self, probs: Probs, outputs: Outputs, risk: float, familiar: ndarray | slice
-    ) -> dict[str, Any]:
+    def _kept(self, by: Certifying, risk: float) -> dict[str, Any]:
         """Two limits, of yes and of no; and where there are groups, when one has an answer."""
-        yes, truth = probs[:, 1], outputs.truth
-        group = None
-        if outputs.groups is not None:
-            group = fit_found(yes, truth, outputs.groups, risk=risk, delta=DELTA)
-        limits = fit_limits(yes[familiar], truth[familiar].astype(bool), risk=risk)
-        return {"limits": limits.among(len(yes[familiar]) / len(yes)), "group": group}
+        yes, truth, group = by.answers[:, 1], by.outputs.truth, None
+        if by.outputs.groups is not None:
+            group = fit_found(yes, truth, by.outputs.groups, risk=risk, delta=DELTA)
+        some = yes[by.familiar]
+        limits = fit_limits(some, truth[by.familiar].astype(bool), risk=risk)
+        return {"limits": limits.among(len(some) / len(yes)), "group": group}
 
     def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
         fields = super().limited(decided, record)

@@ -60,10 +60,14 @@ def quantile(scores: Scores, coverage: float) -> float:
     return float(np.partition(scores, rank - 1)[rank - 1])
 
 
+def sets_of(scores: Scores, coverage: float) -> Conformal:
+    """By how far out the truth of each calibration sample is."""
+    return Conformal(method="lac", coverage=coverage, threshold=quantile(scores, coverage))
+
+
 def fit_conformal(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Conformal:
     """Calibrate on samples that neither the model nor its temperature was fitted on."""
-    of_truth = 1 - of_labels(probs, labels)
-    return Conformal(method="lac", coverage=coverage, threshold=quantile(of_truth, coverage))
+    return sets_of(1 - of_labels(probs, labels), coverage)
 
 
 def coverage_that_helps(probs: Probs, labels: Labels, coverage: float) -> float | None:
