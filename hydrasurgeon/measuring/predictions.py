@@ -249,18 +249,6 @@ def read_answers(path: Path, samples: Samples) -> tuple[ndarray, Input]:
     return logits, contents.source
 
 
-def _about(path: Path, file: TensorFile) -> _About:
-    """What a file says of itself, if anything."""
-    where, text = f"{path}: its description", file.metadata.get(ABOUT)
-    if text is None:
-        return _About()
-    try:
-        return _About.model_validate(parse_json(text, where, most=MAX_ABOUT, error=DataError))
-    except ValidationError as error:
-        hint = "Write the file again with eval --predictions."
-        raise DataError(f"{where}: {first_mistake(error)}", hint=hint) from error
-
-
 def _opened(path: Path) -> TensorFile:
     if path.suffix == ".npz":
         return ArrayFile(path)
@@ -314,7 +302,15 @@ class _Contents:
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, _opened(path)
-        self.about = _about(path, self.file)
+        where, text = f"{path}: its description", self.file.metadata.get(ABOUT)
+        self.about = _About()
+        try:
+            if text is not None:
+                said = parse_json(text, where, most=MAX_ABOUT, error=DataError)
+                self.about = _About.model_validate(said)
+        except ValidationError as error:
+            hint = "Write the file again with eval --predictions."
+            raise DataError(f"{where}: {first_mistake(error)}", hint=hint) from error
         self.problem = PROBLEMS[self.about.problem or SINGLE.name]
         if "logits" not in self.file.infos and VALUES in self.file.infos:
             usual: ProblemName = "number"

@@ -78,7 +78,9 @@ class Signature:
 
     def asked(self, header: str | None, body: bytes, most: int) -> Asked:
         """What a request for inference wants."""
-        length = len(body) if header is None else _length(header, len(body))
+        length = len(body) if header is None else whole_number(header)
+        if length is None or length > len(body):
+            raise HTTPException(400, f"{HEADER}: is not the length of the JSON")
         request = parsed(body[:length], most)
         refuse_if(
             not isinstance(request, dict) or not isinstance(request.get("inputs"), list),
@@ -171,13 +173,6 @@ class Signature:
 def _text(value: Any) -> str:
     """A label, or the labels that hold, as tables have them."""
     return "|".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _length(header: str, most: int) -> int:
-    length = whole_number(header)
-    if length is None or length > most:
-        raise HTTPException(400, f"{HEADER}: is not the length of the JSON")
-    return length
 
 
 def _flag(entry: Mapping[str, Any], name: str, usual: bool = False) -> bool:

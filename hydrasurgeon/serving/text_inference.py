@@ -26,7 +26,7 @@ of it.
 def asked_to_predict(body: bytes, most: int) -> Asked:
     """A text, a pair of two, or a list of such lists; scores of labels, the largest first."""
     request = _fields(body, most, {"inputs", "raw_scores", *IGNORED})
-    _no_raw_scores(request)
+    refuse_if(_flag(request, "raw_scores"), "raw_scores: the scores are calibrated probabilities")
     return _labelled(request["inputs"], most, alone=True)
 
 
@@ -137,10 +137,6 @@ def _fields(body: bytes, most: int, names: set[str]) -> dict[str, Any]:
     )
     refuse_if("inputs" in names and "inputs" not in request, "there are no inputs")
     return request
-
-
-def _no_raw_scores(request: dict[str, Any]) -> None:
-    refuse_if(_flag(request, "raw_scores"), "raw_scores: the scores are calibrated probabilities")
 
 
 def _flag(request: dict[str, Any], name: str) -> bool:

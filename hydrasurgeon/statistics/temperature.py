@@ -153,18 +153,13 @@ def _loss(odds: Scores, shares: Scores) -> float:
     return float((np.logaddexp(0.0, odds) - shares * odds).mean())
 
 
-def _doubt_of_threshold(odds: Scores, shares: Scores) -> float:
-    """The same where a threshold tells all answers."""
-    holds = shares >= YES
-    mixed = holds.any() and not holds.all() and odds[holds].min() <= odds[~holds].max()
-    return float(not mixed) / len(shares)
-
-
 def platt(logits: Logits, shares: Float[ndarray, " sample"]) -> tuple[float, float]:
     """The temperature in [0.05, 20] and the bias with the smallest NLL, by L-BFGS."""
     from scipy.optimize import minimize
 
-    doubt = _doubt_of_threshold(log_odds(logits), shares)
+    plain, holds = log_odds(logits), shares >= YES
+    mixed = holds.any() and not holds.all() and plain[holds].min() <= plain[~holds].max()
+    doubt = float(not mixed) / len(shares)  # where a threshold tells all answers
     apart = np.diff(logits.astype(np.float64), axis=-1)[..., 0]
     truth = (shares.astype(np.float64) + doubt / 2) / (1 + doubt)
 
