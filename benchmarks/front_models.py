@@ -21,8 +21,7 @@ from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.options.engines import Engine
-from hydrasurgeon.options.shared import Dtype
+from hydrasurgeon.options.shared import Dtype, Engine
 from hydrasurgeon.runtime.classifier import as_classifier
 
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"

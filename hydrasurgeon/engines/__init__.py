@@ -21,7 +21,7 @@ from hydrasurgeon.engines.graph import Graph, as_engine, captured, is_made, open
 from hydrasurgeon.engines.runtimes import GRAPH_OF, OPENVINO, precisions, processor
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import need
-from hydrasurgeon.options.engines import ENDING, Engines
+from hydrasurgeon.options.shared import ENDING, Engines
 
 if TYPE_CHECKING:
     from hydrasurgeon.runtime.answering import Engine

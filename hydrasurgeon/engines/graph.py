@@ -58,7 +58,7 @@ from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.manifest import OF_WORDS, Input, Model, first_mistake, parse_manifest
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.lookup import need
-from hydrasurgeon.options.engines import ENDING
+from hydrasurgeon.options.shared import ENDING
 from hydrasurgeon.run.texts import TYPES, stored
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.statistics.scores.fitted import Given

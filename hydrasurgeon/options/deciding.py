@@ -19,7 +19,6 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
-from hydrasurgeon.options.engines import Engines
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     DEVICE,
@@ -28,6 +27,7 @@ from hydrasurgeon.options.shared import (
     Batch,
     ClassNames,
     Dtype,
+    Engines,
     Force,
     Paths,
     Run,

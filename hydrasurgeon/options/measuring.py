@@ -1,4 +1,6 @@
-"""The commands that measure checkpoints and take them elsewhere: eval, bench, export."""
+"""The commands that measure checkpoints, take them elsewhere, and show and prove what they are: eval,
+bench, export, inspect, verify.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
@@ -19,14 +22,16 @@ from hydrasurgeon.options.base import (
     option,
 )
 from hydrasurgeon.options.columns import Columns
-from hydrasurgeon.options.engines import Engine, Engines
 from hydrasurgeon.options.shared import (
+    CHECKPOINT,
     DATA,
     TEMPLATE,
     Bare,
     Checkpoint,
     ClassNames,
     Device,
+    Engine,
+    Engines,
     Force,
     Paths,
     Run,
@@ -241,3 +246,35 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     out: PathLike | None = output(
         None, help="The file, or DIR/: stock, and onnx for others' clients; else beside CKPT."
     )
+
+
+class InspectOptions(Bare):
+    """Show what a checkpoint is: kind, architecture, kept heads, parameters, history."""
+
+    conflicts: ClassVar = (("schema_", "checkpoint"), ("schema_", "commands"))
+
+    checkpoint: PathLike | None = argument(
+        reads=CHECKPOINTS, metavar="CKPT", help=CHECKPOINT, default=None
+    )
+    commands: bool = option(
+        False, help="Print its history as a shell script that makes the file again."
+    )
+    schema_: bool = option(
+        False,
+        flags=("--schema",),
+        alias="schema",
+        help="Instead of CKPT: print the JSON Schema of manifests.",
+    )
+
+    def needed(self) -> PathLike:
+        """The checkpoint."""
+        if self.checkpoint is None:
+            raise UsageError("CKPT is required.", hint="Or give --schema.")
+        return self.checkpoint
+
+
+class VerifyOptions(Checkpoint, Bare):
+    """Prove what can be proven about a checkpoint, and exit with 1 where something does not hold.
+
+    Hashes, finite weights, members, code in a directory, the links of the history.
+    """

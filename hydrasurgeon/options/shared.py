@@ -114,6 +114,10 @@ Pairs = Annotated[Mapping[str, str] | None, BeforeValidator(_pairs)]
 """KEY=VALUE pairs; on the command line one by one."""
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 """What a model computes in."""
+Engine = Literal["auto", "torch", "onnx", "int8", "openvino"]
+"""What computes."""
+ENDING = ".onnx"
+"""How the names of graphs end that are checkpoints too."""
 Search = Literal["exact", "attribution"]
 """How a circuit is searched."""
 Commas = Annotated[str | None, BeforeValidator(_joined)]
@@ -221,6 +225,19 @@ class Run(Device, Columns):
         """Report how far the work is."""
         if self.progress is not None:
             self.progress(what, done, total)
+
+
+class Engines(Options):
+    """What computes the answers."""
+
+    engine: Engine = option(
+        "auto",
+        metavar="auto|torch|onnx|int8|openvino",
+        group=RUNS,
+        recorded=True,
+        help="What computes: PyTorch; on the CPU onnxruntime, in float32 or in 8 bits, or OpenVINO; "
+        "auto is what the decision state was fitted for.",
+    )
 
 
 class Scoring(Options):

@@ -13,7 +13,7 @@ from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.decision_file import DecisionFile, is_decision_file, read_decision_file
 from hydrasurgeon.files.manifest import Manifest, json_schema
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.trusting import InspectOptions
+from hydrasurgeon.options.measuring import InspectOptions
 from hydrasurgeon.stages.retrace import retraced
 
 

@@ -18,7 +18,7 @@ from hydrasurgeon.errors import CheckFailed, Disagreement
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.trusting import VerifyOptions
+from hydrasurgeon.options.measuring import VerifyOptions
 
 FORMAT = "hydrasurgeon.verify/1"
 """Format identifier of the JSON report."""

@@ -17,8 +17,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.families.base import Bare
-from hydrasurgeon.families.deberta.architectures import DebertaV2Config, weights
-from hydrasurgeon.families.deberta.family import DebertaV2
+from hydrasurgeon.families.deberta.family import DebertaV2, DebertaV2Config, weights
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
 from hydrasurgeon.heads import all_heads

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import split_heads
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
-from hydrasurgeon.families.deberta.architectures import KIND
+from hydrasurgeon.families.deberta.family import KIND
 from hydrasurgeon.families.hf_encoder.modules import Encoder, attention_of, fields_of, padding
 from hydrasurgeon.families.hf_encoder.modules import build as build
 from hydrasurgeon.heads import positions

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
-from hydrasurgeon.families.decoder.architectures import (
+from hydrasurgeon.families.decoder.family import (
     KINDS,
     LOCAL,
     NORMED,

@@ -25,7 +25,7 @@ from hydrasurgeon.families.hf_encoder.modules import (
     reads_pooled,
     stock_model,
 )
-from hydrasurgeon.families.modernbert.architectures import KIND, LOCAL, ModernBertConfig
+from hydrasurgeon.families.modernbert.family import KIND, LOCAL, ModernBertConfig
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import imported
 
