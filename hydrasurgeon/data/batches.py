@@ -190,7 +190,7 @@ class Batches:
             for message, hint, fatal, i in failures:
                 if fatal:
                     raise DataError(message, hint=hint)
-                self.failed[i] = message
+                self.failed[i] = self.samples.unread[i] = message
             if batch is not None:
                 yield batch if chances is None else self._with(chances, batch)
 

@@ -43,6 +43,10 @@ MAX_CELLS = 1 << 30
 """Samples times labels, where a sample has any number of labels: far beyond any data set there is.
 """
 ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike."
+UNLABELLED_ROWS = (
+    "Leave such rows out (they count from 0, without a header), or give them as a file of their own, "
+    "as --unlabelled."
+)
 CHANCES = (
     'Probabilities are an object such as {"red": 0.9, "blue": 0.1}, or a list in the order of '
     "classes, and sum to 1."
@@ -110,7 +114,7 @@ def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
         return _of_fractions(spec, values) if _are_fractions(values) else _of_lists(spec, values)
     for row, value in enumerate(values):
         if value is None or value == "":
-            raise DataError(f"{spec}: row {row} has no label", hint=ONE_EACH)
+            raise DataError(f"{spec}: row {row} has no label", hint=UNLABELLED_ROWS)
     are_numbers = texts and all(map(NUMBER.fullmatch, values))
     are_plain = are_numbers or (texts and not all(map(MANY.fullmatch, values)))
     for row, value in enumerate(values):

@@ -74,6 +74,8 @@ class Samples(ABC):
 
     def __init__(self, spec: str, written: Column | None = None) -> None:
         self.spec, self.written = spec, written
+        self.unread: dict[int, str] = {}
+        """Why samples could not be read, by their places, once they were left out."""
 
     @property
     def labels(self) -> Labels | None:

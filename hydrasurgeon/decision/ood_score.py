@@ -14,6 +14,7 @@ Without OOD and perturbed data it takes the first of `USUAL` that the outputs al
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -110,6 +111,7 @@ def choose(
         return replace(choice, kind=score, fitted=only, notes=(*notes, *only.notes))
     kinds = [near for kind in FITTED for near in (KNN if kind == "knn" else (kind,))]
     candidates: dict[str, EnsembleScore | None] = {}
+    why = defaultdict[str, list[str]](list)
     if auto:
         several = held.logits.shape[1] > 1
         candidates = dict.fromkeys(kind for kind in problem.scores if several or kind != "mi")
@@ -121,7 +123,10 @@ def choose(
         except DataError as error:
             if not (auto or candidates):
                 raise
-            notes.append(f"--ood-score {score} leaves out {error.message}")
+            why[error.message.partition(": ")[2]].append(kind)
+    notes += [
+        f"--ood-score {score} leaves out {', '.join(left)}: {each}" for each, left in why.items()
+    ]
     sets = [*grounds.foreign, *grounds.perturbed]
     if linear and evidence is not None and whole.logits.ndim == 3:
         sets += dealt_out(whole, linear, seed)

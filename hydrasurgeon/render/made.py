@@ -139,13 +139,18 @@ TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 @view(lambda r: fields("notes")(r) | {name: getattr(r.trained, name) for name in TRAINED})
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
+    for name in result.skipped:
+        say(f"skipped: {name}")
     kept = ""
     if trained.kept_epoch == 0 and trained.steps:
         kept = ", of which none lowered calibrated val nll: the start is written"
     elif trained.kept_epoch:
         kept = f", the weights after epoch {trained.kept_epoch:g}: least calibrated val nll"
     ended = ", ended as it got no better" if trained.stopped_early else ""
-    show((str(result.path), "bold"), f": {trained.steps} steps{ended}{kept}")
+    done = f"{trained.steps} steps{ended}{kept}"
+    if result.probed and not trained.steps:
+        done = f"a probe, {result.manifest.model.num_classes} outputs"
+    show((str(result.path), "bold"), f": {done}")
     measured = [entry for entry in trained.log if "val_nll" in entry]
     if measured:
         at = next((e for e in measured if e["epoch"] == trained.kept_epoch), measured[-1])

@@ -221,7 +221,7 @@ class Classifier(LiveModel, Engine):
             [self], samples, Run(), order=range(len(ids)), cascade=cascade, features=self.reads
         )
         answers = [self.prediction_of(piece.parts, cascade) for piece in pieces]
-        whole = joined(answers or [self.answered(torch.zeros(0))])
+        whole = joined(answers or [self.answered(torch.zeros(0), cascade=False)])
         whole = whole.about(lambda: [samples.read(i) for i in range(len(ids))])
         return replace(whole, ids=ids, names=names)
 

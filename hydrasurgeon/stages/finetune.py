@@ -61,6 +61,8 @@ class Finetuned:
     probed: bool = False
     """Whether the start was a new classifier that was fitted to the body's features."""
     notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """Why samples were left out."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,9 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         notes.append("nothing was left to resume: trained from the beginning")
     notes += _assumed_orders(material)
     notes += _doubts(trained)
-    return Finetuned(target, written, trained, probed, tuple(filter(None, notes)))
+    sets = filter(None, (material.samples, material.held_out))
+    skipped = tuple(why for samples in sets for _, why in sorted(samples.unread.items()))
+    return Finetuned(target, written, trained, probed, tuple(filter(None, notes)), skipped)
 
 
 def _begun(

@@ -377,6 +377,8 @@ def _typed(pairs: bool, at_once: int) -> Iterator[Samples]:
         else:
             yield Rows(where, texts, "text")
         at += len(texts)
+    if not at:
+        raise DataError("stdin: holds no samples")
 
 
 def _decided(decision: Decision, given: Predictions, top: int) -> Iterator[list[dict[str, Any]]]:

@@ -277,7 +277,7 @@ def test_a_class_that_never_occurs(data: Data) -> None:
     some = Data()
     some.labels[some.labels == 2] = 1
     for kind in ("mds", "rmds", "maha++"):
-        with pytest.raises(DataError, match="class 2 never occurs") as caught:
+        with pytest.raises(DataError, match=r"1 of [0-9]+ classes never occur") as caught:
             on_features(kind).fit(some.evidence())
         assert caught.value.message.startswith(kind)
     for kind in ("vim", "residual", "knn"):

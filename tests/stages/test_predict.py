@@ -232,6 +232,9 @@ def test_a_line_that_is_not_utf8(
         assert run([*command, *more]) == code
         told = capfd.readouterr()
         assert "stdin: row 1 holds str, not text in UTF-8" in (told.err if code else told.out)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run(command) == 5  # as an empty file
+    assert "stdin: holds no samples" in capfd.readouterr().err
 
 
 def test_texts_of_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

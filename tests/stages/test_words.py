@@ -380,6 +380,13 @@ def test_eval_can_leave_words_out(place: Path) -> None:
     assert staged.report.results[0].id.nll == pytest.approx(-np.log(own).mean(), abs=1e-5)
 
 
+@pytest.mark.parametrize("way", ["off", "beside", "first"])
+def test_of_nothing_there_are_no_answers(way: str, place: Path) -> None:
+    model = hs.load(place / way, device="cpu")
+    assert len(model.decide([]).probabilities) == len(model.predict([])) == 0
+    assert len(hs.Predictor(place / way)([])) == 0
+
+
 def test_new_words_go_on(place: Path) -> None:
     model = hs.load(place / "first", device="cpu")
     assert np.asarray(model.decide(["[UNK] [UNK] [UNK]"]).members_run).tolist() == [1]

@@ -158,3 +158,17 @@ def test_a_number_is_fitted_and_shown_too(
     words += ["--val", str(tmp_path / "n.jsonl"), "--recipe", "probe", "--set", "problem=number"]
     assert run([*words, "--device", "cpu", "-o", str(tmp_path / "p")]) == 0
     assert re.search(r"val nll \d+\.\d{4}\n", capsys.readouterr().out)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    FAMILIES["BERT"].write(tmp_path / "source")
+    table = [f"{'good' if i % 2 else 'bad'} film,{i % 2}" for i in range(30)]
+    table[7] = " ,1"
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *table]) + "\n")
+    command = ["finetune", str(tmp_path / "source"), "--recipe", "probe", "--skip-bad"]
+    command += ["--data", str(tmp_path / "train.csv"), "-o", str(tmp_path / "probe")]
+    assert run(command) == 0
+    told = capfd.readouterr()
+    assert told.err.count("skipped: ") == 1
+    assert re.search(r"skipped: .*train.csv: row 7\b", told.err)
+    assert "probe.safetensors: a probe, 2 outputs" in told.out

@@ -164,17 +164,12 @@ class Evidence:
 
     def need_every_class(self, score: str) -> None:
         """Class statistics of a class without samples do not exist."""
-        absent = np.flatnonzero(self.moments.counts == 0).tolist()
+        absent = int((self.moments.counts == 0).sum())
         count, classes = self.moments.count, len(self.moments.counts)
         if absent:
-            more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-            which = f"class{'es' * (len(absent) > 1)} {', '.join(map(str, absent[:3]))}{more}"
-            what = (
-                f"{score}: {which} never occur{'s' * (len(absent) == 1)} among the {count} "
-                "samples it is fitted on"
-            )
             raise DataError(
-                what,
+                f"{score}: {absent} of {classes} classes never occur among the {count} samples it "
+                "is fitted on",
                 hint="Give --fit-data of every class, or a score without classes (msp, knn, vim).",
             )
         if count <= classes:

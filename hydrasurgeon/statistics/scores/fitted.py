@@ -180,6 +180,8 @@ def scores_of(
     temperature: float = 1.0,
 ) -> Scores:
     """Any score, of logits alone or fitted."""
+    if not len(logits):
+        return np.zeros(0)
     if kind in LOGITS and fitted is None:
         return np.concatenate(
             [score_of(kind, rows, temperature) for rows in in_pieces(logits, ROWS)]
