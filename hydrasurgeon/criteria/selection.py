@@ -29,13 +29,6 @@ MAX_MASK = 16 << 20
 
 
 def choose(
-    manifest: SingleManifest, score: Score, **amount: Any
-) -> tuple[dict[str, Layers], tuple[str, ...]]:
-    """The heads that stay, by `select`; and no notes."""
-    return select(manifest, score, **amount), ()
-
-
-def select(
     manifest: SingleManifest,
     score: Score,
     *,
@@ -46,9 +39,9 @@ def select(
     tower: str | None = None,
     seed: int = 0,
     even: bool = False,
-) -> dict[str, Layers]:
+) -> tuple[dict[str, Layers], tuple[str, ...]]:
     """Kept heads by `keep` (per layer; on average unless `even`, where heads of all layers are
-    compared), `remove` (in all) or `sample` (N of the first P to go).
+    compared), `remove` (in all) or `sample` (N of the first P to go); and no notes.
     """
     candidates = movable(manifest, score, layers=layers, tower=tower)
     if keep is not None:
@@ -61,7 +54,7 @@ def select(
         raise UsageError(
             "how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE."
         )
-    return _some(drop(manifest.kept, gone))
+    return _some(drop(manifest.kept, gone)), ()
 
 
 def movable(

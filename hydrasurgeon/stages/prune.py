@@ -220,13 +220,8 @@ def _chosen(
     opened: Single, key: ScoreKey, score: Score, arguments: PruneOptions
 ) -> tuple[Kept, list[str]]:
     """The heads that the scores leave, and what is to be said of the choice."""
-    manifest, where = opened.manifest, {"layers": arguments.layers, "tower": arguments.tower}
-    amount = {
-        "keep": arguments.keep,
-        "remove": arguments.remove,
-        "sample": arguments.sample,
-        "seed": arguments.seed,
-    }
+    manifest, names = opened.manifest, ("keep", "remove", "sample", "layers", "tower", "seed")
+    amount = {name: getattr(arguments, name) for name in names}
     notes, decided = [*score.settings.get("notes", ())], score.settings.get("keep")
     confined = score.settings.get("layers")
     layers = max(tower.layers for tower in manifest.towers.values())
@@ -238,12 +233,10 @@ def _chosen(
             f"the {key} scores were computed layer by layer for --keep {decided}, not "
             f"{arguments.keep}"
         )
-    choose = chooser(key)
-    if not arguments.even or criterion(key).own_number:
-        kept, more = choose(manifest, score, **amount, **where)
-        return kept, [*notes, *more]
-    kept, _ = choose(manifest, score, **amount, **where, even=True)
-    return kept, notes
+    if arguments.even and not criterion(key).own_number:
+        amount["even"] = True
+    kept, more = chooser(key)(manifest, score, **amount)
+    return kept, [*notes, *more]
 
 
 def _default_name(name: str, key: ScoreKey | None, arguments: PruneOptions) -> str:

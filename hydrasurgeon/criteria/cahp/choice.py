@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.criteria.selection import movable, scored_layers
+from hydrasurgeon.criteria.selection import movable
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.heads import Head, Layers, count, drop
@@ -150,18 +150,10 @@ def choose_heads(
             hint="Score again.",
         )
     clusters = number_of_clusters(candidates, keep, remove)
-    chosen = scored_layers(score, layers, max(manifest.towers[name].layers for name in values))
-    if (
-        (clusters, settings.get("clusters_from")) == (None, "auto")
-        and set(settings.get("layers", ())) == chosen
-        and len(placed) == len(candidates)
-    ):
-        kept = {tower: tuple(map(tuple, rows)) for tower, rows in settings["kept"].items()}
-    else:
-        points = np.array([placed[head] for head in candidates]).reshape(-1, 2)
-        weights = [values[head.tower][head.layer][head.number] for head in candidates]
-        choice = choose(candidates, points, weights, clusters=clusters)
-        kept = drop(manifest.kept, set(candidates) - set(choice.stay))
+    points = np.array([placed[head] for head in candidates]).reshape(-1, 2)
+    weights = [values[head.tower][head.layer][head.number] for head in candidates]
+    choice = choose(candidates, points, weights, clusters=clusters)
+    kept = drop(manifest.kept, set(candidates) - set(choice.stay))
     notes = []
     if keep == "auto" and not settings.get("knee"):
         notes.append("cahp's curve has no knee: its highest point gives the number of heads")

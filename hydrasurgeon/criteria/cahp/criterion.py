@@ -97,7 +97,6 @@ def score(subject: Subject) -> Verdict:
     settings = {
         "automatic": choice.automatic,
         "knee": choice.knee,
-        "clusters_from": "auto" if clusters is None else len(choice.clusters),
         "clusters": [[list(head) for head in group] for group in choice.clusters],
         "curve": [[k, round(height, 6)] for k, height in choice.curve],
         "points": [[*head, float(x), float(y)] for head, (x, y) in zip(heads, points, strict=True)],
