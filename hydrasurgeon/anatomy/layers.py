@@ -53,11 +53,7 @@ def after_attention(parts: Any, hidden: Hidden, attended: Hidden) -> Hidden:
         attended.shape[-2] != hidden.shape[-2]
     ):  # always to slice would freeze the length in an exported file
         hidden = hidden[..., : attended.shape[-2], :]
-    return feed_forward(parts, hidden + parts.scale1(attended))
-
-
-def feed_forward(parts: Any, summed: Hidden) -> Hidden:
-    """The rest of a layer, from the residual stream behind its attention on."""
+    summed = hidden + parts.scale1(attended)
     return mlp_half(parts, summed if parts.prenorm else parts.norm1(summed))
 
 

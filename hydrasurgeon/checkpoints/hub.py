@@ -39,11 +39,6 @@ def network_errors() -> tuple[type[Exception], ...]:
     return tuple({OSError, *HfHubHTTPError.__bases__})
 
 
-def refused_token(error: Exception) -> bool:
-    """Whether the hub answered that it does not know the token."""
-    return getattr(getattr(error, "response", None), "status_code", None) == 401
-
-
 def _check(folder: Path, spec: str) -> None:
     """Refuse a model by its config, unless a manifest says that it is one of ours."""
     if (folder / "heads.json").exists():
@@ -101,7 +96,8 @@ def fetch(spec: str) -> Path:
             f"{repo} is not in the cache and the hub cannot be reached",
             "Connect once, or give a local path.",
         )
-        usual = refused if refused_token(error) else away
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        usual = refused if status == 401 else away
         why, hint = next(
             (reason for kind, reason in reasons.items() if isinstance(error, kind)), usual
         )

@@ -110,7 +110,7 @@ def save(
             fill(beside, final.to_json().encode())
         return final
     with staged(out) as folder:
-        weights = folder / weights_name(manifest(UNKNOWN))
+        weights = folder / family_of(manifest(UNKNOWN).model).weight_files[0]
         # The tensors of a decision state have a file of their own.
         state = [plan for plan in planned if plan.name.startswith(PREFIX)]
         model = [plan for plan in planned if not plan.name.startswith(PREFIX)]
@@ -171,11 +171,6 @@ def _record_names(place: Path, manifest: Manifest) -> None:
     if any(config.get(key) != value for key, value in names.items()):
         with replacing(place) as (part,):
             fill(part, f"{json.dumps({**config, **names}, indent=2)}\n".encode())
-
-
-def weights_name(manifest: Manifest) -> str:
-    """What the weights are called in a directory."""
-    return family_of(manifest.model).weight_files[0]
 
 
 def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:

@@ -47,7 +47,8 @@ def compute(
     manifest = checkpoint.manifest
     towers = parse_towers(scoring.tower, manifest.towers)
     sizes = [manifest.towers[name] for name in towers]
-    keep, most = scoring.heads_kept, max(size.heads for size in sizes)
+    keep = None if isinstance(scoring.keep, str) else scoring.keep  # cahp finds it
+    most = max(size.heads for size in sizes)
     if keep is not None and not 0 < keep <= most:
         raise SurgeryError(
             f"--keep {keep}: layers have {most} heads", hint=f"Keep between 1 and {most}."

@@ -93,6 +93,10 @@ class Samples(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    def at(self, rows: NDArray[np.int64]) -> Samples:
+        """Some of them."""
+        return Subset(self, None if self.written is None else self.written.at(rows), rows)
+
     def name(self, i: int) -> str | int:
         """What a sample is called in a list of answers: its file below the folder of all, else its
         row.
@@ -391,11 +395,7 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
         return samples
     if limit < 1:
         raise DataError(f"--limit {limit}: must be at least 1")
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(samples))[:limit])
-    column = samples.written
-    if column is not None:
-        column = column.at(chosen)
-    return Subset(samples, column, chosen)
+    return samples.at(np.sort(np.random.default_rng(seed).permutation(len(samples))[:limit]))
 
 
 def fit_classes(samples: Samples, model: Model) -> Samples:

@@ -17,7 +17,7 @@ from hydrasurgeon.checkpoints.folder import GRAPHS, GRAPHS_INT8, is_graph_folder
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.data.batches import has_gpu
 from hydrasurgeon.engines.file import MEMBERS
-from hydrasurgeon.engines.graph import Graph, as_engine, captured, is_made, open_folder, open_graph
+from hydrasurgeon.engines.graph import Graph, as_engine, captured, open_folder, open_graph, place_of
 from hydrasurgeon.engines.runtimes import GRAPH_OF, OPENVINO, precisions, processor
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import need
@@ -120,8 +120,8 @@ def chosen(
         return "torch"
     if decision is not None and decision.cascade is not None and decision.words is None:
         return "torch"  # a graph answers whole
-    packages = all(find_spec(name) for name in PACKAGES)
-    return "onnx" if (rows >= MANY and packages) or is_made(checkpoint, "onnx") else "torch"
+    pays = rows >= MANY and all(map(find_spec, PACKAGES))
+    return "onnx" if pays or place_of(checkpoint, "onnx").is_file() else "torch"
 
 
 def engine_of(

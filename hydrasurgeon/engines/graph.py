@@ -371,11 +371,6 @@ def place_of(checkpoint: Checkpoint, engine: str) -> Path:
     return Path(root, "graphs", f"{digest[:32]}.whole{ENDING}")
 
 
-def is_made(checkpoint: Checkpoint, engine: str) -> bool:
-    """Whether its graph is in the cache."""
-    return place_of(checkpoint, engine).is_file()
-
-
 def _file(
     place: Path, make: Callable[[], bytes], keep: bool
 ) -> tuple[Path | bytes, Contents, tuple[str, ...]]:

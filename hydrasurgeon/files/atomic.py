@@ -125,7 +125,8 @@ def claim(
     or is there.
     """
     places = (path, *beside)
-    check_folder(path)
+    if not os.path.isdir(path.parent):
+        raise OutputError(f"{path.parent}: no such directory", hint="Create it first.")
     sources = [source for argument in inputs for source in _named(argument)]
     for place in places:
         wrong = _other_kind(place, folder=folder)
@@ -157,12 +158,6 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{path}: cannot be made ({error.strerror})") from error
-
-
-def check_folder(path: Path) -> None:
-    """Refuse an output whose folder is not there."""
-    if not os.path.isdir(path.parent):
-        raise OutputError(f"{path.parent}: no such directory", hint="Create it first.")
 
 
 def real(path: Path) -> Path:

@@ -70,11 +70,6 @@ def typed(name: str, value: Any) -> list[str]:
     return [word for each in values for word in (name, str(each))]
 
 
-def changes_weights(entry: Step) -> bool:
-    """Whether a step made other weights; `score` writes into the manifest alone."""
-    return entry.command != "score"
-
-
 def merged(histories: Iterable[Sequence[Step]]) -> list[Step]:
     """Several histories one after another, the steps they share only once."""
     steps: list[Step] = []

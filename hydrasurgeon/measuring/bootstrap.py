@@ -45,17 +45,12 @@ def is_paired(row: Answered, reference: Answered) -> bool:
     return np.array_equal(row.inside.labels, reference.inside.labels)
 
 
-def same_foreign(row: Answered, reference: Answered) -> bool:
-    """Whether both were shown as many samples of the same OOD sets."""
-    same = [*row.foreign] == [*reference.foreign] and row.counts[1:] == reference.counts[1:]
-    return bool(row.foreign) and same
-
-
 def compared(
     row: Answered, reference: Answered, *, level: float = 0.95, seed: int = 0
 ) -> tuple[Difference, ...]:
     """What differs from the reference, on resamples of the samples that both have answered for."""
-    if not same_foreign(row, reference):
+    # Where both were shown as many samples of the same OOD sets, these are compared too.
+    if [*row.foreign] != [*reference.foreign] or row.counts[1:] != reference.counts[1:]:
         row, reference = (replace(each, foreign={}) for each in (row, reference))
 
     def differences(*rows: Rows) -> dict[str, Values]:

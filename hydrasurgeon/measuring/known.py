@@ -118,7 +118,7 @@ def certifying(samples: Samples, history: Sequence[Step]) -> tuple[Samples, list
         notes.append(
             f"{called}: {copies:,} of its {len(keep):,} samples are copies of others, and count once"
         )
-    return (samples if keep.all() else _some(samples, np.flatnonzero(keep))), notes
+    return (samples if keep.all() else samples.at(np.flatnonzero(keep))), notes
 
 
 def distinct(outputs: Outputs, name: str) -> tuple[NDArray[np.int64], str | None]:
@@ -134,12 +134,3 @@ def distinct(outputs: Outputs, name: str) -> tuple[NDArray[np.int64], str | None
         return every, None
     note = f"{name}: {copies:,} of its {len(rows):,} samples are copies of others, and count once"
     return np.sort(first), note
-
-
-def _some(samples: Samples, rows: NDArray[np.int64]) -> Samples:
-    from hydrasurgeon.data.samples import Subset
-
-    column = samples.written
-    if column is not None:
-        column = column.at(rows)
-    return Subset(samples, column, rows)

@@ -161,7 +161,8 @@ def read_predictions(path: Path) -> Predictions:
     labels = contents.labels("labels", of=logits)
     scores = {"": contents.scores("scores.", rows=len(logits))}
     ood = {}
-    for name in dict.fromkeys([*dict(about.ood), *contents.ood_names()]):
+    stored = [match[1] for match in map(OF_SET.fullmatch, sorted(contents.file.infos)) if match]
+    for name in dict.fromkeys([*dict(about.ood), *contents.names(stored, "a set")]):
         ood[name], scores[name] = contents.ood_set(name)
     return Predictions(
         name=about.name or path.name.removesuffix(".safetensors"),
@@ -326,11 +327,6 @@ class _Contents:
         tensors = Tensors([self.file])
         return Input(name=self.path.name, sha256=weights_sha256(tensors, tensors.digests()))
 
-    def ood_names(self) -> list[str]:
-        """The sets that tensors are called after."""
-        matches = map(OF_SET.fullmatch, sorted(self.file.infos))
-        return self._names([match[1] for match in matches if match is not None], "a set")
-
     def ood_set(self, name: str) -> tuple[Outputs, dict[str, ndarray]]:
         """Logits, scores, or both, of as many samples."""
         logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
@@ -348,10 +344,10 @@ class _Contents:
         ]
         return {
             name: self._finite(prefix + name, ("sample",), {"sample": rows}).astype(np.float64)
-            for name in self._names(names, "a score")
+            for name in self.names(names, "a score")
         }
 
-    def _names(self, names: Sequence[str], of: str) -> list[str]:
+    def names(self, names: Sequence[str], of: str) -> list[str]:
         """Names that tensors are called after, each once."""
         for name in names:
             if not is_name(name):

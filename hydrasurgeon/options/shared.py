@@ -285,8 +285,3 @@ class Scoring(Options):
         recorded=True,
         help="vision, text or both: where heads are scored and removed.",
     )
-
-    @property
-    def heads_kept(self) -> int | None:
-        """The number in each layer; None where it is not given, or cahp finds it."""
-        return None if isinstance(self.keep, str) else self.keep

@@ -34,7 +34,13 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FuseOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion, plan_mean
-from hydrasurgeon.surgery.means import behind_mean_trunk, check_common_start, mean_model, spread
+from hydrasurgeon.surgery.means import (
+    averaged,
+    behind_mean_trunk,
+    check_common_start,
+    differing,
+    spread,
+)
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -109,7 +115,8 @@ def fuse(arguments: FuseOptions) -> Fused:
         members, hashes = behind_mean_trunk(opened, digests, arguments.mean_trunk)
     if arguments.mean:
         check_common_start(opened, list(opened[0].weights), "--mean")
-        plan = plan_mean(mean_model(opened, digests), opened)
+        names = differing(opened[0].weights, digests)
+        plan = plan_mean(averaged(opened[0], opened, names), opened)
     else:
         plan = plan_fusion(members, hashes, average_mlp=arguments.mlps == "average")
     stored = [weights_sha256(m.tensors, each) for m, each in zip(members, hashes, strict=True)]

@@ -87,11 +87,6 @@ def averaged(model: Single, models: Sequence[Single], names: Collection[str]) ->
     return replace(model, tensors=Averaged(model.tensors, tensors, names))
 
 
-def mean_model(models: Sequence[Single], digests: Sequence[Mapping[str, str]]) -> Single:
-    """One model of the models' mean weights."""
-    return averaged(models[0], models, differing(models[0].weights, digests))
-
-
 def differing(names: Iterable[str], digests: Sequence[Mapping[str, str]]) -> list[str]:
     """Tensors that are not the same in all models."""
     return [name for name in names if len({each.get(name) for each in digests}) > 1]
