@@ -234,10 +234,10 @@ def _bar() -> Iterator[Tick]:
 
 def _plain() -> Callable[[str, int, int], None]:
     last = start = time.monotonic()
-    first, before = 0, (0, 0)
+    first, before, said = 0, (0, 0), ""
 
     def tick(what: str, done: int, total: int) -> None:
-        nonlocal last, start, first, before
+        nonlocal last, start, first, before, said
         now = time.monotonic()
         if total != before[1] or done < before[0]:  # other work has a pace of its own
             start, first = now, done
@@ -245,7 +245,10 @@ def _plain() -> Callable[[str, int, int], None]:
         if now - last >= PLAIN_EVERY_SECONDS:
             last = now
             left = round((total - done) * (now - start) / (done - first)) if done > first else 0
-            say(f"{what}: {done}/{total}" + (f", {timedelta(seconds=left)} left" if left else ""))
+            line = f"{what}: {done}/{total}" + (f", {timedelta(seconds=left)} left" if left else "")
+            if line != said:
+                say(line)
+            said = line
 
     tick.line = say  # type: ignore[attr-defined]
     return tick

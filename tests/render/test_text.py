@@ -28,6 +28,7 @@ from hydrasurgeon.files.manifest import (
     Tower,
 )
 from hydrasurgeon.measuring.results import Cost, Diversity, IdResult, OodAverage, Report, Result
+from hydrasurgeon.render import console
 from hydrasurgeon.stages.bench import Benched, Contender, Point
 from hydrasurgeon.stages.evaluate import Evaluation
 from hydrasurgeon.stages.export import Export
@@ -208,3 +209,14 @@ def test_words_of_the_command_line(words: list[str], capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert all(line.isprintable() for line in said.split("\n"))
     assert "\nerror: done" not in said
+
+
+def test_without_a_terminal_no_line_comes_twice_in_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "PLAIN_EVERY_SECONDS", 0.0)
+    with render.progress(quiet=False) as tick:
+        assert tick is not None
+        for done in (0, 0, 0, 1, 1):
+            tick("words", done, 1)
+    assert capsys.readouterr().err.splitlines() == ["words: 0/1", "words: 1/1"]
