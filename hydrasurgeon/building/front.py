@@ -30,10 +30,12 @@ from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX, claims, hold, real, staged, sweep, write_text
 from hydrasurgeon.files.decided import ZERO_SHOT
 from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.history import typed
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.measuring.results import COMPARED
+from hydrasurgeon.options.columns import LABELS, DataSpec
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 
@@ -147,16 +149,22 @@ class Front:
                 told = [_change(each) for each in changes if each.metric in SHOWN]
                 lines.append(f"{what}: {'; '.join(told)}")
             below = entry
-        files, page = str(self.options.out), ""
-        if len(self.rungs) > 1:
-            files, page = f"{files.rstrip('/')}/*.safetensors", " --html front.html"
-        models = " ".join(shlex.quote(str(path)) for path in self.options.checkpoints)
+        options = self.options
+        files, page = shlex.quote(str(options.out)), ""
+        if len(self.search.budgets) > 1:
+            folder = shlex.quote(str(options.out).rstrip("/"))
+            files, page = f"{folder}/*.safetensors", " --html front.html"
+        models = " ".join(shlex.quote(str(path)) for path in options.checkpoints)
         if single.choice.name == PROBE:  # of a body, which answers nothing itself
             models = shlex.quote(str(single.choice.members[0].file))
         if any(entry.choice.words == "first" for entry in self.rungs.values()):
             page = f" --cascade{page}"
+        columns = dict(DataSpec.parse(options.val).columns)
+        data = ["--data", "TEST", *typed("--labels", columns.pop(LABELS, None))]
+        if columns:
+            data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
         lines.append(
-            f"Next, on data that chose nothing: hydrasurgeon eval {files} {models} --data TEST{page}"
+            f"Next, on data that chose nothing: hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
         )
         return "\n".join(lines)
 

@@ -63,6 +63,7 @@ class Plan:
         self.steps = steps
         self.seconds = seconds
         self.tell = tell
+        self.minutes = minutes
         self.ends = now() + 60 * minutes
         self.may_end = False
         """Whether there is something to end with."""
@@ -81,8 +82,12 @@ class Plan:
             f"{number}. {step.name}: {in_words(taken)}"
             for number, (step, taken) in enumerate(zip(self.steps, times, strict=True), 1)
         ]
-        total = in_words(sum(times))
-        return (f"{counted(len(stages), 'stage')}, {total} in all on this machine", *stages)
+        total = f"{counted(len(stages), 'stage')}, {in_words(sum(times))} in all on this machine"
+        if sum(times) > 60 * self.minutes:
+            total += (
+                f"; --max-minutes {self.minutes:g} ends it earlier, once each budget has a file"
+            )
+        return (total, *stages)
 
     def begin(self, key: str) -> None:
         """The work is in this stage now."""
@@ -166,7 +171,7 @@ def steps_of(
         seen += sum(map(len, sets["ood"])) + scored
     written = budgets * (data + seen)
     quick = 2.0 * data + val + 2 * seen + written
-    steps = [Step("quick", "what takes seconds: the model as it is, a probe, words", quick, timed)]
+    steps = [Step("quick", "the model as it is, a probe, words", quick, timed)]
     if body:
         count = options.seeds or SEEDS
         recipe = usual_recipe(options.paths[0], options.arch)

@@ -244,7 +244,7 @@ def test_a_dry_run_says_what_is_ahead(task: Task) -> None:
     built = task.build(dry_run=True, budget="macs=0.7")
     assert built.path is None
     assert [line.partition(":")[0] for line in built.plan[1:]] == [
-        "1. what takes seconds",
+        "1. the model as it is, a probe, words",
         "2. up to 1 smaller model",
     ]
     assert not {p.name for p in {*task.folder.iterdir()} - before if not p.name.startswith(".")}
