@@ -38,6 +38,9 @@ class State(Resumable):
     def open(self) -> None:
         """Refuse a folder that belongs to other work, or begin one."""
         folder = self.path.parent
+        files = [f for f in folder.iterdir() if f != self.path and not f.name.startswith(".")]
+        if not files:  # nothing was made that other work could take for its own
+            self.clear()
         if there(self.path):
             with self.judged():
                 texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
@@ -47,7 +50,6 @@ class State(Resumable):
                 self.known.update(known)
             return
         # What lies in a folder without a state may come from anywhere.
-        files = [file for file in folder.iterdir() if not file.name.startswith(".")]
         if files:
             what = f"{folder}: holds {files[0].name}, and no state of a build"
             raise OutputError(what, hint="Give another --cache, or delete the folder.")

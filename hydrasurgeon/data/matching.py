@@ -248,11 +248,8 @@ def _by_position(spec: str, column: Column, model: Model) -> Fit:
     positions = np.full(len(numbers), -1, dtype=np.int64)
     for at in _used(column):
         if not 0 <= numbers[at] < count:
-            raise DataError(
-                f"{spec}: row {_row_of(column, at)} has label {numbers[at]}, the model has "
-                f"classes 0-{count - 1}",
-                hint=OTHER_CLASSES,
-            )
+            row = f"row {_row_of(column, at)} has label {numbers[at]}"
+            raise UnknownClass(f"{spec}: {row}, the model has classes 0-{count - 1}", row)
         positions[at] = numbers[at]
     note = None
     if labels:
@@ -371,6 +368,15 @@ def _same_order(names: Sequence[str], model: Model) -> bool:
     return are_codes(names) and not are_codes(labels)
 
 
+class UnknownClass(DataError):
+    """A row has a class that the model lacks."""
+
+    def __init__(self, message: str, row: str, near: str = "") -> None:
+        super().__init__(message, hint=OTHER_CLASSES)
+        self.row, self.near = row, near
+        """Which row has which class, and which one is written almost so."""
+
+
 def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int64]:
     """The numbers of the model's classes, by name; classes without samples need not be known."""
     names = column.names or ()
@@ -379,16 +385,18 @@ def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int
     unknown = sorted((_row_of(column, at), names[at]) for at in used if places[at] < 0)
     if unknown:
         row, name = unknown[0]
-        near = did_you_mean(name, labels)
+        near, differs = did_you_mean(name, labels), ""
         alike = next((label for label in labels if _unspelt(label) == _unspelt(name)), None)
         if alike is not None:
-            near = f", which differs only in {_difference(name, alike)} from {shown(alike)}"
+            differs = f"differs only in {_difference(name, alike)} from {shown(alike)}"
+            near = f", which {differs}"
         # What the data lacks comes first.
         ours = sorted(labels, key=lambda label: label in names)
-        raise DataError(
+        raise UnknownClass(
             f"{spec}: row {row}: the model has no class {listed([name for _, name in unknown])}"
             f"{near}; the model's: {listed(ours)}",
-            hint=OTHER_CLASSES,
+            f"row {row} has the class {shown(name)}",
+            differs,
         )
     counts = Counter(labels)
     twice = next((names[at] for at in used if counts[names[at]] > 1), None)

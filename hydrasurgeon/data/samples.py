@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.data.images import MAX_BYTES, decode, is_picture, plain
 from hydrasurgeon.data.labels import UNLABELLED, Column, Labels
-from hydrasurgeon.data.matching import matched
+from hydrasurgeon.data.matching import UnknownClass, matched
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import read_bytes
 from hydrasurgeon.files.manifest import Inputs, Model
@@ -420,6 +420,18 @@ def fit_classes(samples: Samples, model: Model) -> Samples:
             hint = f"Is it --columns label={others[0]}?"
         raise DataError(f"{samples.spec}: has no labels{columns}", hint=hint)
     return Subset(samples, matched(samples.spec, column, model))
+
+
+def fit_held_out(samples: Samples, model: Model) -> Samples:
+    """--val of a new classifier, whose classes are those of --data."""
+    try:
+        return fit_classes(samples, model)
+    except UnknownClass as error:
+        what = f"--val {samples.spec}: {error.row}, which --data lacks"
+        if error.near:
+            raise DataError(f"{what}; it {error.near}", hint="Write them alike.") from error
+        hint = "Leave such rows out, or move some of them to --data."
+        raise DataError(what, hint=hint) from error
 
 
 def reading(model: Model, samples: Samples) -> Model:

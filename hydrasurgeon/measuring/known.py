@@ -80,12 +80,14 @@ def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
     )
 
 
-def certifying(samples: Samples, history: Sequence[Step]) -> tuple[Samples, list[str]]:
+def certifying(
+    samples: Samples, history: Sequence[Step], option: str = "--data"
+) -> tuple[Samples, list[str]]:
     """The rows that may certify: each once, and none that the model was trained on; DataError where
     that was more than a tenth.
     """
     keep, notes = np.ones(len(samples), dtype=bool), []
-    called = f"--data {visible(samples.spec)}"
+    called = f"{option} {visible(samples.spec)}"
     for use, seen in dict.fromkeys(_uses(history)):
         rows, told = is_seen(samples, seen)
         count, share = int(rows.sum()), float(rows.sum() / max(1, told.sum()))

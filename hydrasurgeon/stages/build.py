@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,15 @@ from hydrasurgeon.building.work import STATE, State, Workshop, unfinished
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
-from hydrasurgeon.data import Samples, fit_classes, open_data
+from hydrasurgeon.data import Samples, fit_classes, fit_held_out, open_data
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.fitting import FEWEST_OOD, too_few_ood
 from hydrasurgeon.errors import DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
+from hydrasurgeon.files.history import step
+from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.files.processes import process_count
+from hydrasurgeon.measuring.known import certifying, record
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import BuildOptions
@@ -34,6 +36,7 @@ from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.stages.fuse import fusable, with_common_names
 from hydrasurgeon.surgery.cut import check_stock
 from hydrasurgeon.tuning.recipes import load_recipe
+from hydrasurgeon.tuning.start import model_to_tune
 
 FORMAT = "hydrasurgeon.build/1"
 """Format identifier of the JSON report."""
@@ -83,21 +86,33 @@ def build(options: BuildOptions) -> Built:
     _check(options)
     out, ours = _output(options, several=len(budgets) > 1)
     body = _body(options)
-    val = open_data(options.val, limit=options.limit, seed=options.seed)
+    data, val = (
+        open_data(spec, limit=options.limit, seed=options.seed)
+        for spec in (options.data, options.val)
+    )
     if body is None:
         models = _opened(options, val)
-        options = _for_numbers(models[0], options)
-        sets, notes = _data(models[0], val, options)
+        model = models[0].manifest.model
+        data, val = fit_classes(data, model), fit_classes(val, model)
     else:
-        models = [body]
-        sets = {"data": [open_data(options.data, limit=options.limit, seed=options.seed)]}
-        sets |= {"val": [val], "ood": [open_data(spec) for spec in options.ood]}
-        notes = []
+        models = [classifying(body, options)]
+        model, data, val = _of_data(body.manifest.model, data, val)
+    options = _for_numbers(model, models[0].name, options)
+    sets, notes = _data(model, data, val, options)
+    histories = [each.manifest.history for each in models]
+    if body is not None:
+        histories = [
+            (*body.manifest.history, step("finetune", args={}, inputs=(), data=[record(data)]))
+        ]
+    for history in histories:  # calibrate would refuse the same after the work
+        certifying(val, history, "--val")
+    for note in notes:
+        options.note(f"note: {note}")
     plan = _plan(options, budgets, models[0], sets, body)
-    for line in plan.lines:
-        options.note(line)
     if options.dry_run:
         return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
+    for line in plan.lines:
+        options.note(line)
     state = State(options.work / STATE, _identity(models, sets, options))
     workshop = Workshop(options, plan.tick)
     if body is None:
@@ -112,8 +127,6 @@ def build(options: BuildOptions) -> Built:
             for command in begun.making:
                 workshop.perform(command)
         models = _opened(options.but(checkpoints=(begun.file,)), val)
-        options = _for_numbers(models[0], options)
-        sets, notes = _data(models[0], val, options)
         search = _search(options, budgets, models, sets, plan, state, workshop, begun)
         search.check(models)
     front = Front(search, out, force=options.force, ours=ours)
@@ -234,14 +247,22 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     return models
 
 
-def _for_numbers(opened: Single, options: BuildOptions) -> BuildOptions:
+def _of_data(body: Model, data: Samples, val: Samples) -> tuple[Model, Samples, Samples]:
+    """What a body becomes that learns from TRAIN, and both sets with its classes."""
+    model = model_to_tune(body, load_recipe("probe", {}), data)
+    data = fit_classes(data, model)
+    model = model.model_copy(update={"labels": data.classes})
+    return model, data, fit_held_out(val, model)
+
+
+def _for_numbers(model: Model, name: object, options: BuildOptions) -> BuildOptions:
     """Models of numbers are chosen by their errors, others never are."""
-    numbers = problem_of(opened.manifest.model).link == "square"
+    numbers = problem_of(model).link == "square"
     if numbers and options.objective is None:
         return options.but(objective="rmse")
     if numbers != (options.objective == "rmse"):
         raise UsageError(
-            f"--objective {options.goal} is not for the problem of {opened.name}",
+            f"--objective {options.goal} is not for the problem of {name}",
             hint="Models of numbers are chosen by rmse, and no others.",
         )
     return options
@@ -285,14 +306,10 @@ def _output(options: BuildOptions, *, several: bool) -> tuple[Path, bool]:
 
 
 def _data(
-    opened: Single, val: Samples, options: BuildOptions
+    model: Model, data: Samples, val: Samples, options: BuildOptions
 ) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and OOD data, all different; and what is odd about them."""
-    model = opened.manifest.model
-    read = partial(open_data, limit=options.limit, seed=options.seed)
-    val = fit_classes(val, model)
-    data = read(options.data, model=model)
-    ood = [read(spec) for spec in options.ood]
+    ood = [open_data(spec, limit=options.limit, seed=options.seed) for spec in options.ood]
     in_turn = [("--val", val), ("--data", data), *(("--ood", samples) for samples in ood)]
     notes = [samples.note for _, samples in in_turn if samples.note is not None]
     notes += apart(in_turn, "What members are chosen by must be neither trained on nor OOD data.")

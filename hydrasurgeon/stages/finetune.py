@@ -237,7 +237,7 @@ def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
 
 def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     """Checkpoint and data, opened and fitted to each other."""
-    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data import fit_classes, fit_held_out, open_data
     from hydrasurgeon.data.samples import Subset
 
     source = starting_point(arguments.checkpoint, arguments.arch)
@@ -265,7 +265,8 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         samples = fit_classes(samples, model)
         model = model.model_copy(update={"labels": samples.classes})
     if held_out is not None:
-        held_out = fit_classes(held_out, model)
+        is_new = recipe.classifier != "keep" and samples.labels is not None
+        held_out = (fit_held_out if is_new else fit_classes)(held_out, model)
     if not arguments.teacher:
         return _Material(source, recipe, model, samples, held_out)
     unlabelled = (
