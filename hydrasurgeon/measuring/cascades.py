@@ -128,9 +128,10 @@ def with_cascade(
     state, result = model.state, whole.result
     assert state is not None
     assert result.cost is not None
+    asked = [*dict.fromkeys((*kinds, state.record.ood.score))]
     predictions = predicted(
         sets,
-        lambda samples, scored: in_stages(model, samples, run, kinds if scored else ()),
+        lambda samples, scored: in_stages(model, samples, run, asked if scored else ()),
         name=result.name,
         kind=result.kind,
         problem=state.problem,
@@ -141,7 +142,8 @@ def with_cascade(
     expected = round(macs.expected(share / len(logits)))
     cost = result.cost.model_copy(update={"expected_macs": expected})
     cascade = state.cascade
-    own = {"conformal": cascade.conformal, "group": state.found and cascade.group}
+    own = {name: getattr(cascade, name) for name in ("conformal", "abstain", "limits")}
+    own["group"] = state.found and cascade.group
     stages = Staged(state.record.model_copy(update=own), None, state.problem, whole=state)
     with torch.inference_mode():
         row = row_of(replace(predictions, cost=cost), stages, kinds, **intervals)

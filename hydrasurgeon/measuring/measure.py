@@ -124,6 +124,8 @@ class Row:
     answers: Answered
     timing: int | None = None
     """Its place among the models that are timed; None for a predictions file."""
+    decided: bool = False
+    """Whether a predictions file says by which decision state."""
 
     @property
     def name(self) -> str:
@@ -162,11 +164,12 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
     if not all(each.logits.size for each in sets.values()):
         on_logits = []
     available = [*held, *(kind for kind in on_logits if kind not in held)]
-    if wanted is None and not predictions.problem.scores:
-        return tuple(held[:1])
-    kinds = (wanted or "msp").split(",")
+    usual = ["msp"] if predictions.problem.scores else held[:1]
+    if predictions.decision is not None:
+        usual = [predictions.decision.ood.score]
+    kinds = usual if wanted is None else wanted.split(",")
     if wanted == "all":
-        kinds = ["msp", *on_logits, *held] if on_logits else held or ["msp"]
+        kinds = [kind for kind in (*usual, *on_logits, *held) if kind in available] or ["msp"]
     for kind in kinds:
         if kind not in available:
             why = "does not hold this score of every set"
@@ -205,6 +208,27 @@ def judged(outputs: Outputs, state: State) -> Judged:
     return replace(part, **joined, groups=outputs.groups)
 
 
+def scored(kind: str, said: Outputs, stored: Mapping[str, Values], state: State) -> Values:
+    """An OOD score that came with the logits, or a function of them."""
+    if kind in stored:
+        return stored[kind]
+    check_score(kind, state.problem.scores)
+    at = 1.0 if state.is_fitted else state.record.temperature
+    read = (state.problem.read(rows) for (rows,) in in_pieces(said.logits))
+    scores = np.concatenate([scores_of(kind, rows, None, None, at) for rows in read])
+    return np.round(scores, decimals=metrics.DIGITS)  # equal up to rounding is equal
+
+
+def as_decided(outputs: Outputs, stored: Mapping[str, Values], state: State) -> Judged:
+    """Each sample's answer against the truth; none where the sample is unfamiliar."""
+    inside = judged(outputs, state)
+    if not state.is_fitted:
+        return inside
+    ood = state.record.ood
+    score = scored(ood.score, outputs, stored, state)
+    return inside.familiar(score > np.round(ood.threshold, decimals=metrics.DIGITS))
+
+
 def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("msp",)) -> Answered:
     """What one model said about the labelled set and the OOD sets, by these OOD scores."""
     outputs, problem = predictions.outputs, state.problem
@@ -212,21 +236,13 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
         raise UsageError(
             f"--ood: {predictions.name} has no OOD score", hint="Run calibrate on it first."
         )
-    inside = judged(outputs, state)
+    inside = as_decided(outputs, predictions.scores.get("", {}), state)
     if problem is SINGLE and isinstance(inside, JudgedClasses):
         _check_order(inside, outputs.logits.shape[-1], predictions.name)
 
     def of(name: str, said: Outputs, kinds: Sequence[str]) -> dict[str, Values]:
-        """One that came with the logits, or a function of them."""
         stored = predictions.scores.get(name, {})
-        return {kind: stored[kind] if kind in stored else on_logits(said, kind) for kind in kinds}
-
-    def on_logits(said: Outputs, kind: str) -> Values:
-        check_score(kind, problem.scores)
-        at = 1.0 if state.is_fitted else state.record.temperature
-        read = (problem.read(rows) for (rows,) in in_pieces(said.logits))
-        scores = np.concatenate([scores_of(kind, rows, None, None, at) for rows in read])
-        return np.round(scores, decimals=metrics.DIGITS)  # equal up to rounding is equal
+        return {kind: scored(kind, said, stored, state) for kind in kinds}
 
     # Without OOD data there is nothing to detect by a score; a fitted one still says which samples
     # are unfamiliar.
@@ -234,8 +250,6 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
     if state.is_fitted and kinds[0] == state.record.ood.score:
         threshold = state.record.ood.threshold
     scores = of("", outputs, kinds if predictions.ood else kinds[: threshold is not None])
-    if threshold is not None and isinstance(inside, JudgedClasses):
-        inside = inside.without_empty_sets(scores[kinds[0]] > threshold)
     return Answered(
         inside,
         scores,

@@ -26,6 +26,7 @@ from hydrasurgeon.data.labels import class_names
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
+from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake, usual_problem
 from hydrasurgeon.files.tensors import ArrayFile, TensorFile, Tensors, typed, weights_sha256
@@ -47,8 +48,10 @@ Shift = tuple[str, int | None]
 
 ABOUT = "hydrasurgeon.predictions"
 """Header key of what the file says of itself."""
-MAX_ABOUT = 1 << 20
+MAX_ABOUT = 1 << 24
 """Bytes of it."""
+READERS = dict.fromkeys(("cascade", "words", "seen"))
+"""Of a decision state, what is of no use where a model has answered whole."""
 MAX_LISTED = 1 << 28
 """Bytes of ids or names."""
 OF_SET = re.compile(r"ood\.(.+?)(?:\.scores\..+|\.logits|\.probabilities)", re.DOTALL)
@@ -84,6 +87,8 @@ class Predictions:
     set.
     """
     cost: Cost | None = None
+    decision: Decision | None = None
+    """What the model makes of them."""
     problem: Problem = SINGLE
     source: Any = None
     """What the file is called, and hashes to."""
@@ -135,6 +140,8 @@ def write_predictions(
     if predictions.cost is not None:
         # A time is true of one machine at one moment, and would change the file on every run.
         about["cost"] = predictions.cost.model_dump(exclude={"latency_ms"})
+    if predictions.decision is not None:
+        about["decision"] = predictions.decision.model_copy(update=READERS).model_dump(mode="json")
     content = save(
         {name: np.ascontiguousarray(array) for name, array in tensors.items()},
         # One entry alone: safetensors writes several in an order that differs from file to file.
@@ -173,6 +180,7 @@ def read_predictions(path: Path) -> Predictions:
         shift=shifts,
         scores=scores,
         cost=about.cost,
+        decision=about.decision,
         problem=contents.problem,
     )
 
@@ -287,6 +295,7 @@ class _About(BaseModel):
     ood: list[tuple[Name, Group]] = []
     shift: list[tuple[Name, Count | None]] = []
     cost: Annotated[Cost, BeforeValidator(_untimed)] | None = None
+    decision: Decision | None = None
     problem: ProblemName | None = None
     """Absent where the number of classes tells it."""
 
@@ -320,6 +329,10 @@ class _Contents:
             self.answers = self._logits("logits", {})
             usual = usual_problem(self.answers.shape[-1])
         self.problem = PROBLEMS[self.about.problem or usual]
+        labels = self.about.decision and self.about.decision.labels
+        classes = self.answers.shape[-1]
+        if labels and {len(labels.temperatures), len(labels.thresholds)} != {classes}:
+            raise DataError(f"{where}: its decision is of other than {classes} labels")
 
     @property
     def source(self) -> Input:

@@ -158,6 +158,15 @@ class IdResult(SetAverage):
     set_size: Number = column(
         "set size", "", "set size", "Classes in a prediction set, on average."
     )
+    answered: Number = column(
+        "answered",
+        "",
+        "answered",
+        "The fraction that is answered: neither unfamiliar nor less sure than the promised risk takes.",
+    )
+    wrong: Number = column(
+        "wrong answers", "lower", "wrong", "The fraction of the answers given that are wrong."
+    )
     auroc: Number = column(
         "AUROC of yes", "higher", "AUROC", "How often a yes has a higher probability than a no."
     )
@@ -210,9 +219,6 @@ class IdResult(SetAverage):
     )
     entity_ece: Number = column(
         "entity ECE", "lower", "ent.ECE", "ECE of the probabilities of entities."
-    )
-    wrong: Number = column(
-        "wrong answers", "lower", "wrong", "The fraction of answered entities that are wrong."
     )
     missed: Number = column(
         "missed", "lower", "missed", "The fraction of true entities with a word in no answered one."

@@ -255,6 +255,10 @@ class Reads(Protocol):
     """How predictions are read where they are measured."""
 
     @property
+    def record(self) -> Decision:
+        """What was promised."""
+
+    @property
     def conformal(self) -> Conformal | None:
         """What makes prediction sets."""
 
@@ -293,6 +297,10 @@ class Judged(ABC):
     def figures(self) -> dict[str, float | None]:
         """What is measured once, of all samples."""
         return {}
+
+    def familiar(self, unfamiliar: Bool[ndarray, " sample"]) -> Self:
+        """The same where these samples are not answered."""
+        return self
 
     def sure(self) -> tuple[Scores, Bool[ndarray, " answer"]]:
         """How sure each answer is, and whether it is right; nothing where answers are numbers."""

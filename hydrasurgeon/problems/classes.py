@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy import ndarray
@@ -175,6 +175,8 @@ class JudgedClasses(Judged):
     sets.
     """
     set_size: Float[ndarray, " choice"] | None = None
+    answer: Int[ndarray, " choice"] | None = None
+    """The class that is answered, −1 where none is; None where no risk is promised."""
 
     @property
     def promised(self) -> Float[ndarray, " choice"]:
@@ -204,7 +206,19 @@ class JudgedClasses(Judged):
 
     def measures(self) -> Callable[[Rows], dict[str, Values]]:
         selective = Selective(self.confidence, self.correct, self.promised, self.kept)
-        return lambda rows: self.quality(rows) | selective.metrics(self.choices(rows))
+        return lambda rows: (
+            self.quality(rows) | selective.metrics(self.choices(rows)) | self._risk(rows)
+        )
+
+    def _risk(self, rows: Rows) -> dict[str, Values]:
+        """How many samples are answered, and how many of the answers are wrong."""
+        if self.answer is None:
+            return {}
+        answered = self.answer >= 0
+        wrong = (answered & (self.answer != self.labels)).astype(np.float64)[rows].sum(axis=1)
+        count = answered.astype(np.float64)[rows].sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            return {"answered": count / rows.shape[1], "wrong": wrong / count}
 
     def figures(self) -> dict[str, float | None]:
         figures: dict[str, float | None] = {"smece": smooth_ece(self.promised, self.kept)}
@@ -213,16 +227,16 @@ class JudgedClasses(Judged):
             figures["set_size"] = float(self.set_size.mean())
         return figures
 
-    def without_empty_sets(self, unfamiliar: Bool[ndarray, " sample"]) -> JudgedClasses:
-        """As `Classes` answers."""
-        if self.covered is None or self.set_size is None or len(unfamiliar) != len(self.covered):
-            return self
-        empty = (self.set_size == 0) & ~unfamiliar
-        return replace(
-            self,
-            covered=np.where(empty, self.correct, self.covered),
-            set_size=self.set_size + empty,
-        )
+    def familiar(self, unfamiliar: Bool[ndarray, " sample"]) -> Self:
+        """As `Classes` answers: no set of a familiar sample is empty."""
+        changed: dict[str, ndarray] = {}
+        if self.covered is not None and self.set_size is not None:
+            empty = (self.set_size == 0) & ~unfamiliar
+            changed["covered"] = np.where(empty, self.correct, self.covered)
+            changed["set_size"] = self.set_size + empty
+        if self.answer is not None:
+            changed["answer"] = np.where(unfamiliar, -1, self.answer)
+        return replace(self, **changed)
 
     def sure(self) -> tuple[Scores, Bool[ndarray, " choice"]]:
         return self.confidence, self.correct
@@ -328,6 +342,7 @@ class Classes(Problem):
             nll=-np.log(np.maximum(of_labels(probs, truth), TINY)),
             mutual_information=information,
             disagreement=disagreement,
+            answer=self.given(probs, reading.record),
         )
         if reading.conformal is None:
             return judged
@@ -340,9 +355,21 @@ class Classes(Problem):
 
     def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
         sets = self._sets(record.conformal, decided.probabilities, decided.unfamiliar)
-        if record.abstain is None:
+        answer = self.given(decided.probabilities, record)
+        if answer is None:
             return {"sets": sets}
-        return {"sets": sets, "abstain": decided.probability < record.abstain.threshold}
+        abstain = answer < 0
+        labels = np.where(abstain, decided.labels, answer)
+        return {"sets": sets, "abstain": abstain, "labels": labels}
+
+    def given(self, probs: Probs, record: Decision) -> Int[ndarray, " choice"] | None:
+        """The class that is answered, −1 where that would not keep the promised risk; None where none
+        is promised.
+        """
+        if record.abstain is None:
+            return None
+        chance, label = surest(probs)
+        return np.where(chance >= record.abstain.threshold, label, -1)
 
     def _sets(
         self, conformal: Conformal, probs: Probs, unfamiliar: Bool[ndarray, " sample"]

@@ -173,6 +173,8 @@ class JudgedTokens(Judged):
     """At the first word of an entity its probability."""
     answered: Int[ndarray, "text word"] | None = None
     """Tags of the entities that are answered; None where nothing is promised."""
+    abstains: bool = False
+    """Whether those are some of the entities."""
 
     @property
     def there(self) -> Bool[ndarray, "text word"]:
@@ -237,6 +239,8 @@ class JudgedTokens(Judged):
                     figures[name] = selective[name].item()
         if self.answered is not None:
             answered, true = entities_of(self.answered), entities_of(self.labels)
+            if self.abstains and len(right):
+                figures["answered"] = len(answered) / len(right)
             if len(answered):
                 wrong = ~are_right(answered, self.labels)
                 figures["wrong"] = float(wrong.astype(np.float64).mean())

@@ -228,6 +228,7 @@ class Tokens(Problem):
             disagreement=disagreement.reshape(labels.shape),
             chances=chances,
             answered=answered,
+            abstains=bool(constants.get("abstain")),
         )
 
 

@@ -18,13 +18,12 @@ from hydrasurgeon.problems.base import (
     Columns,
     Constants,
     Outputs,
-    Prediction,
     Reads,
     Watched,
     digits,
 )
 from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
-from hydrasurgeon.run.shapes import Float
+from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.abstain import DELTA, fit_limits
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.found import fit_found, measures_of
@@ -172,12 +171,10 @@ class YesNo(Classes):
         limits = fit_limits(some, truth[by.familiar].astype(bool), risk=risk)
         return {"limits": limits.among(len(some) / len(yes)), "group": group}
 
-    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
-        fields = super().limited(decided, record)
+    def given(self, probs: ndarray, record: Decision) -> Int[ndarray, " choice"] | None:
         if record.limits is None:
-            return fields
-        chance = decided.probabilities[:, 1]
+            return None
+        chance = probs[:, 1]
         limit = math.inf if record.limits.yes is None else record.limits.yes
         yes, no = chance >= limit, chance < record.limits.no
-        labels = np.where(yes | no, yes.astype(np.int64), decided.labels)
-        return {**fields, "abstain": ~(yes | no), "labels": labels}
+        return np.where(yes | no, yes.astype(np.int64), -1)

@@ -17,7 +17,7 @@ from hydrasurgeon.files.manifest import UNKNOWN
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, require
 from hydrasurgeon.measuring.cascades import WHOLE, has_cascade
-from hydrasurgeon.measuring.measure import with_mce
+from hydrasurgeon.measuring.measure import Row, with_mce
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.measuring.sets import (
     LabelledSet,
@@ -107,7 +107,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     rows = with_mce([*measured.rows, *files])
     results = tuple(row.result for row in rows)
     report = Report(
-        settings={**_settings(labelled, opened, arguments), **measured.classes},
+        settings={**_settings(labelled, opened, files, arguments), **measured.classes},
         results=results,
         asserts=judged(assertions, results) if assertions else None,
     )
@@ -227,12 +227,14 @@ def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
 
 
 def _settings(
-    labelled: Sequence[LabelledSet], opened: Sequence[Checkpoint], arguments: EvaluateOptions
+    labelled: Sequence[LabelledSet],
+    opened: Sequence[Checkpoint],
+    files: Sequence[Row],
+    arguments: EvaluateOptions,
 ) -> dict[str, Any]:
-    """What the report says of how it came about; `decision`: as each checkpoint's decision state
-    has it.
-    """
+    """What the report says of how it came about; `decision`: as each model's decision state has it."""
     decided = arguments.decides and any(each.manifest.decision for each in opened)
+    decided = decided or any(row.decided for row in files)
     data: str | list[str] | None = None
     if len(labelled) == 1:
         data = portable_entry(labelled[0].spec)

@@ -20,7 +20,7 @@ from hydrasurgeon.measuring.cost import SideBySide, cost_of, first_inputs, toget
 from hydrasurgeon.measuring.known import trained_on
 from hydrasurgeon.measuring.measure import (
     Row,
-    judged,
+    as_decided,
     measure,
     over_sets,
     row_of,
@@ -166,19 +166,19 @@ def _rows(
     state = State.unfitted(problem, float(temperature or 1))
     own = model.state if arguments.decides and model.state else state
     kinds = scores_wanted(arguments.ood_score, own, name)
-    fitted = own.fitted if own.record.ood.score in kinds else None
     if temperature is None:
         state = own
     predictions = predicted(
         sets,
         lambda samples, scored: said_of(
-            models, samples, arguments, skipped, fitted if scored else None
+            models, samples, arguments, skipped, own.fitted if scored else None
         ),
         name=name,
         kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
         # Of a text without the padding that others bring.
         cost=cost_of(models, first_inputs(model, sets.id, arguments, 1)),
         problem=problem,
+        decision=own.record if own.is_fitted else None,
     )
     if place is not None:
         write_predictions(predictions, place, data=sets.id.fingerprint()["sha256"])
@@ -190,8 +190,9 @@ def _rows(
         # Models have the classes of the first data set.
         if [c.manifest.model for c in ours] != [c.manifest.model for c in job]:
             models = [_loaded(checkpoint, arguments) for checkpoint in ours]
-        said = grouped(said_of(models, samples, arguments, skipped)[0], samples)
-        values = measure(judged(said, state), state.found, ci=arguments.ci, seed=arguments.seed)
+        said, scores = said_of(models, samples, arguments, skipped, own.fitted)
+        inside = as_decided(grouped(said, samples), scores, state)
+        values = measure(inside, state.found, ci=arguments.ci, seed=arguments.seed)
         results.append(SetResult(name=called, **values))
     if not (arguments.cascade and has_cascade(job[0])):
         return [(row, results)]
@@ -214,9 +215,14 @@ def of_files(arguments: EvaluateOptions) -> list[Row]:
     paths = [Path(path) for path in arguments.predictions_in]
 
     def row(predictions: Predictions, called: str) -> Row:
+        if not arguments.decides:
+            predictions = replace(predictions, decision=None)
         kinds = scores_in(arguments.ood_score, predictions, called)
         state = State.unfitted(predictions.problem, float(arguments.temperature or 1))
-        return row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
+        if predictions.decision is not None and arguments.temperature is None:
+            state = State(predictions.decision, None, predictions.problem)
+        measured = row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
+        return replace(measured, decided=predictions.decision is not None)
 
     if arguments.ensemble and not arguments.checkpoints:
         return [

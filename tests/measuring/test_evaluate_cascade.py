@@ -32,7 +32,9 @@ def test_the_cascades_row(tmp_path: Path) -> None:
         noise, images=np.random.default_rng(3).integers(0, 255, (40, 28, 28, 3), dtype=np.uint8)
     )
     path = tmp_path / "c.safetensors"
-    hs.calibrate(hydra, data=str(tmp_path / "val.npz"), ood_score="mds", cascade=True, out=path)
+    hs.calibrate(
+        hydra, data=str(tmp_path / "val.npz"), ood_score="mds", cascade=True, risk=0.9, out=path
+    )
     sets: dict[str, Any] = {"data": str(test), "ood": [f"far:noise={noise}"], "batch_size": 16}
     report = hs.evaluate([path], cascade=True, shift=[f"again={test}"], **sets).report
     part, whole = report.results
@@ -50,6 +52,9 @@ def test_the_cascades_row(tmp_path: Path) -> None:
         right = (found.labels == labels).mean()
         assert row.id.accuracy == pytest.approx(float(right))
         assert row.shift[0].accuracy == pytest.approx(float(right))
+        given = ~(found.abstain | found.unfamiliar)
+        assert row.id.answered == pytest.approx(given.mean())
+        assert row.id.wrong == pytest.approx((found.labels != labels)[given].mean())
         nll = -np.log(np.take_along_axis(found.probabilities, labels[:, None], 1)).mean()
         assert row.id.nll == pytest.approx(float(nll), abs=1e-5)
         assert row.ood[0].auroc == pytest.approx(

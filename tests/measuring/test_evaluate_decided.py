@@ -32,8 +32,60 @@ def ready(tmp_path: Path) -> Path:
         out=tmp_path / "c.safetensors",
         ood_score="rmds",
         coverage=0.6,
+        id_flagged=0.1,
+        risk=0.9,
     )
     return tmp_path
+
+
+def mixed(folder: Path) -> str:
+    """The data, every third label wrong, and noise."""
+    with np.load(folder / "data.npz") as data, np.load(folder / "noise.npz") as noise:
+        images = np.concatenate([data["images"], noise["images"]])
+        labels = np.concatenate([data["labels"], np.arange(30) % 3])
+    labels[::3] = (labels[::3] + 1) % 3
+    np.savez(folder / "mixed.npz", images=images, labels=labels)
+    return str(folder / "mixed.npz")
+
+
+def test_what_is_answered_and_wrong_is_counted_as_predict_answers(ready: Path) -> None:
+    data = mixed(ready)
+    evaluation = hs.evaluate([ready / "c"], data=data, ci=0.9, asserts=["id.wrong<=0.05"])
+    truth = np.load(data)["labels"].tolist()
+    rows = hs.predict(ready / "c", data=data)
+    answers = [row["answer"] for row in rows]
+    given = [at for at, each in enumerate(answers) if each not in ("abstain", "unfamiliar")]
+    assert {"abstain", "unfamiliar"} < set(answers)
+    wrong = sum(answers[at] != truth[at] for at in given)
+    found = evaluation.report.results[0].id
+    assert 0 < wrong < len(given)
+    assert found.answered == pytest.approx(len(given) / len(rows))
+    assert found.wrong == pytest.approx(wrong / len(given))
+    assert found.ci is not None
+    assert found.ci["wrong"][0] < found.wrong < found.ci["wrong"][1]
+    assert f"{found.wrong:.3f}" in repr(evaluation)
+    assert [each.value for each in evaluation.report.asserts or ()] == [found.wrong]
+    # By the decision's own score, whichever OOD detection is measured by; and on each data set.
+    other = hs.evaluate([ready / "c"], data=[data, f"b={data}"], ood_score="energy").report
+    assert other.results[0].id.wrong == found.wrong
+    assert other.results[0].sets is not None
+    assert [each.answered for each in other.results[0].sets] == [found.answered] * 2
+
+
+def test_a_predictions_file_says_by_which_decision(ready: Path) -> None:
+    """What was measured of a model is measured of its logits."""
+    data, file = mixed(ready), ready / "p.safetensors"
+    ood = [f"near:noise={ready / 'noise.npz'}"]
+    first = hs.evaluate([ready / "c"], data=data, ood=ood, predictions=file, ci=0.9).report
+    again = hs.evaluate(predictions_in=[file], ci=0.9).report
+    assert again.results[0].id == first.results[0].id
+    assert again.results[0].ood == first.results[0].ood
+    for name in ("temperature", "ood_score"):
+        assert again.settings[name] == first.settings[name] == "decision"
+    plain = hs.evaluate(predictions_in=[file], no_decision=True).report
+    assert plain.settings["ood_score"] == "msp"
+    bare = hs.evaluate([ready / "source"], data=data, ood=ood).report.results[0]
+    assert (plain.results[0].id, plain.results[0].ood) == (bare.id, bare.ood)
 
 
 def test_the_state_is_in_use(ready: Path) -> None:

@@ -166,6 +166,7 @@ def test_what_is_promised_is_measured() -> None:
                 answered += 1
                 wrong += (entity["start"], entity["end"] - 1, kind) not in true
     assert 20 < answered < len(entities_of(prediction.tags))
+    assert sure.figures()["answered"] == answered / len(entities_of(prediction.tags))
     assert sure.figures()["wrong"] == pytest.approx(wrong / answered)
     assert values(sure, np.arange(60)) == values(judged(logits, labels), np.arange(60))
 

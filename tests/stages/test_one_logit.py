@@ -325,6 +325,12 @@ def test_answers_and_ranks(reranker: Path, tmp_path: Path) -> None:
             else "abstain"
         )
         assert row["answer"] == ("unfamiliar" if unfamiliar else sure)
+    truth = [("no", "yes")[label] for label in mixed(200)]
+    pairs = zip((row["answer"] for row in rows), truth, strict=True)
+    wrong = [answer != true for answer, true in pairs if answer in ("yes", "no")]
+    found = hs.evaluate(out, data=data, device="cpu").report.results[0].id
+    assert found.answered == pytest.approx(len(wrong) / 200)
+    assert found.wrong == pytest.approx(sum(wrong) / len(wrong))
     for start in range(0, 200, 5):
         some = sorted(rows[start : start + 5], key=lambda row: row["rank"])
         assert [row["rank"] for row in some] == [1, 2, 3, 4, 5]
