@@ -247,7 +247,12 @@ class Table:
     def entry(self, choice: Choice) -> Entry:
         """What a choice is worth."""
         if choice not in self._entries:
-            self._entries[choice] = self._measured(choice)
+            parts = [self._half(choice, chosen_on) for chosen_on in (1, 0)]
+            cost = self.cost(choice, sum(part.on for part in parts) / 2)
+            each = zip(*(part.ranks for part in parts), strict=True)
+            answers = _answered(joined([p.inside for p in parts]), [*map(np.concatenate, each)])
+            entry = Entry(choice, cost, answers, self.objective, parts[1].score)
+            self._entries[choice] = entry
         return self._entries[choice]
 
     def worth(self, members: tuple[Member, ...], half: int | None = None) -> float:
@@ -276,13 +281,6 @@ class Table:
         fields = {"temperature": 1.0, **self.problem.fitted(self.problem.outputs(val))}
         fields |= {"ood": Ood.model_construct(**ood), "conformal": SETS}
         return State(Decision.model_construct(**fields), score.fitted, self.problem)
-
-    def _measured(self, choice: Choice) -> Entry:
-        parts = [self._half(choice, chosen_on) for chosen_on in (1, 0)]
-        on = sum(part.on for part in parts) / 2
-        ranks = [np.concatenate(each) for each in zip(*(part.ranks for part in parts), strict=True)]
-        answers = _answered(joined([part.inside for part in parts]), ranks)
-        return Entry(choice, self.cost(choice, on), answers, self.objective, parts[1].score)
 
     def _half(self, choice: Choice, chosen_on: int) -> _Half:
         """What members that one half chose answer on the other, by a state that the first one fits."""

@@ -43,7 +43,14 @@ def compute(
 ) -> Score:
     """Scores of all heads or neurons present; a search leaves its state beside `output`."""
     method = criterion(key)
-    _check_use(key, scoring)
+    for flag, given in (("--ood", scoring.ood), ("--search", scoring.search)):
+        if given and not key.is_circuit:
+            raise UsageError(f"{flag} requires --method circuit.")
+    if key.objective in ("ood", "avg") and not scoring.ood:
+        raise UsageError(
+            f"--objective {key.objective} requires --ood.",
+            hint="Or give --objective acc, which looks at no OOD data.",
+        )
     manifest = checkpoint.manifest
     towers = parse_towers(scoring.tower, manifest.towers)
     sizes = [manifest.towers[name] for name in towers]
@@ -85,18 +92,6 @@ def _recorded(verdict: HeadScores | Verdict | Score, subject: Subject) -> Score:
         settings, verdict = settings | verdict.settings, verdict.scores
     values = _by_original_number(subject, verdict)
     return Score(values=values, settings=settings | about, data=subject.records)
-
-
-def _check_use(key: ScoreKey, scoring: Scoring) -> None:
-    """Refuse what only circuits use, and a circuit that lacks what it is searched by."""
-    for flag, given in (("--ood", scoring.ood), ("--search", scoring.search)):
-        if given and not key.is_circuit:
-            raise UsageError(f"{flag} requires --method circuit.")
-    if key.objective in ("ood", "avg") and not scoring.ood:
-        raise UsageError(
-            f"--objective {key.objective} requires --ood.",
-            hint="Or give --objective acc, which looks at no OOD data.",
-        )
 
 
 def _by_original_number(

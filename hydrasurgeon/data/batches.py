@@ -240,22 +240,17 @@ class _Prepared:
 
         # In the caller's own process its random numbers must not notice.
         saved = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        self._seed(i)
+        seed = int(np.random.SeedSequence((self.augment_seed, i)).generate_state(1)[0])
+        # torch.manual_seed would seed every device, and formats a stack trace to do so.
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
         try:
             return self.transform(raw)
         finally:
             torch.set_rng_state(saved[0])
             random.setstate(saved[1])
             np.random.set_state(saved[2])
-
-    def _seed(self, i: int) -> None:
-        seed = int(np.random.SeedSequence((self.augment_seed or 0, i)).generate_state(1)[0])
-        import torch
-
-        # torch.manual_seed would seed every device, and formats a stack trace to do so.
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
 
 
 Failure = tuple[str, str | None, bool, int]

@@ -132,7 +132,12 @@ def claim(
         wrong = _other_kind(place, folder=folder)
         if wrong is None and os.path.exists(place):
             wrong = next(
-                (f"{s} is an input of this command" for s in sources if _overlap(place, s)), None
+                (
+                    f"{s} is an input of this command"
+                    for s in sources
+                    if os.path.samefile(place, s) or _within(place, s) or _within(s, place)
+                ),
+                None,
             )
         if wrong is not None:
             raise OutputError(f"{option} {place}: {wrong}", hint=f"Give another {option}.")
@@ -175,10 +180,6 @@ def _other_kind(place: Path, *, folder: bool) -> str | None:
         if not folder and not stat.S_ISREG(mode):
             return "is a directory" if stat.S_ISDIR(mode) else "is not a regular file"
     return None
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    return os.path.samefile(one, other) or _within(one, other) or _within(other, one)
 
 
 def _within(path: Path, folder: Path) -> bool:

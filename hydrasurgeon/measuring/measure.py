@@ -238,7 +238,12 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
         )
     inside = as_decided(outputs, predictions.scores.get("", {}), state)
     if problem is SINGLE and isinstance(inside, JudgedClasses):
-        _check_order(inside, outputs.logits.shape[-1], predictions.name)
+        # Every other row suggests another order of labels, and the rest judges.
+        halves = [(inside.predicted[at::2], inside.labels[at::2]) for at in (0, 1)]
+        try:
+            unfit.check_order(halves[0], halves[1], outputs.logits.shape[-1])
+        except DataError as error:
+            raise DataError(f"{predictions.name}: {error.message}", hint=error.hint) from None
 
     def of(name: str, said: Outputs, kinds: Sequence[str]) -> dict[str, Values]:
         stored = predictions.scores.get(name, {})
@@ -258,15 +263,6 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
         threshold,
         state.is_fitted or state.record.temperature != 1.0,
     )
-
-
-def _check_order(inside: JudgedClasses, classes: int, name: str) -> None:
-    """Refuse labels in another order: every other row suggests it, and the rest judges."""
-    halves = [(inside.predicted[at::2], inside.labels[at::2]) for at in (0, 1)]
-    try:
-        unfit.check_order(halves[0], halves[1], classes)
-    except DataError as error:
-        raise DataError(f"{name}: {error.message}", hint=error.hint) from None
 
 
 def measure(

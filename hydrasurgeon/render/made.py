@@ -56,7 +56,13 @@ def scored(result: Scored) -> None:
     if score.order is not None:
         _removals(result.method, score)
     if result.method == "cahp":
-        show(_cahp(score.settings))
+        said = score.settings
+        why = "the curve's knee" if said["knee"] else "no knee, so the curve's highest point"
+        show(
+            f"CAHP keeps {said['count']} of {len(said['points'])} heads from "
+            f"{len(said['clusters'])} clusters; "
+            f"its own number of clusters is {said['automatic']} ({why})"
+        )
     show("written into ", (str(result.path), "bold"))
 
 
@@ -88,15 +94,6 @@ def _removals(method: str, result: Score) -> None:
     longest = max(map(len, entries), default=1)
     for at in range(0, len(entries), ACROSS):
         show("".join(entry.ljust(longest) for entry in entries[at : at + ACROSS]).rstrip())
-
-
-def _cahp(settings: Mapping[str, Any]) -> str:
-    why = "the curve's knee" if settings["knee"] else "no knee, so the curve's highest point"
-    return (
-        f"CAHP keeps {settings['count']} of {len(settings['points'])} heads from "
-        f"{len(settings['clusters'])} clusters; "
-        f"its own number of clusters is {settings['automatic']} ({why})"
-    )
 
 
 @view(

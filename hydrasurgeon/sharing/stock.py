@@ -33,7 +33,6 @@ from hydrasurgeon.checkpoints.reading import (
 from hydrasurgeon.data.texts import IDS
 from hydrasurgeon.engines.program import Exported
 from hydrasurgeon.errors import CheckFailed, SurgeryError
-from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.atomic import fill
 from hydrasurgeon.files.decided import BESIDE, FITTED, PREFIX
 from hydrasurgeon.files.history import step
@@ -252,19 +251,15 @@ def graph_texts(opened: Checkpoint) -> dict[str, str]:
         kept=all_kept(manifest.towers),
         weights_sha256=manifest.weights_sha256,
     )
-    usage = _usage(opened)
+    kind, task, reader = "Image", "image-classification", "image_processor"
+    if "max_length" in model.preprocess:
+        kind, task, reader = "Sequence", "text-classification", "tokenizer"
+    if model.pooling == OF_WORDS:
+        kind, task = "Token", "token-classification"
+    usage = "optimum", task, GRAPH_USAGE.format(kind=kind, task=task, reader=reader)
     card = model_card(manifest, usage, folded=manifest.decision, ours="")
     described = opened.family.directory(about)
     return {**described, CARD: card, **thresholds(opened, GIVEN), **opened.files}
-
-
-def _usage(opened: Checkpoint) -> Usage:
-    kind, task, reader = "Image", "image-classification", "image_processor"
-    if "max_length" in opened.manifest.model.preprocess:
-        kind, task, reader = "Sequence", "text-classification", "tokenizer"
-    if opened.manifest.model.pooling == OF_WORDS:
-        kind, task = "Token", "token-classification"
-    return "optimum", task, GRAPH_USAGE.format(kind=kind, task=task, reader=reader)
 
 
 def decision_tensors(opened: Checkpoint) -> Tensors:

@@ -75,7 +75,14 @@ def retraced(checkpoint: Checkpoint) -> str:
     runs: list[Retraced] = []
     for run in reversed(every):
         if run.output in needed:
-            _check(run, where)
+            # A step with these options can have read so many checkpoints.
+            command, count = run.entry.command, len(run.inputs)
+            recalled(run.entry, where)
+            start = str(run.entry.args.get("checkpoint", ""))
+            fresh = count == 0 and start.startswith(FRESH) and start.isprintable()
+            fresh = fresh and command == "finetune"
+            if not fresh and ((count < 2) if command == "fuse" else (count != 1)):
+                raise ManifestError(f"{where}: its history's {command} read {count} files")
             runs.insert(0, run)
             run.output.of_step = True
             needed |= {*run.inputs}
@@ -105,16 +112,6 @@ def _linked(steps: Sequence[Step]) -> list[Retraced]:
             inputs.append(file)
         runs.append(Retraced(entry, tuple(inputs), File(entry.output)))
     return runs
-
-
-def _check(run: Retraced, where: str) -> None:
-    """A step with these options can have read so many checkpoints."""
-    command, count = run.entry.command, len(run.inputs)
-    recalled(run.entry, where)
-    start = str(run.entry.args.get("checkpoint", ""))
-    fresh = command == "finetune" and count == 0 and start.startswith(FRESH) and start.isprintable()
-    if not fresh and ((count < 2) if command == "fuse" else (count != 1)):
-        raise ManifestError(f"{where}: its history's {command} read {count} files")
 
 
 def _place(runs: Sequence[Retraced], where: str) -> None:

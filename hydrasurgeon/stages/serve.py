@@ -121,21 +121,15 @@ def _opened(arguments: ServeOptions) -> Models:
         models[name] = opened
     if not models:
         raise UsageError("CKPT is required")
-    if len(models) > 1:
-        _check_several(models, arguments)
-    return models
-
-
-def _check_several(models: Models, arguments: ServeOptions) -> None:
-    """Refuse what one model alone can do."""
-    if arguments.answers is not None:
+    if len(models) > 1 and arguments.answers is not None:
         raise UsageError(
             "--answers: keeps what one model answers, for `monitor`",
             hint="Serve one checkpoint, or leave it out.",
         )
     for name, opened in models.items():
-        if kind_read(opened.manifest) != "text":
+        if len(models) > 1 and kind_read(opened.manifest) != "text":
             raise UsageError(f"{name}: reads images", hint="Of several, each must read texts.")
+    return models
 
 
 def _alone(server: _Server, models: Models, said: str) -> tuple[int, BaseException | None]:

@@ -75,23 +75,18 @@ class Start:
 def starting_point(spec: str | Path, arch: str | None) -> Start:
     text = str(spec)
     if not text.startswith(FRESH):
-        opened = undecided(_single(spec, arch))
+        opened = undecided(open_checkpoint(spec, arch=arch))
+        if opened.manifest.kind == "hydra":
+            raise SurgeryError(
+                f"{opened.path} is a hydra of {len(opened.manifest.members)} members",
+                hint="Tune its members, then fuse them.",
+            )
+        opened = as_single(opened)
         manifest = opened.manifest
         record = opened.record(opened.digests())
         return Start(manifest, opened, record.sha256, (record,))
     model = _fresh_model(text)
     return Start(unpruned(family_of(model), model), None, text, ())
-
-
-def _single(spec: str | Path, arch: str | None) -> Single:
-    """A checkpoint that can be tuned; a hydra cannot."""
-    opened = open_checkpoint(spec, arch=arch)
-    if opened.manifest.kind == "hydra":
-        raise SurgeryError(
-            f"{opened.path} is a hydra of {len(opened.manifest.members)} members",
-            hint="Tune its members, then fuse them.",
-        )
-    return as_single(opened)
 
 
 def usual_recipe(spec: str | Path, arch: str | None) -> str:

@@ -163,7 +163,17 @@ def extract(
     """
     if recorded is not None and budget <= len(recorded.order):
         return recorded.first(budget)
-    before = _state_of(problem, state) or recorded
+    # Other processes may not see the disk of the first, and must hear of its error.
+    found: Circuit | HydraError | None = None
+    if state is not None and problem.world.is_main:
+        try:
+            found = state.read(problem.candidates)
+        except HydraError as error:
+            found = error
+    (found, *_) = problem.world.gather(found)
+    if isinstance(found, HydraError):
+        raise found
+    before = found or recorded
     start = problem.objective.value(measure(problem, ())) if before is None else before.start
     order = [] if before is None else [Head(*row) for row in before.order]
     trace = [] if before is None else [*before.trace]
@@ -180,19 +190,3 @@ def extract(
             state.write(Circuit(order=tuple(order), trace=tuple(trace), start=start))
     # The state may be of a search for more removals.
     return Circuit(order=tuple(order), trace=tuple(trace), start=start).first(budget)
-
-
-def _state_of(problem: Problem, state: SearchState | None) -> Circuit | None:
-    """The state of a killed search: other processes may not see the disk of the first, and must
-    hear of its error.
-    """
-    found: Circuit | HydraError | None = None
-    if state is not None and problem.world.is_main:
-        try:
-            found = state.read(problem.candidates)
-        except HydraError as error:
-            found = error
-    (found, *_) = problem.world.gather(found)
-    if isinstance(found, HydraError):
-        raise found
-    return found

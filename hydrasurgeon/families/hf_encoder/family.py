@@ -340,7 +340,8 @@ class HFEncoder(OfImages):
         if heads is not None:
             name = "HydraModel" if manifest.kind == "hydra" else "PrunedModel"
             line = f'ARCH = "{class_name(self.kind(model), model)}"'
-            texts[f"{MODELLING}.py"] = _template().replace(TEMPLATE, line)
+            file = package_files("hydrasurgeon.families.hf_encoder") / f"{MODELLING}.py"
+            texts[file.name] = file.read_text(encoding="utf-8").replace(TEMPLATE, line)
             config |= {"hydrasurgeon": heads, "auto_map": {_auto(model): f"{MODELLING}.{name}"}}
             if self._cut(manifest):
                 config["auto_map"]["AutoConfig"] = f"{MODELLING}.Config"
@@ -591,12 +592,6 @@ def _auto(model: Model) -> str:
     if by_words(model):
         return "AutoModelForTokenClassification"
     return f"AutoModelFor{'Sequence' if _reads_text(model) else 'Image'}Classification"
-
-
-def _template() -> str:
-    """The modelling file, for BERT."""
-    file = package_files("hydrasurgeon.families.hf_encoder") / f"{MODELLING}.py"
-    return file.read_text(encoding="utf-8")
 
 
 def supported(config: Mapping[str, Any]) -> str:

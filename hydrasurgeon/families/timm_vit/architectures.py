@@ -319,7 +319,9 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
     args, patch = architecture.args, shapes["patch_embed.proj.weight"]
     said = {"in_chans": patch[1], "num_classes": next(iter(shapes.get("head.weight", ())), 0)}
     overrides = {key: value for key, value in said.items() if value != args[key]}
-    prefix = 0 if args["no_embed_class"] else _prefix(args)
+    # How many tokens stand before those of the patches.
+    before = args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
+    prefix = 0 if args["no_embed_class"] else before
     if len(shapes.get("pos_embed", ())) == 3:
         tokens = shapes["pos_embed"][1] - prefix
         grid = math.isqrt(max(0, tokens))
@@ -327,11 +329,6 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
         if grid * grid == tokens != (height // patch[2]) * (width // patch[3]):
             overrides["img_size"] = grid * patch[2]
     return overrides
-
-
-def _prefix(args: Mapping[str, Any]) -> int:
-    """How many tokens stand before those of the patches."""
-    return args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
 
 
 def _unknown(shapes: Shapes, where: str) -> CheckpointError:
