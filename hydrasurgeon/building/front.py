@@ -155,8 +155,9 @@ class Front:
             folder = shlex.quote(str(options.out).rstrip("/"))
             files, page = f"{folder}/*.safetensors", " --html front.html"
         models = " ".join(shlex.quote(str(path)) for path in options.checkpoints)
-        if single.choice.name == PROBE:  # of a body, which answers nothing itself
-            models = shlex.quote(str(single.choice.members[0].file))
+        first = single.choice.members[0]
+        if first.making:  # of a body, which answers nothing itself
+            models = shlex.quote(str(first.file))
         if any(entry.choice.words == "first" for entry in self.rungs.values()):
             page = f" --cascade{page}"
         columns = dict(DataSpec.parse(options.val).columns)

@@ -173,21 +173,23 @@ def test_a_plan_says_when_it_will_be_ended() -> None:
     assert stages == ["1. this: about 3 min", "2. that: about 2 min"]
 
 
-@pytest.mark.parametrize("budget", ["macs=1", "macs=1,1.5"])
+@pytest.mark.parametrize(
+    ("budget", "last"), [("macs=1", "seed-1"), ("macs=1,1.5", "heads-model-1")]
+)
 def test_what_it_says_next_can_be_typed(
-    budget: str, place: Place, monkeypatch: pytest.MonkeyPatch
+    budget: str, last: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     perform = Workshop.perform
 
     def stopping(workshop: Workshop, command: Command) -> None:
-        if command.out is not None and command.out.name.startswith("seed"):
+        if command.out is not None and command.out.stem == last:
             raise KeyboardInterrupt
         perform(workshop, command)
 
     monkeypatch.setattr(Workshop, "perform", stopping)
     monkeypatch.chdir(place.folder)
-    last = place.build(budget=budget).summary.splitlines()[-1]
-    _, _, command = last.partition("hydrasurgeon ")
+    *_, said = place.build(budget=budget).summary.splitlines()
+    _, _, command = said.partition("hydrasurgeon ")
     command = command.replace("TEST", shlex.quote(str(place.train)))
     typed = subprocess.run(
         ["sh", "-c", f'printf "%s\\n" {command}'], capture_output=True, text=True, check=True
