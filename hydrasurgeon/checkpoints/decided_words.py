@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hydrasurgeon.files.decided import Decision, Found, Words
+from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 
 CHOSEN = {
@@ -58,7 +58,10 @@ def decision_lines(decision: Decision) -> list[str]:
             f"{surely}; no below {limits.no:.3f}, {most} of what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
         )
     if decision.group is not None:
-        lines.append(_found(decision.group))
+        rule = decision.group
+        lines.append(
+            f"a group's first row is shown from {GROUP_SCORES[rule.score]} of {rule.threshold:.3f} on, for {100 * rule.answered:.1f} % of {rule.groups} groups: at most {100 * rule.risk:g} % of them wrong, with confidence {100 * (1 - rule.delta):g} %; else nothing was found"
+        )
     if abstain is not None:
         lines.append(
             f"answers from a probability of {abstain.threshold:.3f} on, {100 * abstain.coverage:.1f} % of {'entities' if decision.entities else 'samples'}: at most {100 * abstain.risk:g} % of them wrong, with confidence {100 * (1 - abstain.delta):g} %"
@@ -69,7 +72,10 @@ def decision_lines(decision: Decision) -> list[str]:
             f"words belong to entities from a probability of {cover.threshold:.3g} on, {100 * cover.words:.1f} % of them: at most {100 * cover.risk:g} % of true entities missed, with confidence {100 * (1 - cover.delta):g} %"
         )
     if decision.words is not None:
-        lines.append(_words(decision.words))
+        worth = decision.words.worth
+        lines.append(
+            f"{decision.words.reader} beside the model: NLL {worth.nll[0]:.4f} → {worth.nll[1]:.4f} on samples that fitted none of it (standard error of the difference {worth.se:.4f})"
+        )
     if decision.cascade is not None:
         who = "words answer" if decision.cascade.novelty is not None else "the first member answers"
         lines.append(
@@ -79,17 +85,6 @@ def decision_lines(decision: Decision) -> list[str]:
         *lines,
         f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
     ]
-
-
-def _words(words: Words) -> str:
-    """What reads beside the model, and what that is worth."""
-    before, after = words.worth.nll
-    return f"{words.reader} beside the model: NLL {before:.4f} → {after:.4f} on samples that fitted none of it (standard error of the difference {words.worth.se:.4f})"
-
-
-def _found(rule: Found) -> str:
-    """When the first row of a group is shown."""
-    return f"a group's first row is shown from {GROUP_SCORES[rule.score]} of {rule.threshold:.3f} on, for {100 * rule.answered:.1f} % of {rule.groups} groups: at most {100 * rule.risk:g} % of them wrong, with confidence {100 * (1 - rule.delta):g} %; else nothing was found"
 
 
 def _constants(decision: Decision) -> str:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.files.decided import FITTED, LOGITS, Conformal, Decision
+from hydrasurgeon.files.decided import FITTED, LOGITS, Decision
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.files.rows import harmless
 from hydrasurgeon.problems import unfit
@@ -354,8 +354,13 @@ class Classes(Problem):
         return self.made.of(self, self.read(logits), constants)
 
     def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
-        sets = self._sets(record.conformal, decided.probabilities, decided.unfamiliar)
-        answer = self.given(decided.probabilities, record)
+        """No familiar sample has an empty set: it holds the most probable label then."""
+        probs = decided.probabilities
+        sets = prediction_sets(record.conformal, probs)
+        empty = ~sets.any(axis=-1) & ~decided.unfamiliar
+        first = np.arange(sets.shape[-1]) == probs.argmax(axis=-1)[:, None]
+        sets = sets | (first & empty[:, None])
+        answer = self.given(probs, record)
         if answer is None:
             return {"sets": sets}
         abstain = answer < 0
@@ -370,15 +375,6 @@ class Classes(Problem):
             return None
         chance, label = surest(probs)
         return np.where(chance >= record.abstain.threshold, label, -1)
-
-    def _sets(
-        self, conformal: Conformal, probs: Probs, unfamiliar: Bool[ndarray, " sample"]
-    ) -> Bool[ndarray, "sample klass"]:
-        """No familiar sample has an empty set: it holds the most probable label then."""
-        sets = prediction_sets(conformal, probs)
-        empty = ~sets.any(axis=-1) & ~unfamiliar
-        first = np.arange(sets.shape[-1]) == probs.argmax(axis=-1)[:, None]
-        return sets | (first & empty[:, None])
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         """Temperature, and the NLL before and after, cross-fitted."""

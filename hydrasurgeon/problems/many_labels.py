@@ -36,6 +36,7 @@ from hydrasurgeon.problems.base import (
     Columns,
     Constants,
     Outputs,
+    Prediction,
     Problem,
     Reads,
     Watched,
@@ -221,10 +222,8 @@ class ManyLabels(YesNo):
         truth = by.outputs.truth.astype(bool)
         return {"conformal": fit_sets(by.answers, truth, by.promise.coverage)}
 
-    def _sets(
-        self, conformal: Conformal, probs: Chances, unfamiliar: Bool[ndarray, " sample"]
-    ) -> Bool[ndarray, "sample label"]:
-        return prediction_sets(conformal, probs)
+    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
+        return {"sets": prediction_sets(record.conformal, decided.probabilities)}
 
 
 def _temperatures(constants: Constants) -> Sequence[float] | None:
