@@ -14,9 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import Any
 
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.lookup import nearest
@@ -88,30 +86,14 @@ def _numbers(value: Any, way: tuple[str, ...]) -> Iterator[tuple[str, float | No
         yield ".".join(way), value
 
 
-def check_paths(assertions: Sequence[Assertion], names: Sequence[str]) -> None:
-    """Refuse a limit of a result that there is not, or of a number that no result has."""
+def check_names(assertions: Sequence[Assertion], names: Sequence[str]) -> None:
+    """Refuse a limit of a result that there is not."""
     for each in assertions:
-        root, *rest = each.path.split(".")
-        leaves = _leaves(Result.model_fields[root].annotation)
         if each.result not in (None, *names):
             raise UsageError(
                 f"--assert {each.text}: no result named {each.result}",
                 hint=_choice(str(each.result), names),
             )
-        # What stands in a dictionary goes by names that only the run knows.
-        if rest and rest[-1] not in leaves and not {"ci", "scores"} & {*rest}:
-            raise UsageError(
-                f"--assert {each.text}: the report has no {each.path}",
-                hint=_choice(each.path, [f"{root}.{leaf}" for leaf in sorted(leaves)]),
-            )
-
-
-def _leaves(annotation: Any) -> set[str]:
-    """The fields of the records that an annotation holds, and of the records in these."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        fields = annotation.model_fields
-        return {*fields}.union(*(_leaves(field.annotation) for field in fields.values()))
-    return set().union(*map(_leaves, get_args(annotation)))
 
 
 def _choice(word: str, words: Sequence[str]) -> str:
@@ -133,8 +115,13 @@ def judged(assertions: Sequence[Assertion], results: Sequence[Result]) -> tuple[
     return tuple(asserted)
 
 
-def require(asserted: Sequence[Asserted]) -> None:
-    """A failed check that names each broken limit and the value that broke it."""
+def require(asserted: Sequence[Asserted], results: Sequence[Result]) -> None:
+    """A failed check that names each broken limit and the value that broke it; a wrong usage where no
+    result has the number.
+    """
+    for text in dict.fromkeys(each.assertion for each in asserted):
+        if all(each.value is None for each in asserted if each.assertion == text):
+            raise _unmeasured(parse_assertion(text), results)
     broken = [each for each in asserted if not each.holds]
     details = []
     for each in broken:
@@ -146,3 +133,20 @@ def require(asserted: Sequence[Asserted]) -> None:
         raise CheckFailed(
             f"{len(broken)} of {len(asserted)} assertions {verb} not hold", details=details
         )
+
+
+def _unmeasured(assertion: Assertion, results: Sequence[Result]) -> UsageError:
+    """It says what the results have, of the same part where they have that."""
+    paths = {
+        path: None
+        for result in results
+        if assertion.result in (None, result.name)
+        for path, value in paths_of(result).items()
+        if value is not None and ".ci." not in path
+    }
+    part = assertion.path.split(".")[0] + "."
+    alike = [path for path in paths if path.startswith(part)]
+    return UsageError(
+        f"--assert {assertion.text}: the report has no {assertion.path}",
+        hint=_choice(assertion.path, alike or [*paths]),
+    )

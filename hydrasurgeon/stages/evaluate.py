@@ -15,7 +15,7 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import UNKNOWN
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.measuring.asserts import check_paths, judged, parse_assertion, require
+from hydrasurgeon.measuring.asserts import check_names, judged, parse_assertion, require
 from hydrasurgeon.measuring.cascades import WHOLE, has_cascade
 from hydrasurgeon.measuring.measure import Row, with_mce
 from hydrasurgeon.measuring.results import Report
@@ -69,7 +69,7 @@ class Evaluation:
 
     def require(self) -> None:
         """CheckFailed where a limit that was asserted is broken."""
-        require(self.report.asserts or ())
+        require(self.report.asserts or (), self.report.results)
 
 
 @stage(EvaluateOptions)
@@ -99,7 +99,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
             f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
             hint=f"There are {', '.join(map(visible, names))}.",
         )
-    check_paths(assertions, names)
+    check_names(assertions, names)
     measured = Measured()
     if opened:
         logits = outputs.get("predictions")

@@ -15,8 +15,8 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.measuring.asserts import parse_assertion, paths_of
 from hydrasurgeon.measuring.measure import row_of
-from hydrasurgeon.measuring.predictions import Predictions
-from hydrasurgeon.measuring.results import Cost, Result
+from hydrasurgeon.measuring.predictions import Predictions, write_predictions
+from hydrasurgeon.measuring.results import Cost, Report, Result
 from hydrasurgeon.problems.base import Outputs
 
 SPEC = Callable[..., str]
@@ -129,3 +129,25 @@ def test_in_the_command(
     assert capsys.readouterr().out == ""
     assert json.loads((tmp_path / "again.json").read_text())["asserts"][0]["value"] == 0.5
     assert run([*again, "id.accuracy>=0"]) == 0
+
+
+def test_what_no_result_has_is_no_broken_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typo, or a number of other kinds of models: what is there is offered, and nothing else."""
+    logits = np.random.default_rng(0).normal(size=(20, 1, 3)).astype(np.float32)
+    said = Outputs(logits, None, np.arange(20) % 3)
+    write_predictions(Predictions("m", "hydra", said), tmp_path / "p.safetensors")
+    line = ["eval", "--predictions-in", str(tmp_path / "p.safetensors"), "--json"]
+    for number, path in enumerate(("id.risk", "id.rmse", "m:id.aecce", "ood.far.auroc")):
+        report = tmp_path / f"{number}.json"
+        assert run([*line, str(report), "--assert", f"{path}<=0.05"]) == 2
+        name = path.removeprefix("m:")
+        err = capsys.readouterr().err
+        assert f"error: --assert {path}<=0.05: the report has no {name}" in err
+        part = name.split(".")[0]
+        there = paths_of(Report.model_validate_json(report.read_text()).results[0])
+        alike = [path for path in there if path.startswith(f"{part}.")]
+        offered = err.split("There are ")[1].strip().rstrip(".").split(", ")
+        assert offered == (alike or [path for path, value in there.items() if value is not None])
+        assert ("Did you mean id.aece?" in err) == (name == "id.aecce")
