@@ -125,11 +125,12 @@ def fit_state(
         helps = coverage_that_helps(answers, certifying.truth, promise.coverage)
         how = "more samples would have to certify a higher --coverage"
         if helps is not None:
-            how = f"from --coverage {helps:g} on some hold two or more"
-        notes.append(
-            f"accuracy {fit.accuracy:.3f} exceeds --coverage {promise.coverage:g}: sets hold one "
-            f"label, and say no more than the answer; {how}"
-        )
+            how = f"from --coverage {helps:g} on some do"
+        if helps != promise.coverage:
+            notes.append(
+                f"accuracy {fit.accuracy:.3f} exceeds --coverage {promise.coverage:g}: hardly any set "
+                f"holds two labels, so that sets say no more than the answer; {how}"
+            )
     if "answer" in problem.columns:
         notes += _set_aside(promised.get("abstain"), promise, fit.accuracy)
     ood = Ood(

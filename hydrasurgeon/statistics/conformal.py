@@ -71,12 +71,12 @@ def fit_conformal(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Con
 
 
 def coverage_that_helps(probs: Probs, labels: Labels, coverage: float) -> float | None:
-    """The next coverage at which a fraction `SOME` of the sets holds two labels or more; None where
-    these samples cannot promise one.
+    """The coverage, or the next one, at which a fraction `SOME` of the sets holds two labels or more;
+    None where these samples cannot promise one.
     """
-    tried = (*(percent / 100 for percent in range(91, 100)), 0.995, 0.999)
+    tried = (coverage, *(percent / 100 for percent in range(91, 100)), 0.995, 0.999)
     for higher in (
-        each for each in tried if each > coverage and samples_needed(each) <= len(probs)
+        each for each in tried if each >= coverage and samples_needed(each) <= len(probs)
     ):
         sets = prediction_sets(fit_conformal(probs, labels, coverage=higher), probs)
         if float((sets.sum(axis=-1) > 1).astype(np.float64).mean()) >= SOME:
