@@ -58,6 +58,10 @@ class Drift:
     """With those of earlier runs."""
     bar: float
     """At which power of ten an e-value is an alarm."""
+    promises: Mapping[str, float]
+    """Risks that labels can test."""
+    kept: Mapping[str, tuple[int, int]]
+    """Of each, the labelled answers of all looks, and how many of them break it."""
 
     @property
     def drifted(self) -> bool:
@@ -80,7 +84,10 @@ class Drift:
             "bar": self.bar,
             "answers": self._named(self.answers),
             "validation": None if self.validation is None else self._named(self.validation),
-            "promised": {"unfamiliar": self.id_flagged},
+            "promised": {"unfamiliar": self.id_flagged, **self.promises},
+            "labelled": {
+                name: {"rows": rows, "broken": broken} for name, (rows, broken) in self.kept.items()
+            },
             "tests": [asdict(test) for test in self.tests],
         }
 
@@ -136,9 +143,15 @@ def drift_over(
     if any(look.kept for look in looks):
         questions.append(_risk(looks, promises))
     tests = tuple(question.asked(level) for question in questions)
+    kept = {}
+    for name in promises:
+        if counts := [look.kept[name] for look in looks if name in look.kept]:
+            kept[name] = (sum(rows for rows, _ in counts), sum(broken for _, broken in counts))
     last = next(night for night in reversed(nights) if night.rows)
     bar = round(-math.log10(level), 6)
-    return Drift(last, before, promised, alpha, tests, tuple(labels), len(looks), bar)
+    return Drift(
+        last, before, promised, alpha, tests, tuple(labels), len(looks), bar, promises, kept
+    )
 
 
 def _unfamiliar(nights: Sequence[Seen], decision: Decision, level: float) -> _Question:

@@ -163,6 +163,11 @@ def monitored(result: Monitored) -> None:
             "",
         ]
     )
+    for name, (labelled, broken) in result.drift.kept.items():
+        limit = f"≤ {result.drift.promises[name]:g}"
+        rows.append(
+            [f"{name}, of {labelled:,} labelled", f"{broken / labelled:.3f}", ABSENT, limit]
+        )
     title = f"{answers.rows:,} answers, look {result.drift.looks}"
     show_table(title, ["", "answers", "validation", "promised"], rows)
     for test in result.drift.tests:

@@ -15,6 +15,7 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
+from hydrasurgeon.render.described import monitored
 from hydrasurgeon.stages.monitor import monitor
 
 VIT = FAMILIES["timm ViT"]
@@ -203,6 +204,12 @@ def test_labels_show_a_broken_promise(
     assert kept["seen"] is None
     assert kept["kept"] == {"risk": [len(given), len(given)]}
     assert [test.drifted for test in result.drift.tests] == [False, False, len(given) > 60]
+    said = result.to_json()
+    assert said["promised"]["risk"] == 0.9
+    assert said["labelled"] == {"risk": {"rows": len(given), "broken": len(given)}}
+    monitored(result, json=False)
+    line = f"risk, of {len(given)} labelled 1.000 – ≤ 0.9"
+    assert line in [" ".join(each.split()) for each in capsys.readouterr().out.splitlines()]
     text = "id,label\n" + "".join(f"{row['id']},{row['label']}\n" for row in rows)
     (tmp_path / "l.csv").write_text(text)
     other = tmp_path / "other.json"
