@@ -196,7 +196,7 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
         heads = [(c.group, c.metric.brief) for c in each.columns]
         rows: list[list[Part]] = [
             [name, *((cell.text, "bold" if cell.rank == "best" else "") for cell in cells)]
-            for name, cells in zip(each.names, each.rows, strict=True)
+            for name, cells in each.lines()
         ]
         show_table(each.title, heads, rows)
     if note := tokens([None if r.cost is None else r.cost.tokens for r in results]):

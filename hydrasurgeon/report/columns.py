@@ -6,7 +6,7 @@ The terminal, the page, Markdown, model cards and the README's tables are writte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -29,6 +29,11 @@ from hydrasurgeon.measuring.results import (
 
 Rank = Literal["best", "second", ""]
 
+PROMISED = (
+    *("width", "coverage", "set_size", "answered", "wrong", "missed"),
+    *("found", "found_risk"),
+)
+"""Metrics of what a decision state promises, which a terminal shows apart: a line has 80 characters."""
 DECIMALS = 3
 """Decimals of fractions and losses."""
 WIDEST = 52
@@ -86,6 +91,14 @@ class Table:
     def rows(self) -> list[tuple[Cell, ...]]:
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
+    def lines(self) -> Iterator[tuple[str, tuple[Cell, ...]]]:
+        """For a terminal: a line for each row, and two for the ends of its intervals."""
+        for name, cells in zip(self.names, self.rows, strict=True):
+            yield name, cells
+            if any(cell.low for cell in cells):
+                yield "  from", tuple(Cell(cell.low) for cell in cells)
+                yield "  to", tuple(Cell(cell.high) for cell in cells)
+
     def groups(self) -> list[tuple[str, int]]:
         """The groups of neighbours, and how many columns each has."""
         return [
@@ -98,10 +111,7 @@ class Table:
         heads = [c.metric.brief or c.metric.name for c in self.columns]
         grid = [
             [self.title, *heads],
-            *(
-                [name, *(cell.text for cell in cells)]
-                for name, cells in zip(self.names, self.rows, strict=True)
-            ),
+            *([name, *(cell.text for cell in cells)] for name, cells in self.lines()),
         ]
         if any(column.group.strip() for column in self.columns):
             grid.insert(0, ["", *(column.group.strip() for column in self.columns)])
@@ -164,8 +174,14 @@ def brief(results: Sequence[Result]) -> list[Table]:
         for each in shifts
     ]
     costs = columns(COST, [r.cost for r in results], " ")  # the blank gives them no heading
+    inside = quality(results)
     made = {
-        "in distribution": [*quality(results), *diversity(results), *costs],
+        "in distribution": [
+            *(column for column in inside if column.metric.key not in PROMISED),
+            *diversity(results),
+            *costs,
+        ],
+        "what is promised": [column for column in inside if column.metric.key in PROMISED],
         "out of distribution": _grouped(OOD, averages),
         "under shift, by severity": [
             *_grouped(SHIFT[:2], severities),

@@ -13,6 +13,7 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.render.described import evaluated
 from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.metrics import smooth_ece
 from hydrasurgeon.statistics.temperature import nll_of, temperature_of
@@ -48,7 +49,9 @@ def mixed(folder: Path) -> str:
     return str(folder / "mixed.npz")
 
 
-def test_what_is_answered_and_wrong_is_counted_as_predict_answers(ready: Path) -> None:
+def test_what_is_answered_and_wrong_is_counted_as_predict_answers(
+    ready: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = mixed(ready)
     evaluation = hs.evaluate([ready / "c"], data=data, ci=0.9, asserts=["id.wrong<=0.05"])
     truth = np.load(data)["labels"].tolist()
@@ -63,7 +66,19 @@ def test_what_is_answered_and_wrong_is_counted_as_predict_answers(ready: Path) -
     assert found.wrong == pytest.approx(wrong / len(given))
     assert found.ci is not None
     assert found.ci["wrong"][0] < found.wrong < found.ci["wrong"][1]
-    assert f"{found.wrong:.3f}" in repr(evaluation)
+    capsys.readouterr()
+    evaluated(evaluation, json=False, quiet=True)
+    assert capsys.readouterr().out == ""
+    evaluated(evaluation, json=False, quiet=False)
+    for table in (capsys.readouterr().out, repr(evaluation)):
+        lines = table.splitlines()
+        assert max(map(len, lines)) <= 80
+        at = next(at for at, line in enumerate(lines) if "answered" in line)
+        heads, row, low, high = (line.split() for line in lines[at : at + 4])
+        assert (heads[-2:], low[0], high[0]) == (["answered", "wrong"], "from", "to")
+        assert row[-2:] == [f"{found.answered:.3f}", f"{found.wrong:.3f}"]
+        ends = zip(found.ci["answered"], found.ci["wrong"], strict=True)
+        assert [low[-2:], high[-2:]] == [[f"{each:.3f}" for each in pair] for pair in ends]
     assert [each.value for each in evaluation.report.asserts or ()] == [found.wrong]
     # By the decision's own score, whichever OOD detection is measured by; and on each data set.
     other = hs.evaluate([ready / "c"], data=[data, f"b={data}"], ood_score="energy").report

@@ -23,7 +23,7 @@ DEMO = (
     "<!-- end of demo table -->",
 )
 LEFT_OUT = (
-    *("coverage", "set_size", "disagreement", "latency_ms"),
+    *("disagreement", "latency_ms"),
     *("brier", "aece", "mi", "fpr95", "aupr"),
 )
 """Columns of the terminal that the guide leaves out."""
@@ -64,8 +64,8 @@ def demo_table(report: dict[str, Any]) -> str:
     """Two tables in Markdown: quality and cost, OOD detection."""
     results = Report.model_validate(report).results
     names = [TITLES.get(result.name, result.name) for result in results]
-    inside, outside, *_ = brief(results)
-    return "\n\n".join(results_table(_kept(each), names) for each in (inside, outside))
+    shown = [each for each in brief(results) if each.title.endswith(" distribution")]
+    return "\n\n".join(results_table(_kept(each), names) for each in shown)
 
 
 def _kept(table: Table) -> Table:
