@@ -132,14 +132,13 @@ SAID = {
 
 
 def front_says(results: dict[str, Any]) -> str:
-    """The README's sentence: time and NLL, means over seeds."""
+    """The README's table: time and NLL, means over seeds."""
     shown = [task for task in tasks(results) if task.name in TITLES_OF_TASKS]
-    said = []
+    heads = ["", "time", *(f"{TITLES_OF_TASKS[task.name]} ↓" for task in shown)]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for name, row in SAID.items():
         times = [time for task in shown if (time := task.time(*row, 16)) is not None]
         every = [task.values(*row, "nll") for task in shown]
         losses = [f"{statistics.fmean(each):.3f}" if each else "–" for each in every]
-        said.append(f"{name} {statistics.fmean(times):.2f} ({', '.join(losses)})")
-    *names, last = (TITLES_OF_TASKS[task.name] for task in shown)
-    named = f"{', '.join(names)} and {last}"
-    return f"Time of a text in a batch of 16, and NLL on {named} ↓: {'; '.join(said)}."
+        lines.append([name, f"{statistics.fmean(times):.2f}", *losses])
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
