@@ -142,6 +142,9 @@ class ManyLabels(YesNo):
         top = json.loads(row["top"]) if isinstance(row["top"], str) else row["top"]
         return str(top[0][0])
 
+    def given(self, probs: ndarray, record: Decision) -> None:
+        """No risk is promised of many labels."""
+
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         return [str(name) for name, _ in row["labels"]]
 

@@ -156,6 +156,14 @@ def test_tensors_that_do_not_fit(name: str, changes: Any, says: str, tmp_path: P
     assert str(path) in caught.value.message
 
 
+DECISION = {
+    "temperature": 2.0,
+    "ood": {"score": "energy", "threshold": 9.0, "id_flagged": 0.05, "chosen_by": "option"},
+    "conformal": {"method": "lac", "coverage": 0.9, "threshold": 0.8},
+    "fitted": 100,
+    "certified": 100,
+}
+"""A decision state of a model that chooses one class."""
 DESCRIPTIONS: list[tuple[str, Any, str]] = [
     ("no record", [], "valid dictionary"),
     ("not JSON", "{", "is not JSON"),
@@ -175,6 +183,12 @@ DESCRIPTIONS: list[tuple[str, Any, str]] = [
     ("no cost", {"cost": {}}, "cost.params: Field required"),
     ("a cost beyond 64 bits", {"cost": {"params": 2**70, "macs": 1}}, "cost.params"),
     ("a negative cost", {"cost": {"params": -1, "macs": 1}}, "greater than or equal to 0"),
+    ("no decision", {"decision": {}}, "decision.temperature: Field required"),
+    (
+        "a decision of other labels",
+        {"decision": {**DECISION, "labels": {"temperatures": [1, 1], "thresholds": [0.5, 0.5]}}},
+        "its decision is of other than 3 labels",
+    ),
 ]
 
 
