@@ -15,7 +15,7 @@ from timm.layers.attention import AttentionRope
 from timm.models import eva, get_pretrained_cfg
 from timm_architectures import IRRELEVANT, PREPROCESS, plain, write
 
-from hydrasurgeon.families.timm_eva.architectures import weights
+from hydrasurgeon.families.timm_eva.family import weights
 from hydrasurgeon.families.weights import shapes_of
 
 TARGET = (

@@ -49,15 +49,15 @@ class Answers:
 
     def beside(self, other: Answers) -> Answers:
         """The same samples, answered by the members of both."""
-        sets = tuple(_beside(*pair) for pair in zip(self.sets, other.sets, strict=True))
+
+        def joined(one: Outputs, other: Outputs) -> Outputs:
+            features = None
+            if one.features is not None and other.features is not None:
+                features = np.concatenate([one.features, other.features], axis=1)
+            return Outputs(np.concatenate([one.logits, other.logits], axis=1), features, one.labels)
+
+        sets = tuple(map(joined, self.sets, other.sets))
         return Answers(sets, (*self.evidence, *other.evidence), (*self.linear, *other.linear))
-
-
-def _beside(one: Outputs, other: Outputs) -> Outputs:
-    features = None
-    if one.features is not None and other.features is not None:
-        features = np.concatenate([one.features, other.features], axis=1)
-    return Outputs(np.concatenate([one.logits, other.logits], axis=1), features, one.labels)
 
 
 @contextlib.contextmanager

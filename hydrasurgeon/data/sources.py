@@ -12,7 +12,6 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from hydrasurgeon.data.hub import read_hub
 from hydrasurgeon.data.images import pixels
 from hydrasurgeon.data.labels import (
     array_labels,
@@ -21,7 +20,7 @@ from hydrasurgeon.data.labels import (
     named,
 )
 from hydrasurgeon.data.places import PICTURES, TABLES, ending, is_url, located
-from hydrasurgeon.data.remote import read_remote
+from hydrasurgeon.data.remote import read_hub, read_remote
 from hydrasurgeon.data.samples import Arrays, Files, Rows, Samples, TextPairs, fit_classes, limited
 from hydrasurgeon.data.tables import ID, Columns, Table, joined, read_tables, rows, table_of
 from hydrasurgeon.errors import DataError

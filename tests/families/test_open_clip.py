@@ -17,8 +17,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
-from hydrasurgeon.families.open_clip.configs import stock_config
-from hydrasurgeon.families.open_clip.family import OpenCLIP, weights
+from hydrasurgeon.families.open_clip.family import OpenCLIP, stock_config, weights
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.runtime.hydra import Hydra
 

@@ -13,7 +13,7 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.base import Bare
 from hydrasurgeon.families.hf_encoder.architectures import stock_config, weights
 from hydrasurgeon.families.hf_encoder.family import HFEncoder
-from hydrasurgeon.families.open_clip.configs import stock_config as clip_config
+from hydrasurgeon.families.open_clip.family import stock_config as clip_config
 from hydrasurgeon.families.timm_vit.architectures import table
 from hydrasurgeon.families.timm_vit.architectures import weights as timm_weights
 from hydrasurgeon.families.timm_vit.family import TimmViT

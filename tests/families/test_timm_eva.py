@@ -15,8 +15,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_of_bare
 from hydrasurgeon.families.base import Bare
-from hydrasurgeon.families.timm_eva.architectures import table, weights
-from hydrasurgeon.families.timm_eva.family import TimmEva
+from hydrasurgeon.families.timm_eva.family import TimmEva, table, weights
 from hydrasurgeon.families.weights import shapes_of
 
 FEW = (

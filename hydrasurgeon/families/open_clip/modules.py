@@ -15,7 +15,7 @@ from hydrasurgeon.anatomy.layers import attend
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.anatomy.projections import resize
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.open_clip.configs import config_of
+from hydrasurgeon.families.open_clip.family import config_of
 from hydrasurgeon.families.zero_shot import ZeroShot, images_in, read_first
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept
