@@ -16,8 +16,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families.base import Bare
-from hydrasurgeon.families.hf_clip.architectures import KINDS, Tower, flat, weights
-from hydrasurgeon.families.hf_clip.family import HFClip
+from hydrasurgeon.families.hf_clip.family import KINDS, HFClip, Tower, flat, weights
 from hydrasurgeon.families.hf_encoder.architectures import stock_config
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from hydrasurgeon.errors import CheckpointError, ManifestError
-from hydrasurgeon.families.hf_clip import architectures as images
-from hydrasurgeon.families.hf_clip.architectures import ClipConfig, SiglipConfig, flat
+from hydrasurgeon.families.hf_clip import family as images
+from hydrasurgeon.families.hf_clip.family import ClipConfig, SiglipConfig, flat
 from hydrasurgeon.families.hf_encoder.architectures import (
     Activation,
     Epsilon,

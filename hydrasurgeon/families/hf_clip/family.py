@@ -4,16 +4,130 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.base import Bare
-from hydrasurgeon.families.hf_clip.architectures import ALONE, KINDS, flat, weights
-from hydrasurgeon.families.hf_encoder.architectures import Kind
+from hydrasurgeon.families.hf_encoder.architectures import (
+    Activation,
+    Encoder,
+    Epsilon,
+    Facts,
+    ImageEncoder,
+    Kind,
+)
 from hydrasurgeon.families.hf_encoder.companions import PREPROCESSOR
 from hydrasurgeon.families.hf_encoder.family import HFVariant, stock
+from hydrasurgeon.families.settings import Chance, Edge, patches
+from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
 from hydrasurgeon.files.manifest import Model
+
+ALONE = "_vision_model"
+"""How the `model_type` of an image tower ends whose config lies in no other."""
+
+
+class Tower(ImageEncoder):
+    """What config.json says of the image tower; nothing else of it reaches an image classifier."""
+
+    image_size: Edge = 224
+    patch_size: Edge = 32
+    attention_probs_dropout_prob: Chance = Field(0.0, alias="attention_dropout")
+
+    def library(self) -> dict[str, Any]:
+        tower = self.written()
+        return {"model_type": tower.pop("model_type"), "vision_config": tower}
+
+
+class ClipConfig(Tower):
+    model_type: Literal["clip"]
+    hidden_act: Activation = "quick_gelu"
+    layer_norm_eps: Epsilon = 1e-5
+
+
+class SiglipConfig(Tower):
+    model_type: Literal["siglip"]
+    patch_size: Edge = 16
+    hidden_act: Activation = "gelu_pytorch_tanh"
+    layer_norm_eps: Epsilon = 1e-6
+
+    def library(self) -> dict[str, Any]:
+        made = super().library()
+        # The classifier takes the mean of the patches: an attention pool would run for nothing.
+        return {**made, "vision_config": {**made["vision_config"], "vision_use_head": False}}
+
+
+CLIP = Kind(
+    ClipConfig, "vision_model", "vision", ("CLIPForImageClassification",), layer="encoder.layers.{}"
+)
+"""What its modules are called."""
+KINDS: dict[str, Kind] = {
+    "clip": CLIP,
+    "siglip": Kind(
+        SiglipConfig, CLIP.prefix, CLIP.tower, ("SiglipForImageClassification",), layer=CLIP.layer
+    ),
+}
+"""SigLIP 2 is SigLIP, but for its models that read images of any shape."""
+
+
+def flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A config.json with the image tower's sizes in it, and not in a record of their own."""
+    kind = str(config.get("model_type"))
+    # Where older files have both, the library takes this one.
+    tower = (
+        config
+        if kind.endswith(ALONE)
+        else config.get("vision_config_dict") or config.get("vision_config") or {}
+    )
+    if not isinstance(tower, Mapping):
+        raise CheckpointError(f"{where}: config.json: vision_config: is not a record")
+    facts = Facts.names()
+    outside = {key: value for key, value in config.items() if key in (*facts, "auto_map")}
+    return {
+        **{key: value for key, value in tower.items() if key not in facts},
+        **outside,
+        "model_type": kind.removesuffix(ALONE),
+    }
+
+
+def weights(config: Tower, classes: int) -> Iterator[Weight]:
+    """All tensors of an unpruned classifier; without a classifier where there are no classes."""
+    dim = config.hidden_size
+    for weight in _embedding(config):
+        yield weight.within(CLIP.prefix, CLIP.tower)
+    place, layers = f"{CLIP.prefix}.{CLIP.layer}", config.num_hidden_layers
+    yield from stack(place, CLIP.tower, layers, layer_weights(config))
+    # CLIP's classifier does not read it, but files have it.
+    yield from norm(f"{CLIP.prefix}.post_layernorm", dim, "readout")
+    if classes:
+        yield from linear("classifier", classes, dim, "classifier")
+
+
+def _embedding(config: Tower) -> Iterator[Weight]:
+    dim, clip = config.hidden_size, isinstance(config, ClipConfig)
+    projection, patch = "embeddings.patch_embedding", config.patch_size
+    yield Weight(f"{projection}.weight", (dim, config.num_channels, patch, patch), "embedding")
+    if clip:
+        yield Weight("embeddings.class_embedding", (dim,), "embedding")
+        yield from norm("pre_layrnorm", dim, "embedding")  # the library's own spelling
+    else:
+        yield Weight(f"{projection}.bias", (dim,), "embedding")
+    tokens = patches(config.image_size, patch) + clip
+    yield Weight("embeddings.position_embedding.weight", (tokens, dim), "embedding")
+
+
+def layer_weights(config: Encoder) -> Iterator[Weight]:
+    dim, inner = config.hidden_size, config.intermediate_size
+    yield from norm("layer_norm1", dim)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        yield from linear(f"self_attn.{name}", dim, dim, "attention", heads=QUERIES)
+    yield from linear("self_attn.out_proj", dim, dim, "output", heads=OUT)
+    yield from norm("layer_norm2", dim)
+    yield from linear("mlp.fc1", inner, dim, "mlp", heads=QUERIES)
+    yield from linear("mlp.fc2", dim, inner, "mlp", heads=OUT)
 
 
 def _pictures(present: Collection[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
-from hydrasurgeon.families.hf_clip.architectures import CLIP
+from hydrasurgeon.families.hf_clip.family import CLIP
 from hydrasurgeon.families.hf_encoder.modules import Encoder, attention_of
 from hydrasurgeon.families.hf_encoder.modules import build as build
 from hydrasurgeon.families.zero_shot import images_in
