@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from hydrasurgeon.lookup import imported
 
-MAKE, MEASURE, USE, TRUST, MORE = GROUPS = (
-    "Make a hydra",
-    "Measure",
-    "Use",
-    "Trust",
+CLASSIFY, CUT, FILES, MORE = GROUPS = (
+    "From a model and labelled data to answers",
+    "Cut and fuse",
+    "Files and machines",
     "More",
 )
 """The groups of commands, in the order in which they are listed."""
@@ -57,7 +56,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command(
         "build",
-        MAKE,
+        CLASSIFY,
         (
             "vit --data train/ --val val/ --budget macs=0.6 -o small.safetensors",
             "vit --data train/ --val val/ --ood others/ --budget time=0.3,0.5 -o front/",
@@ -68,7 +67,7 @@ COMMANDS = (
     ),
     Command(
         "score",
-        MAKE,
+        CUT,
         (
             "vit --method taylor --data val/",
             "vit --method circuit --objective acc --search attribution --data val/ --limit 500 "
@@ -81,7 +80,7 @@ COMMANDS = (
     ),
     Command(
         "prune",
-        MAKE,
+        CUT,
         (
             "vit --method taylor --keep 8 -o m1.safetensors",
             "vit --method taylor --sample 36/72 --seed 1 --compensate lstsq --data train/ "
@@ -94,7 +93,7 @@ COMMANDS = (
     ),
     Command(
         "finetune",
-        MAKE,
+        CLASSIFY,
         (
             "m1 --data train/ --val val/ --freeze mlp -o t1.safetensors",
             "m2 --data train/ --teacher vit --recipe teach --freeze mlp -o t2.safetensors",
@@ -106,7 +105,7 @@ COMMANDS = (
     ),
     Command(
         "fuse",
-        MAKE,
+        CUT,
         (
             "t1 t2 -o pair.safetensors",
             "m1 m2 --mlp separate --check val/ -o pair2.safetensors",
@@ -118,7 +117,7 @@ COMMANDS = (
     ),
     Command(
         "calibrate",
-        MAKE,
+        CLASSIFY,
         (
             "pair --data val/ -o ready.safetensors",
             "pair --data val/ --fit-data train/ --ood others/ --cascade -o ready2.safetensors",
@@ -130,7 +129,7 @@ COMMANDS = (
     ),
     Command(
         "eval",
-        MEASURE,
+        CLASSIFY,
         (
             "vit pair --data test/ --ood far:others=others/",
             "vit pair --data test/ --ci 0.95 --html report.html",
@@ -141,7 +140,7 @@ COMMANDS = (
     ),
     Command(
         "bench",
-        MEASURE,
+        FILES,
         ("pair --backbone vit --batch 1,16", "pair --vs t1 t2 --data test/"),
         record="measuring:BenchOptions",
         stage="bench:bench",
@@ -149,7 +148,7 @@ COMMANDS = (
     ),
     Command(
         "predict",
-        USE,
+        CLASSIFY,
         ("ready --data test/ -o answers.jsonl", "ready --data test/ --limit 3"),
         record="deciding:PredictOptions",
         stage="predict:predict",
@@ -157,7 +156,7 @@ COMMANDS = (
     ),
     Command(
         "serve",
-        USE,
+        CLASSIFY,
         ("ready", "ready --host 0.0.0.0 --port 80 --cascade --answers answers.jsonl"),
         record="deciding:ServeOptions",
         stage="serve:serve",
@@ -166,7 +165,7 @@ COMMANDS = (
     ),
     Command(
         "monitor",
-        USE,
+        CLASSIFY,
         ("answers.jsonl --against ready", "answers.jsonl --against ready --json"),
         record="deciding:MonitorOptions",
         stage="monitor:monitor",
@@ -175,7 +174,7 @@ COMMANDS = (
     ),
     Command(
         "export",
-        USE,
+        FILES,
         ("pair -o pair.onnx", "pair -o checked.onnx --check test/"),
         record="measuring:ExportOptions",
         stage="export:export",
@@ -185,7 +184,7 @@ COMMANDS = (
     ),
     Command(
         "inspect",
-        TRUST,
+        FILES,
         ("pair", "pair --commands"),
         record="measuring:InspectOptions",
         stage="inspect:inspect",
@@ -194,7 +193,7 @@ COMMANDS = (
     ),
     Command(
         "verify",
-        TRUST,
+        FILES,
         ("pair", "m1 --json"),
         record="measuring:VerifyOptions",
         stage="verify:verify",

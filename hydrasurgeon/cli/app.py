@@ -82,7 +82,7 @@ VERSION = typer.Option(
 
 
 def start(version: Annotated[bool, VERSION] = False) -> None:
-    """Prune attention heads and fuse the pruned members into one calibrated hydra."""
+    """Make calibrated classifiers of pretrained models; cut their heads, average or fuse them."""
 
 
 def demo(

@@ -203,7 +203,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
 
 
 class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
-    """Train a member or an unpruned model by a recipe; members of a hydra before they are fused.
+    """Fit a linear layer to a frozen body (`--recipe probe`), or tune a model, or a member before it is fused.
 
     CKPT may be init:timm:NAME,key=value… to start from random weights.
     """
