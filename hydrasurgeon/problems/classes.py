@@ -207,25 +207,26 @@ class JudgedClasses(Judged):
     def measures(self) -> Callable[[Rows], dict[str, Values]]:
         selective = Selective(self.confidence, self.correct, self.promised, self.kept)
         return lambda rows: (
-            self.quality(rows) | selective.metrics(self.choices(rows)) | self._risk(rows)
+            self.quality(rows) | selective.metrics(self.choices(rows)) | self._promises(rows)
         )
 
-    def _risk(self, rows: Rows) -> dict[str, Values]:
-        """How many samples are answered, and how many of the answers are wrong."""
-        if self.answer is None:
-            return {}
-        answered = self.answer >= 0
-        wrong = (answered & (self.answer != self.labels)).astype(np.float64)[rows].sum(axis=1)
-        count = answered.astype(np.float64)[rows].sum(axis=1)
-        with np.errstate(invalid="ignore"):
-            return {"answered": count / rows.shape[1], "wrong": wrong / count}
+    def _promises(self, rows: Rows) -> dict[str, Values]:
+        """What came of promises: of sets, and of answers."""
+        values: dict[str, Values] = {}
+        if self.covered is not None and self.set_size is not None:
+            values["coverage"] = self.covered.astype(np.float64)[rows].mean(axis=1)
+            values["set_size"] = self.set_size[rows].mean(axis=1)
+        if self.answer is not None:
+            answered = (self.answer >= 0).astype(np.float64)
+            count = answered[rows].sum(axis=1)
+            values["answered"] = count / rows.shape[1]
+            with np.errstate(invalid="ignore"):
+                wrong = (answered * (self.answer != self.labels))[rows].sum(axis=1)
+                values["wrong"] = wrong / count
+        return values
 
     def figures(self) -> dict[str, float | None]:
-        figures: dict[str, float | None] = {"smece": smooth_ece(self.promised, self.kept)}
-        if self.covered is not None and self.set_size is not None:
-            figures["coverage"] = float(self.covered.astype(np.float64).mean())
-            figures["set_size"] = float(self.set_size.mean())
-        return figures
+        return {"smece": smooth_ece(self.promised, self.kept)}
 
     def familiar(self, unfamiliar: Bool[ndarray, " sample"]) -> Self:
         """As `Classes` answers: no set of a familiar sample is empty."""
