@@ -49,13 +49,10 @@ def table_of(names: Sequence[str], differing: Sequence[Sequence[Difference]]) ->
         cells = []
         for row in differing:
             found = next((each for each in row if each.metric == metric), None)
-            cells.append(Cell(ABSENT) if found is None else _cell(found))
+            if found is None:
+                cells.append(Cell(ABSENT))
+                continue
+            value, low, high = (f"{each:+.4f}" for each in (found.value, found.low, found.high))
+            cells.append(Cell(value, MARKED[found.judgement], low, high))
         columns.append(Column(COMPARED[metric], "", tuple(cells)))
     return Table("Differences", tuple(names), tuple(columns), NOTE)
-
-
-def _cell(difference: Difference) -> Cell:
-    value, low, high = (
-        f"{each:+.4f}" for each in (difference.value, difference.low, difference.high)
-    )
-    return Cell(value, MARKED[difference.judgement], low, high)

@@ -159,7 +159,11 @@ def document(material: Material) -> str:
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
-    listed = [_untimed(each) for each in material.tables]
+    # Without times, which are others in the next run: the page of the same inputs is the same.
+    listed = [
+        replace(of, columns=tuple(c for c in of.columns if c.metric.key != "latency_ms"))
+        for of in material.tables
+    ]
     metrics = [column.metric for each in listed for column in each.columns]
 
     def named(name: str) -> str:
@@ -205,13 +209,6 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
 def shown(value: object) -> object:
     """Names from anywhere show what is in them; what we wrote ourselves stays as it is."""
     return value if isinstance(value, Markup) else visible(value)
-
-
-def _untimed(of: Table) -> Table:
-    """Without times, which are others in the next run: the page of the same inputs is the same."""
-    return replace(
-        of, columns=tuple(column for column in of.columns if column.metric.key != "latency_ms")
-    )
 
 
 def part(name: str) -> str:

@@ -125,8 +125,11 @@ def of_models(
     if any(hashes.values()):
         classes["sets"] = hashes
     milliseconds = timed.milliseconds()
+    for at, row in enumerate(rows):
+        time = {"latency_ms": milliseconds[row.timing or 0]}
+        rows[at] = row.but(cost=row.result.cost and row.result.cost.model_copy(update=time))
     return Measured(
-        tuple(_timed(row, milliseconds) for row in rows),
+        tuple(rows),
         classes,
         tuple(dict.fromkeys(skipped)),
         (
@@ -199,11 +202,6 @@ def _rows(
     another, ci, seed = _loaded(job[0], arguments), arguments.ci, arguments.seed
     both = with_cascade(row, another, sets, arguments, timed, kinds, ci=ci, seed=seed)
     return [(each, []) for each in both]
-
-
-def _timed(row: Row, milliseconds: Sequence[float | None]) -> Row:
-    time = {"latency_ms": milliseconds[row.timing or 0]}
-    return row.but(cost=row.result.cost and row.result.cost.model_copy(update=time))
 
 
 def of_files(arguments: EvaluateOptions) -> list[Row]:
