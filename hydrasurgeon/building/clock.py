@@ -24,6 +24,8 @@ from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import Cascade, Conformal, Decision, Ood
 from hydrasurgeon.measuring.cost import seconds_of, timed_samples
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.run.pixels import Pixels
+from hydrasurgeon.run.words import Words
 from hydrasurgeon.runtime.answering import Engine
 
 EIGHT_BITS = "int8"
@@ -67,8 +69,7 @@ class Clock:
         self.opened = opened
         self.val = val
         self.options = options
-        graphs = all(find_spec(package) for package in PACKAGES)
-        self.engines = ("torch", "onnx", EIGHT_BITS) if graphs else ("torch",)
+        self.engines = _engines()
         self.state = state
 
     @cached_property
@@ -90,17 +91,7 @@ class Clock:
     def words(self, reading: Callable[[], Reading]) -> Taken:
         """Of a reader that answers alone."""
         if WORDS not in self.known:
-            reader, engine = reading().reader, copy(self._unpruned[self._fastest])
-            words: dict[str, Any] = {"mode": "first"}
-            ood: dict[str, Any] = {"score": NOVELTY, "threshold": 2.0}
-            state: dict[str, Any] = {"temperature": 1.0, "conformal": SETS}
-            first: dict[str, Any] = {**state, "threshold": 0.0, "novelty": 2.0}
-            state["words"] = decided.Words.model_construct(**words)
-            state["ood"] = Ood.model_construct(**ood)
-            state["cascade"] = Cascade.model_construct(**first)
-            engine.state = Deciding(Decision.model_construct(**state), words=reader)
-            engine.transform = with_reader(engine.transform, reader)
-            self._time(WORDS, {WORDS: engine})
+            self._time(WORDS, {WORDS: _alone(self._unpruned[self._fastest], reading().reader)})
         return self.known[WORDS][WORDS]
 
     def written(self, name: str, file: Path, engine: str) -> Taken:
@@ -153,3 +144,23 @@ class Clock:
         """By engine."""
         device = self.options.device
         return engines_of(undecided(opened), self.engines, device=device, keep=keep)
+
+
+def _alone(engine: Engine, reader: Words | Pixels) -> Engine:
+    """An engine of which words answer all that it is asked."""
+    words: dict[str, Any] = {"mode": "first"}
+    ood: dict[str, Any] = {"score": NOVELTY, "threshold": 2.0}
+    state: dict[str, Any] = {"temperature": 1.0, "conformal": SETS}
+    first: dict[str, Any] = {**state, "threshold": 0.0, "novelty": 2.0, "floor": 2.0}
+    state |= {"words": decided.Words.model_construct(**words), "ood": Ood.model_construct(**ood)}
+    state["cascade"] = Cascade.model_construct(**first)
+    alone = copy(engine)
+    alone.state = Deciding(Decision.model_construct(**state), words=reader)
+    alone.transform = with_reader(engine.transform, reader)
+    return alone
+
+
+def _engines() -> tuple[str, ...]:
+    """Those that run here."""
+    graphs = all(find_spec(package) for package in PACKAGES)
+    return ("torch", "onnx", EIGHT_BITS) if graphs else ("torch",)
