@@ -43,8 +43,8 @@ crash: $(STAMP)  ## kills and failing disks at every call that writes
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-lint: $(STAMP)  ## check format, lint, that imports fall, and the size
-	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo && $(BIN)/python tools/size.py
+lint: $(STAMP)  ## check format, lint, and that imports fall
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo
 
 types: $(STAMP)  ## strict types
 	$(BIN)/mypy
@@ -76,7 +76,10 @@ showdown: $(STAMP)  ## the demonstration: SetFit, Trainer and build on the same 
 bench-test: $(STAMP)  ## the tests of the benchmarks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m bench $(ARGS)
 
+size: $(STAMP)  ## print how large the package is
+	$(BIN)/python tools/size.py
+
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench front showdown bench-test clean
+.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench front showdown bench-test size clean
