@@ -76,10 +76,13 @@ showdown: $(STAMP)  ## the demonstration: SetFit, Trainer and build on the same 
 bench-test: $(STAMP)  ## the tests of the benchmarks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m bench $(ARGS)
 
+language: $(STAMP)  ## count what breaks the rules of language, by folder
+	$(BIN)/python tools/language.py $(ARGS)
+
 size: $(STAMP)  ## print how large the package is
 	$(BIN)/python tools/size.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench front showdown bench-test size clean
+.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench front showdown bench-test language size clean
