@@ -17,7 +17,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,7 +130,7 @@ def check_file(path: Path, tree: ast.AST) -> Iterator[Violation]:
             yield Violation(path, line, "name", name)
 
 
-def check_uniqueness(trees: dict[Path, ast.AST]) -> Iterator[Violation]:
+def check_uniqueness(trees: Mapping[Path, ast.AST]) -> Iterator[Violation]:
     """Yield classes and modules whose name is used twice."""
     classes: dict[str, list[tuple[Path, int]]] = defaultdict(list)
     modules: dict[str, list[Path]] = defaultdict(list)
