@@ -1,15 +1,17 @@
-"""Checkpoints by hub id (`timm:`, `hf:`, …), through huggingface_hub and its cache."""
+"""Checkpoints by hub id (`timm:`, `hf:`, …), through huggingface_hub and its cache; `demo:` ships with the package."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import config_files, families, family_of_bare, family_of_scheme
 from hydrasurgeon.families.base import TEXTS, Bare
 from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.lookup import did_you_mean
 
 # A config with the labels of 22,000 classes has 2 MB.
 MAX_CONFIG = 16 << 20
@@ -17,10 +19,27 @@ MAX_CONFIG = 16 << 20
 REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 
 
+DEMO = "demo"
+"""Scheme of the checkpoints that the package ships."""
+
+
 def is_hub_id(spec: str) -> bool:
-    """Whether a family's scheme stands in front."""
+    """Return True if the scheme of a family, or `demo:`, stands in front."""
     scheme, colon, _ = spec.partition(":")
-    return bool(colon) and family_of_scheme(scheme) is not None
+    return bool(colon) and (scheme == DEMO or family_of_scheme(scheme) is not None)
+
+
+def demo_path(spec: str) -> Path:
+    """Return the file of a checkpoint that the package ships, `demo:NAME`."""
+    folder = Path(str(files("hydrasurgeon") / DEMO))
+    names = sorted(path.stem for path in folder.glob("*.safetensors"))
+    name = spec.partition(":")[2]
+    if name not in names:
+        raise CheckpointError(
+            f"{spec}: no such demo model{did_you_mean(name, names, 'demo:{}'.format)}",
+            hint=f"There are {', '.join(f'demo:{name}' for name in names)}.",
+        )
+    return folder / f"{name}.safetensors"
 
 
 def pinned(spec: str, path: Path) -> str:
@@ -50,8 +69,10 @@ def _check(folder: Path, spec: str) -> None:
 
 
 def fetch(spec: str) -> Path:
-    """Download (or find in the cache) the repository behind a hub id; `@revision` may follow."""
+    """Download the repository behind a hub id, or find it in the cache; `@revision` may follow."""
     scheme, _, rest = spec.partition(":")
+    if scheme == DEMO:
+        return demo_path(spec)
     family = family_of_scheme(scheme)
     assert family is not None  # is_hub_id
     name, _, revision = rest.partition("@")

@@ -103,7 +103,7 @@ def _opened(arguments: ScoreOptions, key: ScoreKey) -> tuple[Single, Path | None
         copy = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     elif opened.hub_id is not None:
         raise UsageError(
-            f"{opened.hub_id}: scores cannot be written into the hub's cache",
+            f"{opened.hub_id}: is not your file, so scores cannot be written into it",
             hint="Give -o NAME.safetensors: a copy that carries them.",
         )
     else:

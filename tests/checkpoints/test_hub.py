@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.errors import CheckpointError
+from hydrasurgeon.errors import CheckpointError, UsageError
 
 
 def test_timm_names_live_under_timm(
@@ -53,7 +55,6 @@ def test_a_hub_id_is_pinned_and_its_cache_left_alone(
     from tiny_families import FAMILIES
 
     import hydrasurgeon as hs
-    from hydrasurgeon.errors import UsageError
 
     commit = "0123456789abcdef0123456789abcdef01234567"
     snapshot = tmp_path / "cache" / "snapshots" / commit
@@ -67,7 +68,7 @@ def test_a_hub_id_is_pinned_and_its_cache_left_alone(
     (given,) = pruned.manifest.history[-1].inputs
     assert given.name == f"hf:someone/tiny-bert@{commit}"
     data = FAMILIES["BERT"].data(tmp_path)
-    with pytest.raises(UsageError, match="hub's cache"):
+    with pytest.raises(UsageError, match="not your file"):
         hs.score("hf:someone/tiny-bert", method="taylor", data=data)
     scored = hs.score(
         "hf:someone/tiny-bert", method="taylor", data=data, out="scored", device="cpu"
@@ -81,3 +82,20 @@ def test_a_revision_is_no_path(revision: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked"))
     with pytest.raises(CheckpointError, match="is not a revision"):
         open_checkpoint(f"timm:vit_tiny_patch16_224@{revision}")
+
+
+def test_the_package_ships_models(tmp_path: Path) -> None:
+    """`demo:NAME` is the file itself, recorded by this name; scores need a file of one's own."""
+    shipped = Path(str(files("hydrasurgeon") / "demo" / "backbone.safetensors"))
+    opened = open_checkpoint("demo:backbone")
+    assert opened.path == shipped
+    assert opened.name == "demo:backbone"
+    assert opened.tensors.digests() == open_checkpoint(shipped).tensors.digests()
+    out = tmp_path / "member.safetensors"
+    hs.prune("demo:backbone", method="magnitude", keep=4, out=out)
+    (step,) = open_checkpoint(out).manifest.history
+    assert [record.name for record in step.inputs] == ["demo:backbone"]
+    with pytest.raises(UsageError, match="not your file"):
+        hs.score("demo:backbone", method="magnitude")
+    with pytest.raises(CheckpointError, match="did you mean demo:backbone"):
+        open_checkpoint("demo:bakbone")
