@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from hydrasurgeon.lookup import imported
 
-CLASSIFY, CUT, FILES, MORE = GROUPS = (
+SURGERY, ANSWERS, FILES, MORE = GROUPS = (
+    "The surgery, stage by stage",
     "From a model and labelled data to answers",
-    "Cut and fuse",
     "Files and machines",
     "More",
 )
@@ -55,19 +55,8 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command(
-        "build",
-        CLASSIFY,
-        (
-            "vit --data train/ --val val/ --budget macs=0.6 -o small.safetensors",
-            "vit --data train/ --val val/ --ood others/ --budget time=0.3,0.5 -o front/",
-        ),
-        record="making:BuildOptions",
-        stage="build:build",
-        view="built",
-    ),
-    Command(
         "score",
-        CUT,
+        SURGERY,
         (
             "vit --method taylor --data val/",
             "vit --method circuit --objective acc --search attribution --data val/ --limit 500 "
@@ -80,7 +69,7 @@ COMMANDS = (
     ),
     Command(
         "prune",
-        CUT,
+        SURGERY,
         (
             "vit --method taylor --keep 8 -o m1.safetensors",
             "vit --method taylor --sample 36/72 --seed 1 --compensate lstsq --data train/ "
@@ -93,7 +82,7 @@ COMMANDS = (
     ),
     Command(
         "finetune",
-        CLASSIFY,
+        SURGERY,
         (
             "m1 --data train/ --val val/ --freeze mlp -o t1.safetensors",
             "m2 --data train/ --teacher vit --recipe teach --freeze mlp -o t2.safetensors",
@@ -105,7 +94,7 @@ COMMANDS = (
     ),
     Command(
         "fuse",
-        CUT,
+        SURGERY,
         (
             "t1 t2 -o pair.safetensors",
             "m1 m2 --mlp separate --check val/ -o pair2.safetensors",
@@ -116,8 +105,19 @@ COMMANDS = (
         recorded=True,
     ),
     Command(
+        "eval",
+        SURGERY,
+        (
+            "vit pair --data test/ --ood far:others=others/",
+            "vit pair --data test/ --ci 0.95 --html report.html",
+        ),
+        record="measuring:EvaluateOptions",
+        stage="evaluate:evaluate",
+        view="evaluated",
+    ),
+    Command(
         "calibrate",
-        CLASSIFY,
+        ANSWERS,
         (
             "pair --data val/ -o ready.safetensors",
             "pair --data val/ --fit-data train/ --ood others/ --cascade -o ready2.safetensors",
@@ -128,35 +128,27 @@ COMMANDS = (
         recorded=True,
     ),
     Command(
-        "eval",
-        CLASSIFY,
-        (
-            "vit pair --data test/ --ood far:others=others/",
-            "vit pair --data test/ --ci 0.95 --html report.html",
-        ),
-        record="measuring:EvaluateOptions",
-        stage="evaluate:evaluate",
-        view="evaluated",
-    ),
-    Command(
-        "bench",
-        FILES,
-        ("pair --backbone vit --batch 1,16", "pair --vs t1 t2 --data test/"),
-        record="measuring:BenchOptions",
-        stage="bench:bench",
-        view="benched",
-    ),
-    Command(
         "predict",
-        CLASSIFY,
+        ANSWERS,
         ("ready --data test/ -o answers.jsonl", "ready --data test/ --limit 3"),
         record="deciding:PredictOptions",
         stage="predict:predict",
         view="predicted",
     ),
     Command(
+        "build",
+        ANSWERS,
+        (
+            "vit --data train/ --val val/ --budget macs=0.6 -o small.safetensors",
+            "vit --data train/ --val val/ --ood others/ --budget time=0.3,0.5 -o front/",
+        ),
+        record="making:BuildOptions",
+        stage="build:build",
+        view="built",
+    ),
+    Command(
         "serve",
-        CLASSIFY,
+        ANSWERS,
         ("ready", "ready --host 0.0.0.0 --port 80 --cascade --answers answers.jsonl"),
         record="deciding:ServeOptions",
         stage="serve:serve",
@@ -165,12 +157,20 @@ COMMANDS = (
     ),
     Command(
         "monitor",
-        CLASSIFY,
+        ANSWERS,
         ("answers.jsonl --against ready", "answers.jsonl --against ready --json"),
         record="deciding:MonitorOptions",
         stage="monitor:monitor",
         view="monitored",
         in_python=False,
+    ),
+    Command(
+        "bench",
+        FILES,
+        ("pair --backbone vit --batch 1,16", "pair --vs t1 t2 --data test/"),
+        record="measuring:BenchOptions",
+        stage="bench:bench",
+        view="benched",
     ),
     Command(
         "export",

@@ -34,18 +34,19 @@ def put_between(path: Path, marks: tuple[str, str], content: str) -> None:
 
 
 def demo(folder: Path) -> None:
-    shown = readme.demo_table(json.loads((folder / "results.json").read_text()))
-    put_between(DOCS / "guide" / "commands.md", readme.DEMO, shown)
+    report = json.loads((folder / "results.json").read_text())
+    put_between(DOCS / "guide" / "commands.md", readme.DEMO, readme.demo_table(report))
+    put_between(ROOT / "README.md", readme.LEAD, readme.demo_lead(report))
     picture = readme.hydra_svg(json.loads((folder / "hydra.heads.json").read_text()))
     (DOCS / "hydra.svg").write_text(picture, encoding="utf-8")
 
 
 def outputs() -> None:
-    """What the commands of README and of the first guide print, in the folders that the tests run them in."""
+    """Paste what the commands of README and of the first guide print, in the folders that the tests run them in."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     models = importlib.import_module("own_models")
     guide = DOCS / "guide" / "your-model.md"
-    pasted(ROOT / "README.md", "", models.readme_folder)
+    pasted(ROOT / "README.md", "", lambda folder: None)
     pasted(guide, "## A folder", models.text_folder)
     pasted(guide, "## A file", models.pictures)
 
@@ -68,7 +69,6 @@ def write_pages() -> None:
     if costs is not None:
         front.plot(costs, DOCS / "front.svg")
         (DOCS / "reference" / "front.md").write_text(front.page(costs), encoding="utf-8")
-        put_between(ROOT / "README.md", readme.FRONT, readme.front_says(costs))
     (DOCS / "reference" / "benchmarks.md").write_text(benchmarks.page(result), encoding="utf-8")
     shown = result("showdown")
     if shown is not None:

@@ -82,7 +82,7 @@ VERSION = typer.Option(
 
 
 def start(version: Annotated[bool, VERSION] = False) -> None:
-    """Make calibrated classifiers of pretrained models; cut their heads, average or fuse them."""
+    """Cut attention heads out of pretrained transformers, fuse what is left into Hydra ensembles, and calibrate them."""
 
 
 def demo(
@@ -91,7 +91,7 @@ def demo(
     ] = Path("hydra-demo"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
-    """Make a mean, a half and a hydra of three small ViTs, and compare them with their Deep Ensemble."""
+    """Build a hydra from a small ViT, stage by stage, and compare it with a mean and a Deep Ensemble."""
     from hydrasurgeon.cli.demo import demo as stage
 
     stage(folder, run=run, force=force)

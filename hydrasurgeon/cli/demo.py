@@ -1,103 +1,80 @@
-"""demo: the whole story on real images, through the same commands that a user types."""
+"""demo: a hydra from a small ViT on real images, by the commands that a user types."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
 from hydrasurgeon import render
-from hydrasurgeon.errors import MissingDependency, OutputError
+from hydrasurgeon.errors import OutputError
 from hydrasurgeon.files.atomic import SUFFIX, claims, hold, real, write_bytes
 from hydrasurgeon.files.manifest import sidecar
-from hydrasurgeon.lookup import need
 
-DATA = "--data demo:test --ood near:held-out=demo:near --ood far:digits=demo:digits"
-"""What the comparison is measured on: it chose nothing."""
-FIT = "--data demo:val --fit-data demo:train --ood demo:textures"
-"""What decision states are fitted to."""
-THIN = "--neurons 0.5 --compensate lstsq --data demo:train --limit 1000"
-"""Half of the neurons go too, and the others make up for it."""
-LATE = f"--layers 3-5 {THIN}"
-
+MEMBERS = tuple(
+    command
+    for seed in (1, 2, 3)
+    for command in (
+        (
+            "A member: half of the 32 least important heads are cut out, drawn by the seed …"
+            if seed == 1
+            else None,
+            f"prune vit --method taylor --sample 16/32 --seed {seed} -o p{seed}.safetensors",
+        ),
+        (
+            "… and what is left is fine-tuned for one epoch." if seed == 1 else None,
+            f"finetune p{seed} --recipe demo --set epochs=1 --set label_smoothing=0 "
+            f"--data demo:train --val demo:val --seed {seed} -o m{seed}.safetensors",
+        ),
+    )
+)
 COMMANDS = (
     (
-        "Three fine-tunings of one pretrained ViT come with the demo. Their mean is one ordinary model.",
+        "Score the attention heads of a small ViT. The scores go into vit.heads.json.",
+        "score backbone --method taylor --data demo:val -o vit.safetensors",
+    ),
+    *MEMBERS,
+    (
+        "The hydra: one model that runs all three members in a single forward pass.",
+        "fuse m1 m2 m3 -o hydra.safetensors",
+    ),
+    (
+        "For comparison: the mean of three fine-tunings of one start, an ordinary model …",
         "fuse --mean backbone seed-2 seed-3 -o mean.safetensors",
     ),
     (
-        "Half of the mean: the heads and neurons that matter most, repaired in closed form.",
-        f"prune --method taylor --keep 4 mean.safetensors {THIN} -o half.safetensors",
+        "… and their Deep Ensemble, in one file that answers as the three models do.",
+        "fuse backbone seed-2 seed-3 --mlp separate -o ensemble.safetensors",
     ),
     (
-        "Members of a hydra: each fine-tuning without half of its last three layers.",
-        f"prune --method taylor --keep 4 backbone.safetensors {LATE} -o m1.safetensors",
-    ),
-    (None, f"prune --method taylor --keep 4 seed-2.safetensors {LATE} -o m2.safetensors"),
-    (None, f"prune --method taylor --keep 4 seed-3.safetensors {LATE} -o m3.safetensors"),
-    (
-        "The hydra: one model that runs all three behind the mean of their first three layers.",
-        "fuse m1 m2 m3 -o hydra.safetensors --mean-trunk 3",
+        "Accuracy, calibration, OOD detection and cost, on data that chose nothing.",
+        "eval vit m1 hydra mean ensemble --data demo:test --ood near:held-out=demo:near "
+        "--ood far:digits=demo:digits --json results.json --html report.html",
     ),
     (
-        "For comparison their Deep Ensemble, in one file that answers as the three do.",
-        "fuse backbone seed-2 seed-3 -o ensemble.safetensors --mlp separate",
+        "Calibrate the hydra, so that it says when it does not know.",
+        "calibrate hydra --data demo:val --fit-data demo:train --ood demo:textures --risk 0.05 "
+        "-o calibrated.safetensors",
     ),
     (
-        "Calibrate them alike: temperature, OOD score, thresholds.",
-        f"calibrate backbone {FIT} -o ready-single.safetensors",
+        "Answers: label, probability, prediction set, or why there is none.",
+        "predict calibrated --data demo:test -o answers.csv",
     ),
-    (None, f"calibrate mean {FIT} -o ready-mean.safetensors"),
-    (None, f"calibrate half {FIT} -o ready-half.safetensors"),
-    (None, f"calibrate hydra {FIT} -o ready-hydra.safetensors"),
-    (None, f"calibrate ensemble {FIT} -o ready-ensemble.safetensors"),
 )
-"""What each command is for, and the command as it is typed."""
-INT8 = (
-    (
-        "The mean in 8 bits: calibrated on its own outputs, and exported.",
-        f"calibrate mean --engine int8 {FIT} -o int8-mean.safetensors",
-    ),
-    (None, "export int8-mean --int8 --check demo:val -o mean.int8.onnx"),
-)
-"""Where onnxruntime is installed."""
-READY = "ready-single ready-mean ready-half ready-hydra ready-ensemble"
-"""The rows of the comparison."""
+"""Each command as it is typed, behind the comment that is printed above it."""
 SHIPPED = ("backbone", "seed-2", "seed-3")
 """Checkpoints that come with the package."""
 
 
-def commands(*, int8: bool) -> list[tuple[str | None, str]]:
-    """The demo's commands, in order; the last one compares."""
-    more, rows = (INT8, f"{READY} mean.int8.onnx") if int8 else ((), READY)
-    compare = f"eval {rows} {DATA} --json results.json --html report.html"
-    return [*COMMANDS, *more, ("What each is worth, on data that chose nothing.", compare)]
-
-
-def written(commands: Sequence[str]) -> set[str]:
-    """The names of all files that the demo leaves in its folder."""
-    words = [word for command in commands for word in shlex.split(command)]
-    outputs = [
-        after
-        for word, after in pairwise(words)
-        if word in ("-o", "--json", "--html", "--predictions")
-    ]
+def output_names() -> set[str]:
+    """Return the names of all files that the demo leaves in its folder."""
+    words = [word for _, command in COMMANDS for word in shlex.split(command)]
+    outputs = [after for word, after in pairwise(words) if word in ("-o", "--json", "--html")]
     weights = [*outputs, *(f"{name}.safetensors" for name in SHIPPED)]
     return {*weights, *(sidecar(Path(name)).name for name in weights if name.endswith(SUFFIX))}
-
-
-def in_time(results: Path) -> str:
-    """What 8 bits are worth in time, in the same run."""
-    report = json.loads(results.read_text(encoding="utf-8"))
-    took = {each["name"]: f"{each['cost']['latency_ms']:.2g} ms" for each in report["results"]}
-    return (
-        f"One image took the mean {took['ready-mean']} in torch, and {took['mean.int8.onnx']} in "
-        "8 bits in onnxruntime."
-    )
 
 
 @claims()
@@ -107,8 +84,6 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     """
     import os
 
-    from hydrasurgeon.engines import PACKAGES
-
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"-o {folder}: is not a directory", hint="Give another -o.")
     if folder.exists() and any(folder.iterdir()) and not force:
@@ -117,7 +92,7 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         hold(real(folder), option="-o")
-        for name in written([command for _, command in commands(int8=True)]):
+        for name in output_names():
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"-o {folder}: cannot be written ({error.strerror})") from error
@@ -125,16 +100,11 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     for name in SHIPPED:
         weights = f"{name}.safetensors"
         write_bytes(folder / weights, (source / weights).read_bytes())
-    lacking = ""
-    try:
-        need(*PACKAGES, purpose="The mean in 8 bits")
-    except MissingDependency as error:
-        lacking = f"{error.message}: left out."
     started, here = time.monotonic(), Path.cwd()
     render.say(f"cd {folder}", style="bold cyan")
     os.chdir(folder)
     try:
-        for comment, command in commands(int8=not lacking):
+        for comment, command in COMMANDS:
             if comment:
                 render.say("")
                 render.say(f"# {comment}", style="dim")
@@ -145,7 +115,6 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     finally:
         os.chdir(here)
     render.say("")
-    render.say(lacking or in_time(folder / "results.json"))
     render.say(
         f"Done in {time.monotonic() - started:.0f} s; the files are in {folder}.", style="dim"
     )

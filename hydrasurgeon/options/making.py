@@ -203,7 +203,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
 
 
 class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
-    """Fit a linear layer to a frozen body (`--recipe probe`), or tune a model, or a member before it is fused.
+    """Fine-tune a member before it is fused, or any model; or fit only a classifier (`--recipe probe`).
 
     CKPT may be init:timm:NAME,key=value… to start from random weights.
     """

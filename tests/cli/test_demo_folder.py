@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,32 +10,20 @@ from hydrasurgeon.cli.demo import SHIPPED, demo
 from hydrasurgeon.errors import OutputError
 
 
-def run_nothing(line: list[str]) -> int:
-    """No command but the last, which leaves times."""
-    if line[0] == "eval":
-        rows = [
-            {"name": name, "cost": {"latency_ms": ms}}
-            for name, ms in (("ready-mean", 1.24), ("mean.int8.onnx", 0.31))
-        ]
-        Path("results.json").write_text(json.dumps({"results": rows}))
-    return 0
-
-
 def test_force_replaces_its_own_files_only(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     (folder / "mine").mkdir(parents=True)
-    for name in ("notes.txt", "mine/hydra.safetensors", "vit.safetensors"):
+    for name in ("notes.txt", "mine/hydra.safetensors", "other.safetensors"):
         (folder / name).write_text("mine")
     (folder / "hydra.safetensors").write_text("old")
     with pytest.raises(OutputError, match="is not empty"):
         demo(folder, run=lambda _: 0, force=False)
-    demo(folder, run=run_nothing, force=True)
+    demo(folder, run=lambda _: 0, force=True)
     assert {path.name for path in folder.iterdir()} == {
         *(f"{name}.safetensors" for name in SHIPPED),
-        "results.json",
         "notes.txt",
         "mine",
-        "vit.safetensors",
+        "other.safetensors",
     }
     assert (folder / "mine" / "hydra.safetensors").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["d"]

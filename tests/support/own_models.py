@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from random_models import fresh
 from tiny_families import CLASSES, FAMILIES, TEXT, WORDS, tokenizer, transformers_model
 
 import hydrasurgeon as hs
@@ -88,27 +87,11 @@ def embedder_folder(place: Path) -> None:
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20}))
 
 
-VIT = "vit_tiny_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=96,depth=6,num_heads=12,num_classes=8"
-
-
-def readme_folder(place: Path) -> None:
-    """What README's commands run on: `text_folder`, an embedder, two more fine-tunings, a ViT with its scores, and three members."""
-    text_folder(place)
+def embedder_and_tables(place: Path) -> None:
+    """Write random/, an embedder, and train.csv, val.csv and test.csv."""
+    texts(place)
+    FAMILIES["BERT"].write(place / "random")
     embedder_folder(place)
-    for number in (2, 3):
-        _tuned(place, f"reviews-{number}", seed=number)
-    vit = place / "vit.safetensors"
-    fresh(f"init:timm:{VIT}", vit, seed=0)
-    hs.score(vit, method="taylor", data="demo:val", limit=64, layers="3-5", device="cpu")
-    for seed in (1, 2, 3):
-        hs.prune(
-            vit,
-            method="taylor",
-            sample="18/30",
-            layers="3-5",
-            seed=seed,
-            out=place / f"m{seed}.safetensors",
-        )
 
 
 PRAISED = ("first", "second", "neither")

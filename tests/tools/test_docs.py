@@ -17,7 +17,7 @@ from hydrasurgeon.cli.app import application
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from pages import benchmarks, entities, front, readme, showdown  # noqa: E402
+from pages import benchmarks, entities, front, showdown  # noqa: E402
 from render_docs import result  # noqa: E402
 
 
@@ -62,9 +62,8 @@ def test_the_figures_of_a_page_are_those_measured(name: str, page: Callable[[], 
 
 def test_the_figures_of_the_readme_are_those_measured() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = (readme.FRONT, readme.front_says(result("front")))
-    for (begin, end), table in (shown, (showdown.MARKS, showdown.lead(result("showdown")))):
-        assert text.split(begin)[1].split(end)[0].strip() == table
+    begin, end = showdown.MARKS
+    assert text.split(begin)[1].split(end)[0].strip() == showdown.lead(result("showdown"))
 
 
 def commands_of(text: str) -> Iterator[list[str]]:

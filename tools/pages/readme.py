@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 from hydrasurgeon.measuring.results import Report
 from hydrasurgeon.report.columns import Cell, Table, brief
 from hydrasurgeon.report.markdown import results_table
-from pages.front import tasks
 
 COMMANDS = re.compile(r"```bash\n(?!make|pip)(.*?)```(\n\n```text\n.*?```)?", re.S)
 """Commands, and what they print where it is shown."""
@@ -29,12 +27,11 @@ LEFT_OUT = (
 """Columns of the terminal that the guide leaves out."""
 COLOURS = ("#2a6f97", "#c1666b", "#6a994e")
 TITLES = {
-    "ready-single": "single model",
-    "ready-mean": "mean of three",
-    "ready-half": "half of the mean",
-    "ready-hydra": "hydra behind the mean trunk",
-    "ready-ensemble": "Deep Ensemble of three",
-    "mean.int8.onnx": "mean of three, 8 bits",
+    "vit": "single model",
+    "m1": "one member (Taylor)",
+    "hydra": "hydra of three members",
+    "mean": "mean of three fine-tunings",
+    "ensemble": "Deep Ensemble of these three",
 }
 
 
@@ -68,8 +65,43 @@ def demo_table(report: dict[str, Any]) -> str:
     return "\n\n".join(results_table(_kept(each), names) for each in shown)
 
 
+LEAD = (
+    "<!-- demo: tools/render_docs.py writes it from the demo's results.json -->",
+    "<!-- end of demo -->",
+)
+"""Around README's table of what the demo's models are worth."""
+
+
+def demo_lead(report: dict[str, Any]) -> str:
+    """Return README's table: quality, OOD detection and cost of the demo's models."""
+    head = [
+        "",
+        "accuracy ↑",
+        "NLL ↓",
+        "ECE ↓",
+        "AUROC near ↑",
+        "AUROC far ↑",
+        "parameters, M",
+        "multiply-adds, M",
+    ]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for result in report["results"]:
+        inside, cost = result["id"], result["cost"]
+        auroc = {ood["group"]: ood["auroc"] for ood in result["ood"]}
+        values = [inside["accuracy"], inside["nll"], inside["ece"], auroc["near"], auroc["far"]]
+        lines.append(
+            [
+                TITLES[result["name"]],
+                *(f"{value:.3f}" for value in values),
+                f"{cost['params'] / 1e6:.2f}",
+                f"{cost['macs'] / 1e6:.1f}",
+            ]
+        )
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+
+
 def _kept(table: Table) -> Table:
-    """What the README has room for, without intervals and second ranks."""
+    """Drop intervals, second ranks and the columns that the README has no room for."""
     columns = [
         replace(
             c,
@@ -111,34 +143,3 @@ def hydra_svg(manifest: dict[str, Any]) -> str:
                     f" {fill}/>"
                 )
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-FRONT = (
-    "<!-- results: tools/render_docs.py writes it from benchmarks/results/front.json -->",
-    "<!-- end of results -->",
-)
-"""Around what the README says."""
-TITLES_OF_TASKS = {"clinc": "CLINC150", "movies": "movies", "topics": "topics"}
-SAID = {
-    "one model": ("single", "float32"),
-    "words beside it": ("single, words beside", "float32"),
-    "words first, in 8 bits": ("single, words first", "int8"),
-    "the mean in 8 bits": ("mean", "int8"),
-    "words first, then half of it": ("half of the mean, words first", "int8"),
-    "a hydra in 8 bits": ("hydra behind the mean trunk", "int8"),
-    "the Deep Ensemble": ("Deep Ensemble", "float32"),
-}
-"""What the README says figures of, and its row."""
-
-
-def front_says(results: dict[str, Any]) -> str:
-    """The README's table: time and NLL, means over seeds."""
-    shown = [task for task in tasks(results) if task.name in TITLES_OF_TASKS]
-    heads = ["", "time", *(f"{TITLES_OF_TASKS[task.name]} ↓" for task in shown)]
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    for name, row in SAID.items():
-        times = [time for task in shown if (time := task.time(*row, 16)) is not None]
-        every = [task.values(*row, "nll") for task in shown]
-        losses = [f"{statistics.fmean(each):.3f}" if each else "–" for each in every]
-        lines.append([name, f"{statistics.fmean(times):.2f}", *losses])
-    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
