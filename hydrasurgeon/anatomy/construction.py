@@ -1,4 +1,4 @@
-"""Where libraries make their modules: with weights that are drawn, or with shapes alone."""
+"""A context in which libraries build modules: with random weights, or as shapes on the meta device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ FILLING = {
     *("fill_", "zero_", "constant_", "zeros_", "ones_", "copy_"),
     *("add_", "sub_", "mul_", "div_", "clamp_"),
 }
-"""What initialises a tensor, and changes nothing of one without storage."""
+"""Functions that initialise a tensor; they do nothing to one without storage."""
 
 
 class _Unfilled(TorchFunctionMode):
-    """Within the block tensors on the meta device are not initialised, which would take most of the
-    time.
-    """
+    """A mode that skips initialising tensors on the meta device, which would take most of the time."""
 
     def __torch_function__(
         self,
@@ -39,7 +37,7 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def construction(*, fresh: bool) -> Iterator[None]:
-    """Within the block modules have weights if they are `fresh`, else shapes on the meta device."""
+    """Build modules with random weights if `fresh`, else as shapes on the meta device."""
     if fresh:
         with torch.device("cpu"):
             yield

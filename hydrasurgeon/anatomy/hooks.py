@@ -22,7 +22,7 @@ Place = tuple[str, int]
 
 @contextlib.contextmanager
 def removed(*hooks: RemovableHandle) -> Iterator[None]:
-    """These hooks end with the block."""
+    """Remove these hooks at the end of the block."""
     try:
         yield
     finally:
@@ -32,9 +32,7 @@ def removed(*hooks: RemovableHandle) -> Iterator[None]:
 
 @contextlib.contextmanager
 def masked(sites: Sequence[Attention], masks: Mapping[Place, Tensor]) -> Iterator[None]:
-    """Within the block, the head outputs of each site are multiplied by its mask, [head] or [batch,
-    head].
-    """
+    """Multiply the head outputs of each site by its mask, [head] or [batch, head], within the block."""
 
     def scaler(site: Attention, mask: Tensor) -> Any:
         def scale(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -55,7 +53,7 @@ def masked(sites: Sequence[Attention], masks: Mapping[Place, Tensor]) -> Iterato
 
 @contextlib.contextmanager
 def ablated(sites: Sequence[Attention], heads: Sequence[Head]) -> Iterator[None]:
-    """Within the block, these heads are off."""
+    """Turn these heads off within the block."""
     off = set(heads)
     masks = {}
     for site in sites:

@@ -25,7 +25,7 @@ Heads = Float[Tensor, "*batch head token head_dim"]
 
 
 def run(anatomy: Anatomy, inputs: Any) -> Float[Tensor, "batch klass"]:
-    """A whole model, part by part."""
+    """Run a whole model, part by part."""
     stack = anatomy.embed(inputs)
     hidden = stack.hidden
     for block in anatomy.blocks:
@@ -36,19 +36,19 @@ def run(anatomy: Anatomy, inputs: Any) -> Float[Tensor, "batch klass"]:
 def run_block(
     block: Block, hidden: Hidden, bias: Tensor | None, tokens: int | None = None
 ) -> Hidden:
-    """One layer of one model; of its output only the first `tokens`, or all."""
+    """Run one layer; compute only the first `tokens` of its output, or all."""
     attended = attend(block.attention, attention_input(block, hidden), bias, tokens)
     return after_attention(block, hidden, attended)
 
 
 def attention_input(parts: Any, hidden: Hidden) -> Hidden:
-    """What a layer's attention is given."""
+    """Return the input of a layer's attention."""
     normed: Hidden = parts.norm1(hidden) if parts.prenorm else hidden
     return normed
 
 
 def after_attention(parts: Any, hidden: Hidden, attended: Hidden) -> Hidden:
-    """The rest of a layer, from its input and its attention's output (which may have fewer tokens)."""
+    """Run the rest of a layer, from its input and its attention's output, which may have fewer tokens."""
     if (
         attended.shape[-2] != hidden.shape[-2]
     ):  # always to slice would freeze the length in an exported file
@@ -58,13 +58,13 @@ def after_attention(parts: Any, hidden: Hidden, attended: Hidden) -> Hidden:
 
 
 def attention_half(block: Block, hidden: Hidden, bias: Tensor | None) -> Hidden:
-    """A layer's first residual branch, with the norm behind it where there is one."""
+    """Run a layer's first residual branch, and the norm behind it if there is one."""
     summed = hidden + block.scale1(attend(block.attention, attention_input(block, hidden), bias))
     return summed if block.prenorm else block.norm1(summed)
 
 
 def mlp_half(parts: Any, hidden: Hidden) -> Hidden:
-    """A layer's second residual branch, with the norm behind it where there is one."""
+    """Run a layer's second residual branch, and the norm behind it if there is one."""
     if parts.prenorm:
         done: Hidden = hidden + parts.scale2(parts.mlp(parts.norm2(hidden)))
         return done
@@ -75,7 +75,7 @@ def mlp_half(parts: Any, hidden: Hidden) -> Hidden:
 def attend(
     site: Attention, hidden: Hidden, bias: Tensor | None, tokens: int | None = None
 ) -> Hidden:
-    """Multi-head attention of one site with the heads it has, from the first `tokens` or from all."""
+    """Run multi-head attention with the heads of one site, for the first `tokens` or for all."""
     if not site.heads:
         return silent(site, hidden, tokens)
     q, k, v = queries_keys_values(site, hidden, tokens)
@@ -84,9 +84,7 @@ def attend(
 
 
 def mixed(site: Attention, q: Heads, k: Heads, v: Heads, mask: Tensor | None) -> Heads:
-    """What each head makes of the values: softmax(q kᵀ·scale + mask) v, for its queries side by
-    side.
-    """
+    """Compute softmax(q kᵀ·scale + mask) v for each head, its queries side by side."""
     k, v = shared(site, k), shared(site, v)
     if site.softcap is None:
         return side_by_side(
@@ -98,15 +96,15 @@ def mixed(site: Attention, q: Heads, k: Heads, v: Heads, mask: Tensor | None) ->
 
 
 def shared(site: Attention, keys: Heads) -> Heads:
-    """Keys or values, once for each query that reads them."""
+    """Repeat keys or values for each query that shares them."""
     if site.queries == 1:
         return keys
-    each = keys.unsqueeze(-3)
-    return each.expand(*each.shape[:-3], site.queries, *each.shape[-2:]).flatten(-4, -3)
+    stacked = keys.unsqueeze(-3)
+    return stacked.expand(*stacked.shape[:-3], site.queries, *stacked.shape[-2:]).flatten(-4, -3)
 
 
 def side_by_side(site: Attention, heads: Heads) -> Heads:
-    """[…, head × query, token, head_dim] → [..., head, token, width]"""
+    """Reshape […, head × query, token, head_dim] to […, head, token, width]."""
     if site.queries == 1:
         return heads
     return heads.unflatten(-3, (-1, site.queries)).transpose(-3, -2).flatten(-2)
@@ -117,7 +115,7 @@ def capped(site: Attention, logits: Tensor) -> Tensor:
 
 
 def silent(site: Attention, hidden: Hidden, tokens: int | None) -> Hidden:
-    """What a layer without heads adds: its output bias, which belongs to no head."""
+    """Return the output of a layer without heads: its output bias, which belongs to no head."""
     nothing = 0 * hidden[:, :tokens]  # an exporter freezes the shape of zeros_like
     return nothing if site.out.bias is None else nothing + site.out.bias
 
@@ -129,9 +127,7 @@ def layer_bias(
     heads: Sequence[int],
     tokens: int | None = None,
 ) -> Tensor | None:
-    """What is added to the attention logits of these heads and tokens: the stack's bias and the
-    layer's own.
-    """
+    """Return the sum of the stack's bias and the layer's, for the attention logits of these heads and tokens."""
     if site.bias is not None:
         shift = site.bias(hidden)
         # The sum of two masks must not overflow to -inf: a row of those would be NaN after softmax.
@@ -147,50 +143,48 @@ def layer_bias(
 def related(
     site: Attention, bias: Tensor | None, q: Heads, k: Heads, heads: Sequence[int]
 ) -> Tensor | None:
-    """`bias`, with what these heads' queries and keys add to their attention logits where the model
-    has that.
-    """
+    """Add the relative-position term of these heads to `bias`, if the model has one."""
     if site.relative is None:
         return bias
-    said = site.relative(q, k, heads)
-    return said if bias is None else said + bias
+    relative = site.relative(q, k, heads)
+    return relative if bias is None else relative + bias
 
 
 def queries_keys_values(
     site: Attention, hidden: Hidden, tokens: int | None = None
 ) -> tuple[Heads, Heads, Heads]:
-    """Queries of the first `tokens` (or all), keys and values of all."""
+    """Project to queries of the first `tokens` (or all), and to keys and values of all."""
     inputs = (hidden if tokens is None else hidden[:, :tokens], hidden, hidden)
     if len(site.project) == 3:
-        made = [(p(x), 1) for p, x in zip(site.project, inputs, strict=True)]
+        projections = [(p(x), 1) for p, x in zip(site.project, inputs, strict=True)]
     elif tokens is None:
-        made = [(site.project[0](hidden), 3)]
+        projections = [(site.project[0](hidden), 3)]
     else:
         weight, shift = site.project[0].weight, site.project[0].bias
         width = len(site.heads) * site.head_dim
         first, rest = (None, None) if shift is None else (shift[:width], shift[width:])
-        made = [
+        projections = [
             (linear(inputs[0], weight[:width], first), 1),
             (linear(hidden, weight[width:], rest), 2),
         ]
     q, k, v = (
-        part for projected, parts in made for part in split_heads(projected, parts, site.head_dim)
+        part
+        for projected, parts in projections
+        for part in split_heads(projected, parts, site.head_dim)
     )
     return *placed(site, site.q_norm(q), site.k_norm(k)), v
 
 
 def split_heads(projected: Hidden, parts: int, head_dim: int) -> tuple[Heads, ...]:
-    """A projection's output as [batch, head, token, head_dim], for each of the `parts` (q, k, v)
-    packed in it.
-    """
-    each = [projected]
+    """Split a projection's output into its packed `parts` (q, k, v), each [batch, head, token, head_dim]."""
+    pieces = [projected]
     if parts > 1:  # an exporter would write a split into one
-        each = [*projected.chunk(parts, dim=-1)]
-    return tuple(part.unflatten(-1, (-1, head_dim)).transpose(-3, -2) for part in each)
+        pieces = [*projected.chunk(parts, dim=-1)]
+    return tuple(part.unflatten(-1, (-1, head_dim)).transpose(-3, -2) for part in pieces)
 
 
 def placed(site: Attention, q: Heads, k: Heads) -> tuple[Heads, Heads]:
-    """Queries and keys told their positions, where the model does that by rotation."""
+    """Rotate queries and keys by their positions, if the model has rotary positions."""
     return (q, k) if site.rotate is None else (site.rotate(q), site.rotate(k))
 
 

@@ -1,6 +1,4 @@
-"""What one layer's attention saw: which tokens are real, and the map of every head, softmax(q
-kᵀ·scale + bias).
-"""
+"""Attention maps of one layer, softmax(q kᵀ·scale + bias) for each head, and which tokens are real."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ HIDDEN_BELOW = -1e4
 
 
 def real_tokens(stack: Stack) -> Bool[Tensor, "batch token"]:
-    """The tokens that at least one query may look at: all but the padding.
+    """Mark the tokens that at least one query may attend to: all but the padding.
 
-    Where only leading tokens are left of the last layer, those alone.
+    If only leading tokens are left of the last layer, mark among these alone.
     """
     batch, tokens = stack.hidden.shape[:2]
     if stack.bias is None:
@@ -38,9 +36,7 @@ def real_tokens(stack: Stack) -> Bool[Tensor, "batch token"]:
 def attention_maps(
     site: Attention, hidden: Float[Tensor, "batch token embed"], bias: Tensor | None
 ) -> Float[Tensor, "batch head token token"]:
-    """Who looks at whom, in float32, by the mean of a head's queries; `hidden` is what the site is
-    given.
-    """
+    """Compute each head's attention map in float32, as the mean over its queries; `hidden` is the input."""
     maps, _ = _maps_and_values(site, hidden, bias)
     return maps.unflatten(1, (-1, site.queries)).mean(dim=2)
 
@@ -48,7 +44,7 @@ def attention_maps(
 def heads_from_maps(
     site: Attention, hidden: Float[Tensor, "batch token embed"], bias: Tensor | None
 ) -> Float[Tensor, "batch token width"]:
-    """What W_O is given if these maps are the whole truth: maps times values, head beside head."""
+    """Compute the input of W_O from the attention maps: maps times values, head beside head."""
     maps, values = _maps_and_values(site, hidden, bias)
     return merge(side_by_side(site, maps @ values))
 

@@ -20,7 +20,7 @@ _NOTES: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
 @contextlib.contextmanager
 def noting() -> Iterator[Notes]:
-    """Within the block, and in this thread alone, what is noted is kept."""
+    """Collect notes within the block, in this thread alone."""
     notes: Notes = []
     before = _NOTES.set(notes)
     try:

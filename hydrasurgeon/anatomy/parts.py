@@ -41,30 +41,28 @@ class Attention:
     tokens; no parameters.
     """
     bias: Callable[[Tensor], Tensor] | None = None
-    """What only this layer adds to the attention logits, alike for all heads and inputs, [1, 1,
-    token, token]: made from its input, which tells the number of tokens, dtype and device; no
+    """Term that only this layer adds to the attention logits, equal for all heads and inputs, [1, 1,
+    token, token]. It is a function of the layer's input (number of tokens, dtype, device) without
     parameters.
     """
     relative: Callable[[Tensor, Tensor, Sequence[int]], Tensor] | None = None
-    """What queries and keys say of distances, added to the attention logits: made from those of
-    some of the heads, [batch, head, token, head_dim], and these heads' numbers; its parameters lie
-    in the layer and the embedding.
+    """Relative-position term of the attention logits: a function of the queries and keys of some heads,
+    [batch, head, token, head_dim], and of these heads' numbers. Its parameters lie in the layer and
+    the embedding.
     """
     queries: int = 1
-    """How many queries share one key and one value: together they are one head."""
+    """Number of queries that share one key and one value; together they are one head."""
     softcap: float | None = None
     """Attention logits stay below it: softcap · tanh(logits / softcap)."""
 
     @property
     def width(self) -> int:
-        """How many numbers one head hands to W_O."""
+        """Number of W_O's inputs that belong to one head."""
         return self.queries * self.head_dim
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """How many rows one head has in each of `project`, or in each third of the one that packs
-        q, k and v.
-        """
+        """Number of rows of one head in each of `project`, or in each third of a packed projection."""
         return (self.width, self.head_dim, self.head_dim)[: len(self.project)]
 
 
@@ -82,7 +80,7 @@ class Block:
     scale2: nn.Module
     prenorm: bool = True
     sandwiched: bool = False
-    """Whether scale1 and scale2 are norms: a branch that is half as long is then heard no less."""
+    """True if scale1 and scale2 are norms; a branch of half the length then counts no less."""
 
     @property
     def out(self) -> nn.Linear:
@@ -94,7 +92,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Stack:
-    """What flows between the layers, and what every layer is told besides."""
+    """Hidden states between the layers, and the attention bias that every layer receives."""
 
     hidden: Tensor
     bias: Tensor | None = None
@@ -115,7 +113,7 @@ class Anatomy:
     """From what the last layer hands on; padding, which `bias` hides, is told there too."""
     readout_parts: tuple[nn.Module | nn.Parameter, ...]
     reads: int | None = None
-    """How many leading tokens the readout looks at (1: a class token); None: all."""
+    """Number of leading tokens that the readout reads (1: a class token); None: all."""
     beside: tuple[Attention, ...] = ()
     """Sites that inputs do not run through: of the text tower that makes a zero-shot classifier,
     which is a part of `readout`.
@@ -143,12 +141,12 @@ class Prompted:
     prompts: Tensor
     """Token ids: class after class, equally many for each."""
     count: int
-    """How many classes there are."""
+    """Number of classes."""
     tower: Anatomy
     """From token ids to the features of each text."""
     classes: Callable[[Tensor], Tensor]
     """[…, class, template, embed], features of the prompts, to [class, embed]."""
     features: Callable[[Stack], Tensor]
-    """What the last layer hands on of inputs, to features."""
+    """Function from the last layer's output on inputs to features."""
     compare: Callable[[Tensor, Tensor], Tensor]
     """[…, input, embed] and [class, embed] to logits."""

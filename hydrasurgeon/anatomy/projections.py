@@ -37,7 +37,7 @@ class Biased(nn.Module):
 
     @property
     def places(self) -> list[tuple[dict[str, Any], str]]:
-        """Where the parts of the bias lie."""
+        """Parameter dictionaries and keys of the parts of the bias."""
         return [(self.owner._parameters, name) for name in self.names if name is not None]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,9 +45,7 @@ class Biased(nn.Module):
 
 
 def resize(linear: nn.Linear, *, rows: int | None = None, columns: int | None = None) -> nn.Linear:
-    """Room for so many outputs or inputs; what new parameters hold is up to whoever loads the
-    weights.
-    """
+    """Resize a linear layer in place; its new parameters are uninitialised until weights are loaded."""
     shape = (
         linear.out_features if rows is None else rows,
         linear.in_features if columns is None else columns,

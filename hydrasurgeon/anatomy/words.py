@@ -24,7 +24,7 @@ WORDS = "words"
 def of_words(
     tokens: Float[Tensor, "window *member token klass"], words: Int[Tensor, "text word"]
 ) -> Float[Tensor, "text *member word klass"]:
-    """What was said of tokens, as what is said of words."""
+    """Gather the logits of each word's first token."""
     by_member = tokens.movedim(0, -3)
     flat = by_member.flatten(-3, -2)
     nothing = flat.new_full((*flat.shape[:-2], 1, flat.shape[-1]), NOTHING)
@@ -36,11 +36,11 @@ def of_words(
 
 
 def samples_of(inputs: Any, count: int) -> Int[Tensor, " row"]:
-    """Which of so many samples each row of a batch belongs to: of windows of texts several."""
+    """Return the sample that each row of a batch belongs to; a long text has several windows."""
     if not isinstance(inputs, Mapping) or WORDS not in inputs:
         return torch.arange(count)
     words = inputs[WORDS]
-    windows, length = next(each.shape for name, each in inputs.items() if name != WORDS)
+    windows, length = next(tensor.shape for name, tensor in inputs.items() if name != WORDS)
     text, _ = (words >= 0).nonzero(as_tuple=True)
     owners = words.new_zeros(windows)
     owners[words[words >= 0] // length] = text
@@ -49,21 +49,21 @@ def samples_of(inputs: Any, count: int) -> Int[Tensor, " row"]:
 
 
 def are_there(logits: Float[Tensor, "*any word klass"]) -> Bool[Tensor, "*any word"]:
-    """Which places hold a word."""
+    """Mark the places that hold a word."""
     return (logits != NOTHING).any(dim=-1)
 
 
 def mean_of_words(
     values: Float[Tensor, "text *member word width"],
 ) -> Float[Tensor, "text *member width"]:
-    """The mean of what words hold; zeros of a text without words."""
+    """Average over words; return zeros for a text without words."""
     there = are_there(values)[..., None]
     count = there.sum(dim=-2).clamp_min(1)
     return (values * there).sum(dim=-2) / count
 
 
 def widened(values: Tensor, count: int, axis: int) -> Tensor:
-    """With places for so many words: NOTHING in logits, −1 in labels, False in flags."""
+    """Pad to so many words: NOTHING in logits, −1 in labels, False in flags."""
     lacking = count - values.shape[axis]
     if lacking <= 0:
         return values
