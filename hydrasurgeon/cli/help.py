@@ -9,6 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from hydrasurgeon import commands
 from hydrasurgeon.commands import COMMANDS, NAMED, Command
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.base import GROUPS, RUNS, WRITTEN, Options, about
 
 WIDEST = 120
@@ -61,6 +62,13 @@ def _meant(field: FieldInfo) -> str:
     return f"{field.description} [default: {default}]"
 
 
+def takes_one_value(parameter: Any) -> bool:
+    """Return True for an option whose second value would replace the first."""
+    if parameter.param_type_name != "option" or parameter.multiple:
+        return False
+    return not parameter.is_flag or bool(parameter.secondary_opts)
+
+
 class Page(TyperCommand):
     """A command whose options stand in groups."""
 
@@ -78,6 +86,18 @@ class Page(TyperCommand):
             if field.is_required() and name not in names:
                 pieces.append(_typed(record, name).replace("-o, --out", "-o"))
         return [*pieces, "[OPTIONS]"]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option that is given twice and would silently keep the last value."""
+        _, _, parameters = self.make_parser(ctx).parse_args(args=[*args])
+        for parameter in parameters:
+            if parameters.count(parameter) > 1 and takes_one_value(parameter):
+                flag = max(parameter.opts, key=len)
+                raise UsageError(
+                    f"{flag} is given {parameters.count(parameter)} times, and takes one value",
+                    hint=f"Give {flag} once.",
+                )
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for title, lines in sections(self.about).items():

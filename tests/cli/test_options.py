@@ -6,10 +6,12 @@ import inspect
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import hydrasurgeon as hs
-from hydrasurgeon.cli.app import application
+from hydrasurgeon.cli.app import application, run
+from hydrasurgeon.cli.help import takes_one_value
 from hydrasurgeon.commands import COMMANDS, Command
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import imported
@@ -96,6 +98,19 @@ def test_one_message_says_what_is_wrong(
     with pytest.raises(UsageError) as caught:
         record.of(**given)
     assert str(caught.value) == says
+
+
+@pytest.mark.parametrize("command", WITH_OPTIONS, ids=lambda command: command.name)
+def test_an_option_with_one_value_is_refused_twice(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second value would silently replace the first."""
+    parameters = get_command(application(None)).commands[command.name].params  # type: ignore[attr-defined]
+    flags = [max(p.opts, key=len) for p in parameters if takes_one_value(p) and not p.is_flag]
+    assert "--data" in flags or command.name not in ("score", "prune", "finetune", "calibrate")
+    for flag in flags:
+        assert run([command.name, "x", flag, "a.json", flag, "b.json"]) == 2, flag
+        assert f"{flag} is given 2 times" in capsys.readouterr().err, flag
 
 
 def test_what_history_keeps_can_be_recalled_and_typed() -> None:

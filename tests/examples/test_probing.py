@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from probing.__main__ import main
 from probing.curvature import Weights, curvature
 from probing.probe import probe
 from probing.report import ProbeReport
@@ -188,6 +189,18 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     assert report.pictured is not None
     assert len(report.pictured.most) == len(report.pictured.least) == 6
     assert ProbeReport.model_validate_json((tmp_path / "p.json").read_text()) == report
+
+
+@pytest.mark.slow
+def test_the_command_prints_to_its_last_line(
+    tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = f"far={images('far.npz', seed=9, labels=False)}"
+    words = [str(tiny()), "--data", images(), "--ood", foreign, "--draws", "2", "--remove", "2"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    for part in ("Proposition 1", "conditions", "distance of far", "least important by taylor"):
+        assert part in printed
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def _proposition(about: Proposition) -> None:
         [name, (OUTCOMES[holds], "bold"), value, beside]
         for name, holds, value, beside in conditions
     ]
-    show_table("conditions", ["", "value", "beside"], rows_shown, left=(0, 2))
+    show_table("conditions", ["", "value", "beside"], rows_shown)
     over = (
         "of 1 draw, which shows no error"
         if hessian.error is None
