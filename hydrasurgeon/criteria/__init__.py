@@ -25,6 +25,8 @@ CRITERIA = {
     ),
     "circuit": Criterion("hydrasurgeon.criteria.circuits.criterion:score"),
     "headmap": Criterion("hydrasurgeon.criteria.headmap:score"),
+    "gradient": Criterion("hydrasurgeon.criteria.gradient:score"),
+    "gates": Criterion("hydrasurgeon.criteria.gates:score"),
     "cahp": Criterion(
         "hydrasurgeon.criteria.cahp.criterion:score",
         choose="hydrasurgeon.criteria.cahp.choice:choose_heads",

@@ -46,6 +46,8 @@ def compute(
     for flag, given in (("--ood", scoring.ood), ("--search", scoring.search)):
         if given and not key.is_circuit:
             raise UsageError(f"{flag} requires --method circuit.")
+    if scoring.degree is not None and not method.own_number:
+        raise UsageError("--degree requires --method cahp.")
     if key.objective in ("ood", "avg") and not scoring.ood:
         raise UsageError(
             f"--objective {key.objective} requires --ood.",

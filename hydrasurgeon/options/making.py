@@ -80,7 +80,7 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         metavar="M",
         reads=CRITERIA,
         recorded=True,
-        help="taylor, headmap, magnitude, random, cahp or circuit.",
+        help="taylor, headmap, gradient, gates, magnitude, random, cahp or circuit.",
     )
     part: Literal["heads", "neurons"] = option(
         "heads",

@@ -272,6 +272,15 @@ class Scoring(Options):
     remove: int | None = option(
         None, metavar="N", recorded=True, help="Heads to remove in all, the lowest scores first."
     )
+    degree: int | None = option(
+        None,
+        metavar="N",
+        unset=6,
+        ge=2,
+        le=20,
+        recorded=True,
+        help="cahp: degree of the polynomial that finds the knee of --keep auto.",
+    )
     layers: str | None = option(
         None,
         metavar="A-B",

@@ -100,6 +100,11 @@ def prune(arguments: PruneOptions) -> Pruned:
         check_stock(opened, rewritten(opened.manifest, **changes), hint=EVEN)
     cut = {**kept, **{f"{tower}{NEURONS}": rows for tower, rows in neurons.items()}}
     repaired = _repaired(opened, cut, samples, arguments, notes)
+    if repaired and arguments.compensate is None:
+        notes.append(
+            "the output projections were refitted by least squares, which the paper does not do: "
+            "--compensate none leaves them as they are"
+        )
     if repaired and samples is not None:
         fitted = known.record(samples)
         data = (*(each for each in data if each.spec != fitted.spec), fitted)
@@ -233,8 +238,17 @@ def _chosen(
             f"the {key} scores were computed layer by layer for --keep {decided}, not "
             f"{arguments.keep}"
         )
+    if arguments.degree is not None:
+        if not criterion(key).own_number:
+            raise UsageError("--degree requires --method cahp.")
+        amount["degree"] = arguments.degree
     if arguments.even and not criterion(key).own_number:
         amount["even"] = True
+    if str(key) == "taylor" and arguments.keep is not None and decided is None:
+        notes.append(
+            "these taylor scores compare all heads of the unpruned model; the paper prunes a layer "
+            f"before it scores the next: score --keep {arguments.keep}, or give prune --data D"
+        )
     kept, more = chooser(key)(manifest, score, **amount)
     return kept, [*notes, *more]
 

@@ -20,7 +20,7 @@ from hydrasurgeon.criteria.cahp.criterion import (
     jeffries_matusita,
 )
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import DataError
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.heads import Head, count
 
@@ -115,6 +115,43 @@ def test_clusters_keep_their_weightiest_and_layers_are_never_empty() -> None:
     assert choice.clusters[0] == tuple(heads[:4])
     # The clusters' best are 1, 4 and 10 (layers 0, 1, 3); layer 2 (6, 7, 8) gets its best back: 7.
     assert choice.stay == (heads[1], heads[4], heads[7], heads[10])
+
+
+def test_the_degree_of_the_knees_polynomial() -> None:
+    """kneed alone, on a curve of which the degree moves the knee."""
+    from kneed import KneeLocator
+
+    ks = list(range(2, 40))
+    heights = [1 - 0.9 ** (k + 3 * (k % 5 == 0)) for k in ks]
+    knees = {
+        degree: KneeLocator(
+            ks,
+            heights,
+            curve="concave",
+            direction="increasing",
+            interp_method="polynomial",
+            polynomial_degree=degree,
+        ).knee
+        for degree in (2, 3, 4, 6)
+    }
+    assert len(set(knees.values())) > 1
+    for degree, knee in knees.items():
+        assert cahp.knee_of(ks, heights, degree) == knee
+
+
+def test_the_degree_is_an_option(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """Recorded by score, followed by prune; other criteria have none."""
+    path, data = tiny(), images()
+    settings = hs.score(path, method="cahp", data=data, degree=3).result.settings
+    assert settings["degree"] == 3
+    curve = settings["curve"]
+    knee = cahp.knee_of([k for k, _ in curve], [height for _, height in curve], 3)
+    highest = max(curve, key=lambda point: point[1])[0]
+    assert settings["automatic"] == (knee or highest)
+    kept = hs.prune(path, method="cahp", keep="auto", out=tmp_path / "a.safetensors").manifest.kept
+    assert count(kept) == settings["count"]
+    with pytest.raises(UsageError, match="--degree requires --method cahp"):
+        hs.score(path, method="taylor", data=data, degree=3)
 
 
 def test_weights_are_mean_absolute_mask_gradients(tiny: MAKE, images: SPEC) -> None:

@@ -96,6 +96,23 @@ def test_scoring_a_bare_file_leaves_it_alone(bare: MAKE, images: SPEC) -> None:
         assert row == tuple(sorted(sorted(range(3), key=lambda h: scores[h])[1:]))
 
 
+def test_prune_says_which_taylor_it_is(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
+    """In one go from scores without --keep; layer after layer, as in the paper, with --keep or --data."""
+    path, data = tiny(), images()
+    about = {"method": "taylor", "keep": 2, "compensate": "none"}
+    hs.score(path, method="taylor", data=data)
+    at_once = hs.prune(path, **about, out=tmp_path / "once.safetensors")
+    assert any("score --keep 2, or give prune --data D" in note for note in at_once.notes)
+    by_data = hs.prune(path, **about, data=data, out=tmp_path / "data.safetensors")
+    hs.score(path, method="taylor", keep=2, data=data)
+    by_score = hs.prune(path, **about, out=tmp_path / "score.safetensors")
+    assert by_score.manifest.kept == by_data.manifest.kept
+    for layered in (by_data, by_score):
+        assert not any("the paper" in note for note in layered.notes)
+    repaired = hs.prune(path, method="taylor", keep=2, data=data, out=tmp_path / "r.safetensors")
+    assert any("--compensate none" in note for note in repaired.notes)
+
+
 def test_removal_in_all_goes_by_score(tiny: MAKE, tmp_path: Path) -> None:
     path = tiny()
     values = hs.score(path, method="random", seed=4).result.values["vision"]
@@ -128,7 +145,7 @@ def test_pruning_keeps_to_the_layers_that_were_scored(
     assert [len(row) for row in neurons["vision"]] == [128, 64, 64]
     early = hs.prune(path, method="taylor", keep=3, layers="0-1", out=tmp_path / "e")
     assert [len(row) for row in early.manifest.kept["vision"]] == [3, 3, 4]
-    assert len(early.notes) == 1
+    assert len(early.notes) == 2  # in one go, and nothing was refitted
 
 
 def test_samples_differ_by_seed_and_stay_in_the_pool(tiny: MAKE, tmp_path: Path) -> None:

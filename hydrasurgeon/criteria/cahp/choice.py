@@ -23,7 +23,7 @@ from hydrasurgeon.lookup import need
 
 Distances = NDArray[np.float64]
 DEGREE = 6
-"""Degree of the polynomial that the knee is searched on."""
+"""Degree of the polynomial that the knee is searched on, as in the authors' code."""
 # A polynomial through fewer points than this has no knee worth the name.
 FEWEST = 4
 
@@ -46,15 +46,18 @@ def choose(
     weights: Sequence[float],
     *,
     clusters: int | None = None,
+    degree: int = DEGREE,
 ) -> Choice:
-    """`clusters` clusters of `heads`, or as many as the curve's knee says."""
+    """Choose one head from each of `clusters` clusters, or from as many as the curve's knee says."""
     need("kmedoids", "kneed", purpose="CAHP")
     distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=-1))
     curve = []
     for k in range(2, len(heads)):
         labels, medoids = _medoids(distances, k)
         curve.append((k, silhouette(distances, labels, medoids)))
-    knee = knee_of([k for k, _ in curve], [height for _, height in curve]) if curve else None
+    knee = None
+    if curve:
+        knee = knee_of([k for k, _ in curve], [height for _, height in curve], degree)
     automatic = max(curve, key=lambda point: point[1])[0] if curve else len(heads)
     if knee is not None:
         automatic = knee
@@ -101,8 +104,8 @@ def silhouette(distances: Distances, labels: Sequence[int], medoids: Sequence[in
     return float(np.mean(((other - to_medoid) / np.maximum(to_medoid, other))[away]))
 
 
-def knee_of(ks: Sequence[int], heights: Sequence[float]) -> int | None:
-    """Kneedle on a polynomial of degree 6, concave and increasing; None where it finds nothing."""
+def knee_of(ks: Sequence[int], heights: Sequence[float], degree: int = DEGREE) -> int | None:
+    """Find the knee by Kneedle on a polynomial, concave and increasing; None if there is none."""
     from kneed import KneeLocator
 
     if len(ks) < FEWEST or max(heights) <= min(heights):
@@ -115,7 +118,7 @@ def knee_of(ks: Sequence[int], heights: Sequence[float]) -> int | None:
             curve="concave",
             direction="increasing",
             interp_method="polynomial",
-            polynomial_degree=min(DEGREE, len(ks) - 2),
+            polynomial_degree=min(degree, len(ks) - 2),
         ).knee
     # At the first point it only says that the curve starts out below its chord: bent the wrong way,
     # or falling.
@@ -132,8 +135,9 @@ def choose_heads(
     layers: str | None = None,
     tower: str | None = None,
     seed: int = 0,
+    degree: int | None = None,
 ) -> tuple[dict[str, Layers], tuple[str, ...]]:
-    """Kept heads: CAHP's own number, K × layers clusters, or all but `remove`; and what is odd
+    """Choose the kept heads: CAHP's own number, K × layers clusters, or all but `remove`; and what is odd
     about its own number.
     """
     assert score.values is not None
@@ -152,10 +156,11 @@ def choose_heads(
     clusters = number_of_clusters(candidates, keep, remove)
     points = np.array([placed[head] for head in candidates]).reshape(-1, 2)
     weights = [values[head.tower][head.layer][head.number] for head in candidates]
-    choice = choose(candidates, points, weights, clusters=clusters)
+    degree = degree or settings.get("degree", DEGREE)
+    choice = choose(candidates, points, weights, clusters=clusters, degree=degree)
     kept = drop(manifest.kept, set(candidates) - set(choice.stay))
     notes = []
-    if keep == "auto" and not settings.get("knee"):
+    if keep == "auto" and not choice.knee:
         notes.append("cahp's curve has no knee: its highest point gives the number of heads")
     left, present = count(kept), count(manifest.kept)
     if keep == "auto" and left < present / 2:

@@ -30,7 +30,7 @@ from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.anatomy.maps import attention_maps, heads_from_maps, real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention
 from hydrasurgeon.criteria.base import Subject, Verdict
-from hydrasurgeon.criteria.cahp.choice import choose, number_of_clusters
+from hydrasurgeon.criteria.cahp.choice import DEGREE, choose, number_of_clusters
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head, count, drop
 from hydrasurgeon.lookup import need
@@ -92,7 +92,9 @@ def score(subject: Subject) -> Verdict:
     movable = [i for i, head in enumerate(heads) if head.layer in subject.layers]
     candidates = [heads[i] for i in movable]
     clusters = None if subject.keep is None else number_of_clusters(candidates, subject.keep, None)
-    choice = choose(candidates, points[movable], shares[movable].tolist(), clusters=clusters)
+    degree = subject.scoring.degree or DEGREE
+    weights = shares[movable].tolist()
+    choice = choose(candidates, points[movable], weights, clusters=clusters, degree=degree)
     kept = drop(manifest.kept, set(candidates) - set(choice.stay))
     settings = {
         "automatic": choice.automatic,
@@ -106,6 +108,8 @@ def score(subject: Subject) -> Verdict:
         "classes": [int(c) for c in moments.used],
         "seed": subject.run.seed,
     }
+    if degree != DEGREE:
+        settings["degree"] = degree
     each = iter(shares.tolist())
     return Verdict({(s.tower, s.layer): [next(each) for _ in s.heads] for s in sites}, settings)
 
