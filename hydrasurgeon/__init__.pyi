@@ -102,6 +102,8 @@ def finetune(
     recipe: str | Path | None = ...,
     set: Mapping[str, str] | None = ...,
     freeze: str | None = ...,
+    select: Literal['nll', 'accuracy'] | None = ...,
+    patience: int | None = ...,
     track: Literal['tensorboard', 'wandb', 'mlflow', 'trackio', 'comet_ml', 'aim', 'clearml', 'dvclive', 'swanlab'] | None = ...,
     save_every: int | None = ...,
     resume: bool = ...,

@@ -15,7 +15,7 @@ shorter=() naming=() tower=() taylor_tower=()
 source "$here/common.sh"
 
 hydrasurgeon finetune "$pretrained" --recipe "$here/imagenet.toml" --set steps=20000 --set warmup=500 --set label_smoothing=0 --set dropout=0 \
-    --set augment.rand_augment=null --set classifier=fresh ${shorter[@]+"${shorter[@]}"} --data "$train" -o "$out/single.safetensors" --quiet
+    --set augment.rand_augment=null --set freeze=[] --set classifier=fresh ${shorter[@]+"${shorter[@]}"} --data "$train" -o "$out/single.safetensors" --quiet
 score "$out/single"
 prune
 tune --recipe "$here/imagenet.toml" ${shorter[@]+"${shorter[@]}"}

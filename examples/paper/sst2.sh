@@ -15,11 +15,11 @@ remove=72 pool=108 keep=6  # of 144; of 12 in each layer
 shorter=() naming=() tower=() taylor_tower=()
 source "$here/common.sh"
 
-hydrasurgeon finetune "$pretrained" --recipe "$here/sst2.toml" --set lr=8e-6 --set epochs=7 --set classifier=fresh ${shorter[@]+"${shorter[@]}"} \
+hydrasurgeon finetune "$pretrained" --recipe "$here/sst2.toml" --set lr=8e-6 --set epochs=7 --set freeze=[] --set classifier=fresh ${shorter[@]+"${shorter[@]}"} \
     --data "$train" --val "$val" -o "$out/single.safetensors" --quiet
 # Deep Ensembles (D): one tuned backbone, and classifiers of three seeds on it.
 for seed in 1 2 3; do
-    hydrasurgeon finetune "$out/single" --recipe "$here/sst2.toml" --set classifier=fresh --freeze embedding,attention,norm,mlp,readout ${shorter[@]+"${shorter[@]}"} \
+    hydrasurgeon finetune "$out/single" --recipe "$here/sst2.toml" --set classifier=fresh --freeze embeddings,attention,norms,mlp,readout ${shorter[@]+"${shorter[@]}"} \
         --data "$train" --seed "$seed" -o "$out/classifier-$seed.safetensors" --quiet
 done
 score "$out/single"

@@ -35,11 +35,11 @@ def _tensor(pictures: Pictures, image: Image.Image) -> Tensor:
 def train_transform(
     pictures: Pictures, augment: Mapping[str, Any]
 ) -> Callable[[Image.Image], Tensor]:
-    """`augment`: random_resized_crop [lo, hi], hflip, rand_augment (timm's string), pad_crop; null
-    for none.
+    """Build the training transform. `augment` has random_resized_crop [low, high], hflip,
+    rand_augment [operations, magnitude] of torchvision, pad_crop; null for none.
     """
     from timm.data.transforms_factory import create_transform
-    from torchvision.transforms import Compose, RandomCrop
+    from torchvision.transforms import Compose, InterpolationMode, RandAugment, RandomCrop
 
     pictures.resized = resized
     preprocess, crop = pictures.preprocess, augment.get("random_resized_crop")
@@ -52,7 +52,6 @@ def train_transform(
         is_training=True,
         scale=tuple(crop) if crop else None,
         hflip=augment.get("hflip") or 0.0,
-        auto_augment=augment.get("rand_augment"),
         color_jitter=None,
         re_prob=0.0,
     )
@@ -64,4 +63,14 @@ def train_transform(
         steps.append(pictures.picture)
     if augment.get("pad_crop"):
         steps.append(RandomCrop(preprocess["input_size"][1:], padding=augment["pad_crop"]))
+    drawn = augment.get("rand_augment")
+    if drawn:
+        # Behind crop and flip, while it is still a picture; what turns out of it is filled with the mean colour.
+        at = next(i for i, step in enumerate(others) if "Tensor" in type(step).__name__)
+        fill = [round(255 * value) for value in preprocess["mean"]]
+        operations, magnitude = drawn
+        others.insert(
+            at,
+            RandAugment(operations, magnitude, interpolation=InterpolationMode.BILINEAR, fill=fill),
+        )
     return Compose([*steps, *others])

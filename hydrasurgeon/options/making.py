@@ -222,7 +222,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Labelled data that each epoch is measured on; the epoch of the least calibrated NLL is written.",
+        help="Labelled data that each epoch is measured on; the best epoch is written.",
     )
     teacher: Paths = option(
         (),
@@ -267,16 +267,31 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         help="probe, text, image, teach, demo, or a .toml file.",
     )
     set: Pairs = option(
-        None, metavar="KEY=VALUE", recorded=True, help="Override a field of the recipe; repeatable."
+        None,
+        metavar="KEY=VALUE",
+        recorded=True,
+        help="Override a field of the recipe; repeatable. lr=A,B,C tries each, and keeps the best.",
     )
     freeze: Commas = option(
         None,
         repeatable=True,
         metavar="PART",
         recorded=True,
-        help="Parts that stay as they are, with commas: mlp, attention, norm, embedding, readout, "
-        "classifier. "
+        help="Parts that stay as they are: embeddings, norms, mlp, attention, readout, classifier. "
         "Frozen MLPs make fusing exact.",
+    )
+    select: Literal["nll", "accuracy"] | None = option(
+        None,
+        recorded=True,
+        unset="nll",
+        help="What makes an epoch, or a rate, the best on --val: calibrated NLL or accuracy.",
+    )
+    patience: int | None = option(
+        None,
+        ge=0,
+        metavar="N",
+        recorded=True,
+        help="Stop after N epochs that are no better on --val; 0: never. Default: the recipe's.",
     )
     batch_size: int | None = option(
         None, ge=1, metavar="N", group=RUNS, recorded=True, help="Instead of the recipe's."

@@ -140,9 +140,9 @@ def finetuned(result: Finetuned) -> None:
         say(f"skipped: {name}")
     kept = ""
     if trained.kept_epoch == 0 and trained.steps:
-        kept = ", of which none lowered calibrated val nll: the start is written"
+        kept = ", of which none was better on --val: the start is written"
     elif trained.kept_epoch:
-        kept = f", the weights after epoch {trained.kept_epoch:g}: least calibrated val nll"
+        kept = f", the weights after epoch {trained.kept_epoch:g}, the best on --val"
     ended = ", ended as it got no better" if trained.stopped_early else ""
     done = f"{trained.steps} steps{ended}{kept}"
     if result.probed and not trained.steps:

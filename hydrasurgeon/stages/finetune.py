@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -111,14 +112,22 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     """Train a checkpoint on labelled data, and write the result."""
     from hydrasurgeon.tuning.loop import train
     from hydrasurgeon.tuning.recipes import load_recipe
-    from hydrasurgeon.tuning.state import TRAINING, TrainingState
+    from hydrasurgeon.tuning.state import TRAINING, TrainingState, quality
     from hydrasurgeon.tuning.tracking import Tracking
 
     chosen = arguments.recipe is None
     if chosen:
         arguments = arguments.but(recipe=usual_recipe(arguments.checkpoint, arguments.arch))
     overrides, name = dict(arguments.set or {}), str(arguments.recipe)
-    recipe = load_recipe(name, overrides, batch_size=arguments.batch_size, freeze=arguments.freeze)
+    rates = _rates(overrides, arguments)
+    recipe = load_recipe(
+        name,
+        overrides,
+        batch_size=arguments.batch_size,
+        freeze=arguments.freeze,
+        select=arguments.select,
+        patience=arguments.patience,
+    )
     tracking = None
     if arguments.track is not None:
         tracking = Tracking(arguments.track, Path(arguments.out))
@@ -127,20 +136,32 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     place = target.with_name(f"{target.name.removesuffix('.safetensors')}.training.safetensors")
     interrupted = check_place(place, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(recipe, arguments)
-    source, recipe = material.source, material.recipe
-    module, begin = _begun(material, arguments, again=arguments.resume and interrupted)
-    left_out = None
-    if recipe.dropout is not None:
-        left_out = set_dropout(module, source, recipe.dropout, wanted="dropout" in overrides)
-    trained = train(
-        module,
-        _training(module, material, arguments, begin),
-        arguments,
-        TrainingState(place, identity := _identity(material, arguments)),
-        save_every=arguments.save_every,
-        resume=arguments.resume,
-        tracking=tracking,
-    )
+    source, state, highest = material.source, TrainingState(place, {}), -math.inf
+    tried = []
+    for rate in rates:
+        plan = replace(material, recipe=material.recipe.model_copy(update={"lr": rate}))
+        if rate is None:
+            plan = material
+        candidate, begin = _begun(plan, arguments, again=arguments.resume and interrupted)
+        left_out = None
+        if plan.recipe.dropout is not None:
+            wanted = "dropout" in overrides
+            left_out = set_dropout(candidate, source, plan.recipe.dropout, wanted=wanted)
+        state = TrainingState(place, _identity(plan, arguments))
+        run = train(
+            candidate,
+            _training(candidate, plan, arguments, begin),
+            arguments,
+            state,
+            save_every=arguments.save_every,
+            resume=arguments.resume,
+            tracking=tracking,
+        )
+        reached = max((quality(epoch, plan.recipe.select) for epoch in run.log), default=0.0)
+        tried.append((rate, reached))
+        if len(tried) == 1 or reached > highest:
+            highest, recipe, module, trained = reached, plan.recipe, candidate, run
+    material = replace(material, recipe=recipe)
     entry, probed = _entry(material, arguments), recipe.classifier == "probe"
     if not trained.is_main:
         manifest = manifest_after(source.manifest, material.model, entry)(UNKNOWN)
@@ -151,8 +172,11 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         manifest_after(source.manifest, material.model, entry),
         files=source.files,
     )
-    TrainingState(place, identity).clear()
+    state.clear()
     notes = [source.note, material.samples.note, left_out]
+    if len(rates) > 1:
+        figures = ", ".join(f"{rate:g}: {abs(reached):.4f}" for rate, reached in tried)
+        notes.append(f"lr {recipe.lr:g} is the best on --val by {recipe.select} ({figures})")
     if material.held_out is not None:
         notes.append(material.held_out.note)
         if both := material.held_out.shared_with(material.samples):
@@ -169,6 +193,25 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     sets = filter(None, (material.samples, material.held_out))
     skipped = tuple(why for samples in sets for _, why in sorted(samples.unread.items()))
     return Finetuned(target, written, trained, probed, tuple(filter(None, notes)), skipped)
+
+
+def _rates(overrides: dict[str, str], arguments: FinetuneOptions) -> list[float | None]:
+    """Take the rates of `--set lr=A,B,C`, each of which is tried; else the recipe's own, as None."""
+    words = overrides.get("lr", "").split(",")
+    if len(words) == 1:
+        return [None]
+    if arguments.val is None or arguments.resume:
+        flag = "--resume conflicts with" if arguments.resume else "--val is required by"
+        raise UsageError(
+            f"{flag} --set lr={overrides['lr']}",
+            hint="The rates are compared on --val, each from the beginning.",
+        )
+    try:
+        rates: list[float | None] = [float(word) for word in words]
+    except ValueError:
+        raise UsageError(f"--set lr={overrides['lr']}: not numbers with commas") from None
+    overrides["lr"] = words[0]
+    return rates
 
 
 def _begun(
@@ -337,7 +380,8 @@ def _training(
     problem = problem_of(material.model)
 
     def batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
-        order = epoch_order(len(samples), seed=arguments.seed, epoch=epoch, rank=rank, world=world)
+        seed = arguments.seed if recipe.order_seed is None else recipe.order_seed
+        order = epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank, world=world)
         return Batches(
             samples,
             transform,
@@ -396,6 +440,6 @@ def _doubts(trained: Trained) -> Iterator[str]:
         )
     elif trained.kept_epoch == 0:
         yield (
-            "no epoch had a lower calibrated NLL on --val than the start, whose weights are "
+            "no epoch was better on --val than the start, whose weights are "
             "written: try a lower --set lr=…, or --set keep=last to have the trained weights"
         )

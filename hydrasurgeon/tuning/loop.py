@@ -78,13 +78,14 @@ class BestEpoch:
 
     def __init__(self, model: nn.Module, recipe: Recipe, *, validated: bool) -> None:
         self.live = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.recipe = recipe
         self.choosing = validated and recipe.keep == "best"
         self.kept: Mapping[str, Tensor] | None = None
         """A tensor for each parameter that is trained, by its name."""
 
     def expected(self, position: TrainingPosition) -> bool:
         """Whether there is a copy where a training stands."""
-        return self.choosing and position.best is not None
+        return self.choosing and position.best_epoch(self.recipe) is not None
 
     def restore(self, kept: Mapping[str, Tensor] | None) -> None:
         """The copy of an interrupted training."""
@@ -94,7 +95,7 @@ class BestEpoch:
 
     def close_epoch(self, position: TrainingPosition) -> None:
         """Keep what was just measured, where it is the best."""
-        if self.choosing and position.best == len(position.log) - 1:
+        if self.choosing and position.best_epoch(self.recipe) == len(position.log) - 1:
             self.kept = {name: tensor.detach().clone() for name, tensor in self.live.items()}
 
     def settle(self) -> None:
@@ -156,12 +157,13 @@ def train(
         tracking.begin(accelerator, training.recipe)
     if training.validation is not None and not standing.log:
         standing.log.append({"epoch": 0.0, **loop.validate()})
+        check_selection(standing.log[0], training.recipe)
         best.close_epoch(standing)
         run.note(_line(standing.log[0]))
         accelerator.log(standing.log[0], step=0)
     if standing.step == 0 and total:
         training.begin()
-    while standing.step < total and not standing.waited(training.recipe.patience):
+    while standing.step < total and not standing.waited(training.recipe):
         wrapped.train()
         for parts in loop.batches(standing.step):
             standing.add(loop.step(standing.step, parts))
@@ -186,6 +188,9 @@ def train(
     for tracker in accelerator.trackers:  # end_training would end the processes' group too
         tracker.finish()
     best.settle()
+    kept_epoch = None
+    if best.kept is not None:
+        kept_epoch = standing.log[standing.best_epoch(training.recipe) or 0]["epoch"]
     # accelerate leaves its mixed-precision wrapper on the forward method.
     accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False).to("cpu")
     model.eval()
@@ -194,10 +199,19 @@ def train(
         standing.step,
         standing.log[-1]["loss"] if standing.step else None,
         tuple(standing.log),
-        kept_epoch=None if best.kept is None else standing.log[standing.best or 0]["epoch"],
+        kept_epoch=kept_epoch,
         stopped_early=standing.step < total,
         is_main=accelerator.is_main_process,
     )
+
+
+def check_selection(start: Mapping[str, float], recipe: Recipe) -> None:
+    """Refuse to choose epochs by a figure that the task does not have."""
+    if len(start) > 1 and recipe.select == "accuracy" and "val_accuracy" not in start:
+        raise UsageError(
+            "--select accuracy: is for labels; this task is measured by its loss",
+            hint="Leave it out.",
+        )
 
 
 def _placed(state: TrainingState, run: Run, accelerator: Any) -> TrainingState:

@@ -198,8 +198,8 @@ def set_dropout(module: nn.Module, source: Start, chance: float, *, wanted: bool
 FROZEN: dict[str, tuple[Part, ...]] = {
     "mlp": ("mlp",),
     "attention": ("attention", "output"),
-    "norm": ("norm", "scale"),
-    "embedding": ("embedding",),
+    "norms": ("norm", "scale"),
+    "embeddings": ("embedding",),
     "readout": ("readout",),
     "classifier": ("classifier",),
 }

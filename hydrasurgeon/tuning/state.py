@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,13 +19,25 @@ from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.tensors import TensorFile, digest, weights_sha256, write_tensors
 from hydrasurgeon.runtime.tensors import TORCH, plan_tensors, to_tensor
 
-CHOSEN_BY = "val_calibrated_nll"
-"""What an epoch is kept by, where its log has it: what `calibrate` makes of a model counts."""
+if TYPE_CHECKING:
+    from hydrasurgeon.tuning.recipes import Recipe
+
+SELECTED_BY = {"nll": ("val_calibrated_nll", "val_nll"), "accuracy": ("val_accuracy",)}
+"""`--select` → the figures of an epoch's log that choose it, the first that is there. NLL is the
+calibrated one: what `calibrate` makes of a model counts.
+"""
 
 TRAINING = ("training", "hydrasurgeon.training/3")
 """What the state of a training calls itself; the third version may hold the best epoch's weights."""
 MAX_TEXT = 16 << 20
 """Characters of what a state says of itself in its header."""
+
+
+def quality(entry: Mapping[str, float], select: str) -> float:
+    """Return the validation figure that chooses an epoch, higher is better; NaN if it has none."""
+    names = SELECTED_BY[select]
+    value = next((entry[name] for name in names if name in entry), math.nan)
+    return value if select == "accuracy" else -value
 
 
 class TrainingPosition(BaseModel):
@@ -38,20 +50,21 @@ class TrainingPosition(BaseModel):
     loss_count: int = Field(0, strict=True, ge=0, lt=2**53)
     log: list[dict[str, Annotated[float, Field(strict=True)]]] = []
 
-    @property
-    def best(self) -> int | None:
-        """The epoch, as it stands in the log, with the least calibrated NLL of the validation set;
-        the first of equals.
-        """
-        values = (entry.get(CHOSEN_BY, entry.get("val_nll", math.nan)) for entry in self.log)
-        measured = [(value, index) for index, value in enumerate(values)]
-        return min((each for each in measured if math.isfinite(each[0])), default=(0.0, None))[1]
+    def best_epoch(self, recipe: Recipe) -> int | None:
+        """Return the place in the log of the best epoch: the last that improved by more than `min_delta`."""
+        best, highest = None, -math.inf
+        for place, entry in enumerate(self.log):
+            value = quality(entry, recipe.select)
+            if math.isfinite(value) and (best is None or value > highest + recipe.min_delta):
+                best, highest = place, value
+        return best
 
-    def waited(self, patience: int) -> bool:
-        """Whether so many epochs, if any, brought no better one."""
-        return (
-            bool(patience) and self.best is not None and len(self.log) - 1 - self.best >= patience
-        )
+    def waited(self, recipe: Recipe) -> bool:
+        """Return True if the recipe's patience is over: so many epochs brought no better one."""
+        best = self.best_epoch(recipe)
+        if not recipe.patience or best is None:
+            return False
+        return len(self.log) - 1 - best >= recipe.patience
 
     @property
     def mean_loss(self) -> float:

@@ -115,13 +115,13 @@ def test_an_option_with_one_value_is_refused_twice(
 
 def test_what_history_keeps_can_be_recalled_and_typed() -> None:
     options = FinetuneOptions.of(
-        "a", data="d.npz", out="o", set={"steps": 2, "lr": "1e-3"}, freeze=["mlp", "norm"]
+        "a", data="d.npz", out="o", set={"steps": 2, "lr": "1e-3"}, freeze=["mlp", "norms"]
     )
     kept = options.recorded()
     assert kept == {
         "data": "d.npz",
         "set": {"steps": "2", "lr": "1e-3"},
-        "freeze": "mlp,norm",
+        "freeze": "mlp,norms",
         "dtype": "float32",
     }
     assert FinetuneOptions.recalled(kept).recorded() == kept
@@ -134,7 +134,7 @@ def test_what_history_keeps_can_be_recalled_and_typed() -> None:
             "--set",
             "lr=1e-3",
             "--freeze",
-            "mlp,norm",
+            "mlp,norms",
             "--dtype",
             "float32",
         ]

@@ -218,7 +218,7 @@ def test_augmentation_does_not_depend_on_workers_or_start(tmp_path: Path) -> Non
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "d.npz", images=rng.integers(0, 256, (12, 28, 28), dtype=np.uint8))
     samples = open_data(str(tmp_path / "d.npz"))
-    augment = {"random_resized_crop": [0.5, 1.0], "hflip": 0.5, "rand_augment": "rand-m9-n2"}
+    augment = {"random_resized_crop": [0.5, 1.0], "hflip": 0.5, "rand_augment": [2, 12]}
     transform = train_transform(InTimm(PREPROCESS), augment)
     torch.manual_seed(1)
     before = torch.get_rng_state()

@@ -13,7 +13,7 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 
-PLAN = {"steps": "2", "lr": "0.01", "warmup": "0"}
+PLAN = {"steps": "2", "lr": "0.01", "warmup": "0", "freeze": "[]"}
 # Tensors by hand: in front of the layers, the last one, and in a layer the attention and the MLP.
 ENCODER = (r".*\.attention\.", r".*\.(intermediate|(?<!attention\.)output)\.dense")
 TABLES = {
@@ -57,7 +57,7 @@ def test_what_is_frozen_stays(tmp_path: Path, name: str) -> None:
     def of(*patterns: str) -> set[str]:
         return {each for each in before if any(re.match(pattern, each) for pattern in patterns)}
 
-    assert still(freeze="embedding,classifier", set=PLAN) == of(embedding, classifier)
+    assert still(freeze="embeddings,classifier", set=PLAN) == of(embedding, classifier)
     assert still(freeze="mlp,attention", set=PLAN) == of(mlp, attention)
     early = r"(model\.layers|blocks|(bert|vit)\.encoder\.layer)\.[01]\."
     assert still(set=PLAN | {"last_blocks": "1"}) == of(embedding, early)

@@ -10,7 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.foreign import read_text
@@ -19,12 +26,12 @@ from hydrasurgeon.lookup import did_you_mean
 
 # Of a recipe's file.
 MAX_BYTES = 1 << 20
-# timm's notation without its tables of weights; what else stands there, timm answers with an
-# assertion.
-RAND_AUGMENT = r"^rand(-(m|n|mmax|inc)\d{1,3}|-(mstd|p)\d{1,3}(\.\d{1,6})?)*$"
 Share = Annotated[float, Field(ge=0, lt=1)]
 Area = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
+Operations = Annotated[int, Field(ge=1, le=14)]
+Magnitude = Annotated[int, Field(ge=0, le=30)]
+FrozenPart = Literal["mlp", "attention", "norms", "embeddings", "readout", "classifier"]
 
 
 class Augment(BaseModel):
@@ -35,8 +42,8 @@ class Augment(BaseModel):
     random_resized_crop: tuple[Area, Area] | None = None
     """Range of the crop's share of the area."""
     hflip: float = Field(0.0, ge=0, le=1)
-    rand_augment: Annotated[str, Field(pattern=RAND_AUGMENT)] | None = None
-    """timm's notation: rand-m12-n2 is two operations of magnitude 12."""
+    rand_augment: tuple[Operations, Magnitude] | None = None
+    """Operations and magnitude, 0 to 30, of torchvision's RandAugment: [2, 12] in the paper."""
     pad_crop: int | None = Field(None, ge=1, le=1024)
     """Pad by this many pixels, then crop back at random: for small images."""
 
@@ -73,11 +80,15 @@ class Recipe(BaseModel):
     batch_size: Count = 64
     accumulate: Count = 1
     keep: Literal["best", "last"] = "best"
-    """Which epoch's weights are written: those with the least calibrated NLL of the validation
-    set, where there is one.
-    """
+    """Which epoch's weights are written: with a validation set those of the best."""
+    select: Literal["nll", "accuracy"] = "nll"
+    """What makes an epoch the best on the validation set: the least calibrated NLL, or accuracy."""
+    min_delta: float = Field(0.0, ge=0)
+    """An epoch is better only if it improves on the best so far by more than this."""
     patience: int = Field(0, ge=0, le=1 << 31)
-    """Training ends after this many epochs without a lower one; 0: never."""
+    """Training ends after this many epochs without a better one; 0: never."""
+    order_seed: int | None = Field(None, ge=0, le=1 << 31)
+    """Seed of the order of samples; null: the seed of everything else (dropout, augmentation)."""
     clip: float | None = Field(None, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     dropout: float | None = Field(None, ge=0, lt=1)
@@ -89,9 +100,7 @@ class Recipe(BaseModel):
     """The share of a text's tokens that are masked."""
     last_blocks: Count | None = None
     """Train only this many last layers, the final norm and the classifier."""
-    freeze: tuple[
-        Literal["mlp", "attention", "norm", "embedding", "readout", "classifier"], ...
-    ] = ()
+    freeze: tuple[FrozenPart, ...] = ()
     classifier_lr: float = Field(1.0, gt=0, le=1e6)
     """How fast the classifier learns, times lr, where its features have length 10; with shorter
     ones its matrix learns faster by as much.
@@ -109,6 +118,14 @@ class Recipe(BaseModel):
     """
     max_length: Count | None = None
     """Tokens of a text."""
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _plural(cls, parts: Any) -> Any:
+        """Take the names that histories of older files have."""
+        if not isinstance(parts, list | tuple):
+            return parts
+        return [{"norm": "norms", "embedding": "embeddings"}.get(part, part) for part in parts]
 
     @model_validator(mode="after")
     def _one_length(self) -> Recipe:
@@ -138,8 +155,10 @@ def load_recipe(
     *,
     batch_size: int | None = None,
     freeze: str | None = None,
+    select: str | None = None,
+    patience: int | None = None,
 ) -> Recipe:
-    """A recipe of the package or a TOML file, with some fields replaced."""
+    """Read a recipe of the package or a TOML file, with some fields replaced."""
     if str(name) in recipe_names():
         text = (files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
     elif Path(name).suffix == ".toml" and os.path.isfile(name):
@@ -157,8 +176,8 @@ def load_recipe(
         fields = tomllib.loads(text)
         for key, value in overrides.items():
             _override(fields, key, value)
-        if batch_size is not None:
-            fields["batch_size"] = batch_size
+        options = {"batch_size": batch_size, "select": select, "patience": patience}
+        fields |= {key: value for key, value in options.items() if value is not None}
         if freeze is not None:
             fields["freeze"] = [
                 *fields.get("freeze", []),
