@@ -126,6 +126,7 @@ def fuse(
     *,
     out: str | Path,
     mlp: Literal['average', 'separate'] | None = ...,
+    norms: Literal['average', 'separate'] | None = ...,
     mean: bool = ...,
     mean_trunk: int | None = ...,
     check: str | None = ...,

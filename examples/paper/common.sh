@@ -35,10 +35,10 @@ prune() {
     hydrasurgeon prune "$out/scored" --method taylor --keep "$keep" ${taylor_tower[@]+"${taylor_tower[@]}"} --data "$found" --limit "$limit" \
         --compensate none -o "$out/taylor.safetensors" --quiet
     for i in 1 2 3; do
-        hydrasurgeon prune "$out/scored" --method taylor --sample "$remove/$pool" --seed "$i" -o "$out/taylor-$i.safetensors" --quiet
+        hydrasurgeon prune "$out/scored" --method taylor --sample "$remove/$pool" --seed "$i" --compensate none -o "$out/taylor-$i.safetensors" --quiet
     done
     for objective in acc ood avg; do
-        hydrasurgeon prune "$out/scored" --method circuit --objective "$objective" --remove "$remove" -o "$out/circ-$objective.safetensors" --quiet
+        hydrasurgeon prune "$out/scored" --method circuit --objective "$objective" --remove "$remove" --compensate none -o "$out/circ-$objective.safetensors" --quiet
     done
 }
 
@@ -53,6 +53,6 @@ tune() {
 
 # Hydra (Taylor) and Hydra (Circ) of the members with this prefix.
 fuse() {
-    hydrasurgeon fuse "$out/$1taylor-1" "$out/$1taylor-2" "$out/$1taylor-3" -o "$out/hydra-taylor.safetensors" --quiet
-    hydrasurgeon fuse "$out/$1circ-acc" "$out/$1circ-ood" "$out/$1circ-avg" -o "$out/hydra-circ.safetensors" --quiet
+    hydrasurgeon fuse "$out/$1taylor-1" "$out/$1taylor-2" "$out/$1taylor-3" --norms average -o "$out/hydra-taylor.safetensors" --quiet
+    hydrasurgeon fuse "$out/$1circ-acc" "$out/$1circ-ood" "$out/$1circ-avg" --norms average -o "$out/hydra-circ.safetensors" --quiet
 }

@@ -20,11 +20,11 @@ hydrasurgeon finetune "$pretrained" --recipe "$here/sst2.toml" --set lr=8e-6 --s
 # Deep Ensembles (D): one tuned backbone, and classifiers of three seeds on it.
 for seed in 1 2 3; do
     hydrasurgeon finetune "$out/single" --recipe "$here/sst2.toml" --set classifier=fresh --freeze embeddings,attention,norms,mlp,readout ${shorter[@]+"${shorter[@]}"} \
-        --data "$train" --seed "$seed" -o "$out/classifier-$seed.safetensors" --quiet
+        --data "$train" --val "$val" --seed "$seed" -o "$out/classifier-$seed.safetensors" --quiet
 done
 score "$out/single"
 prune
-tune --recipe "$here/sst2.toml" ${shorter[@]+"${shorter[@]}"}
+tune --recipe "$here/sst2.toml" --val "$val" ${shorter[@]+"${shorter[@]}"}
 fuse tuned-
 sets=(--data "$test" "${near[@]}" "${far[@]}")
 hydrasurgeon eval "$out"/{single,tuned-taylor,tuned-circ-avg,hydra-taylor,hydra-circ}.safetensors "${sets[@]}" --json "$out/report.json"

@@ -194,9 +194,10 @@ def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
     for i, member in enumerate(manifest.members):
         if equal[i]:
             yield Check(f"member {i}", True, f"its tensors hash to {short(member.sha256)}")
-        elif manifest.fusion.mlp == "average" and not any(equal):
-            # An average of MLPs is none of its terms: then no member can be put together again.
-            yield Check(f"member {i}", None, "not put together from averaged MLPs")
+        elif manifest.fusion.averaged and not any(equal):
+            # An average is none of its terms: then no member can be put together again.
+            averaged = " and ".join(manifest.fusion.averaged)
+            yield Check(f"member {i}", None, f"not put together from averaged {averaged}")
         else:
             detail = f"the manifest says {short(member.sha256)}, its tensors {short(hashes[i])}"
             yield Check(f"member {i}", False, detail)

@@ -282,9 +282,8 @@ def check_members(manifest: HydraManifest, hashes: Sequence[str], path: Path) ->
     """
     recorded = [member.sha256 for member in manifest.members]
     equal = [one == other for one, other in zip(hashes, recorded, strict=True)]
-    # An average of MLPs is none of its terms: either no member can be put together again, or all
-    # can.
-    if all(equal) or (manifest.fusion.mlp == "average" and not any(equal)):
+    # An average is none of its terms: either no member can be put together again, or all can.
+    if all(equal) or (manifest.fusion.averaged and not any(equal)):
         return
     wrong = equal.index(False)
     raise Disagreement(

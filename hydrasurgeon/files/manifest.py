@@ -281,8 +281,21 @@ class Member(Record):
 
 
 class Fusion(Record):
+    """How members were fused."""
+
     mlp: Literal["average", "separate"]
+    norms: Literal["average", "separate"] = "separate"
     trunk: int = Field(ge=0, le=MAX_COUNT)
+
+    _silent = silent_of("norms")
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """What members run the average of."""
+        return (
+            *(["MLPs"] if self.mlp == "average" else []),
+            *(["norms"] if self.norms == "average" else []),
+        )
 
 
 class Input(Record):

@@ -334,7 +334,7 @@ class FuseOptions(ClassNames, Run, Force):
     """
 
     requires: ClassVar = {"limit": ("check",)}
-    conflicts: ClassVar = [("mean", "mlp"), ("mean", "mean_trunk")]
+    conflicts: ClassVar = [("mean", "mlp"), ("mean", "norms"), ("mean", "mean_trunk")]
 
     members: Paths = argument(
         reads=CHECKPOINTS, metavar="M1 M2 ...", help="Members of one backbone, two or more."
@@ -344,6 +344,12 @@ class FuseOptions(ClassNames, Run, Force):
         recorded=True,
         unset="average, behind a mean trunk separate",
         help="average (the paper's) or separate (exact).",
+    )
+    norms: Literal["separate", "average"] | None = option(
+        None,
+        recorded=True,
+        unset="separate",
+        help="separate (exact), or average (one set of norms, as in the paper).",
     )
     mean: bool = option(
         False,

@@ -105,7 +105,8 @@ def _checkpoint(inspection: Inspection) -> None:
         for i, member in enumerate(manifest.members):
             show(f"  member {i}: {count(member.kept)} heads, from {member.sha256[:12]}")
             picture(member.kept, manifest.towers)
-        show(f"  MLPs {manifest.fusion.mlp}, trunk of {manifest.fusion.trunk} layers")
+        norms = ", norms average" if manifest.fusion.norms == "average" else ""
+        show(f"  MLPs {manifest.fusion.mlp}{norms}, trunk of {manifest.fusion.trunk} layers")
     else:
         picture(manifest.kept, manifest.towers)
         for name, rows in (manifest.kept_neurons or {}).items():

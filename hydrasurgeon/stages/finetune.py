@@ -110,9 +110,9 @@ class _Material:
 @stage(FinetuneOptions)
 def finetune(arguments: FinetuneOptions) -> Finetuned:
     """Train a checkpoint on labelled data, and write the result."""
-    from hydrasurgeon.tuning.loop import train
+    from hydrasurgeon.tuning.loop import Diverged, train
     from hydrasurgeon.tuning.recipes import load_recipe
-    from hydrasurgeon.tuning.state import TRAINING, TrainingState, quality
+    from hydrasurgeon.tuning.state import TRAINING, TrainingState
     from hydrasurgeon.tuning.tracking import Tracking
 
     chosen = arguments.recipe is None
@@ -137,7 +137,8 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     interrupted = check_place(place, TRAINING, resume=arguments.resume, force=arguments.force)
     material = _material(recipe, arguments)
     source, state, highest = material.source, TrainingState(place, {}), -math.inf
-    tried = []
+    tried: list[str] = []
+    module: nn.Module | None = None
     for rate in rates:
         plan = replace(material, recipe=material.recipe.model_copy(update={"lr": rate}))
         if rate is None:
@@ -148,19 +149,27 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
             wanted = "dropout" in overrides
             left_out = set_dropout(candidate, source, plan.recipe.dropout, wanted=wanted)
         state = TrainingState(place, _identity(plan, arguments))
-        run = train(
-            candidate,
-            _training(candidate, plan, arguments, begin),
-            arguments,
-            state,
-            save_every=arguments.save_every,
-            resume=arguments.resume,
-            tracking=tracking,
-        )
-        reached = max((quality(epoch, plan.recipe.select) for epoch in run.log), default=0.0)
-        tried.append((rate, reached))
-        if len(tried) == 1 or reached > highest:
-            highest, recipe, module, trained = reached, plan.recipe, candidate, run
+        try:
+            run = train(
+                candidate,
+                _training(candidate, plan, arguments, begin),
+                arguments,
+                state,
+                save_every=arguments.save_every,
+                resume=arguments.resume,
+                tracking=tracking,
+            )
+        except Diverged:
+            if rate is None or (rate == rates[-1] and module is None):
+                raise
+            tried.append(f"{rate:g}: diverged")
+            continue
+        reached = run.reached(plan.recipe)
+        tried.append(f"{plan.recipe.lr:g}: {abs(reached):.4f}")
+        if module is None or reached > highest:
+            highest = reached if math.isfinite(reached) else -math.inf
+            recipe, module, trained = plan.recipe, candidate, run
+    assert module is not None
     material = replace(material, recipe=recipe)
     entry, probed = _entry(material, arguments), recipe.classifier == "probe"
     if not trained.is_main:
@@ -175,8 +184,9 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     state.clear()
     notes = [source.note, material.samples.note, left_out]
     if len(rates) > 1:
-        figures = ", ".join(f"{rate:g}: {abs(reached):.4f}" for rate, reached in tried)
-        notes.append(f"lr {recipe.lr:g} is the best on --val by {recipe.select} ({figures})")
+        notes.append(
+            f"lr {recipe.lr:g} is the best on --val by {recipe.select} ({', '.join(tried)})"
+        )
     if material.held_out is not None:
         notes.append(material.held_out.note)
         if both := material.held_out.shared_with(material.samples):

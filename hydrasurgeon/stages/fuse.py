@@ -33,7 +33,7 @@ from hydrasurgeon.files.tensors import weights_sha256
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import FuseOptions
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.surgery.fusion import FusionPlan, plan_fusion, plan_mean
+from hydrasurgeon.surgery.fusion import FusionPlan, names_to_average, plan_fusion, plan_mean
 from hydrasurgeon.surgery.means import (
     averaged,
     behind_mean_trunk,
@@ -118,7 +118,9 @@ def fuse(arguments: FuseOptions) -> Fused:
         names = differing(opened[0].weights, digests)
         plan = plan_mean(averaged(opened[0], opened, names), opened)
     else:
-        plan = plan_fusion(members, hashes, average_mlp=arguments.mlps == "average")
+        fusion = Fusion(mlp=arguments.mlps, norms=arguments.norms or "separate", trunk=0)
+        averaged_names = names_to_average(opened[0].weights, fusion)
+        plan = plan_fusion(members, hashes, averaged_names=averaged_names)
     stored = [weights_sha256(m.tensors, each) for m, each in zip(members, hashes, strict=True)]
     entry = step(
         "fuse",
@@ -192,15 +194,14 @@ def _notes(
         seen.setdefault(sha256, member.name)
     if made.kind != "hydra":
         return
-    distance = 0.0
-    if made.fusion.mlp == "average" and not compared:
-        weights = opened[0].weights
-        distance = spread(opened, [n for n, weight in weights.items() if weight.part == "mlp"])
+    if compared or not made.fusion.averaged:
+        return
+    distance = spread(opened, sorted(names_to_average(opened[0].weights, made.fusion)))
     if distance:
+        averaged = " and ".join(made.fusion.averaged)
         yield (
-            f"the hydra runs the average of the members' MLPs, which lie {100 * distance:.1f} % of "
-            "its norm from it:"
-            " see what that costs with --check D, or fuse with --mlp separate"
+            f"the members' {averaged} differ by {100 * distance:.1f} % and are replaced by their "
+            "average: --check D measures what this changes, separate keeps them as they are"
         )
 
 
@@ -232,7 +233,9 @@ def _manifest_of(
                 )
                 for member, hashed in zip(opened, hashes, strict=True)
             ),
-            fusion=Fusion(mlp=arguments.mlps, trunk=plan.trunk),
+            fusion=Fusion(
+                mlp=arguments.mlps, norms=arguments.norms or "separate", trunk=plan.trunk
+            ),
             weights_sha256=sha256,
             history=history,
         )

@@ -7,7 +7,7 @@ heads that any member keeps, in rising order. A member's own tensor is named `me
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,13 +16,32 @@ import numpy as np
 
 from hydrasurgeon.checkpoints.layout import PREFIX, shared_layers
 from hydrasurgeon.checkpoints.reading import Single
-from hydrasurgeon.families.weights import head_axes, rows_of
+from hydrasurgeon.families.weights import Weight, head_axes, rows_of
+from hydrasurgeon.files.manifest import Fusion
 from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.heads import HeadAxis, Kept, intersect_union, positions
 from hydrasurgeon.surgery.means import averaged
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
+
+
+def names_to_average(weights: Mapping[str, Weight], fusion: Fusion) -> set[str]:
+    """Return the tensors that members run the average of, where theirs differ."""
+    parts = ({"mlp"} if fusion.mlp == "average" else set()) | (
+        {"norm", "scale"} if fusion.norms == "average" else set()
+    )
+    names = {name for name, weight in weights.items() if weight.part in parts}
+    if fusion.norms == "average":
+        names |= {name for name, weight in weights.items() if is_last_norm(name, weights)}
+    return names
+
+
+def is_last_norm(name: str, weights: Mapping[str, Weight]) -> bool:
+    """Return True for the norm before the classifier: a part of the readout whose weight is a vector."""
+    module = name.rpartition(".")[0]
+    scale = weights.get(f"{module}.weight")
+    return weights[name].part == "readout" and scale is not None and len(scale.shape) == 1
 
 
 @dataclass(frozen=True)
@@ -40,17 +59,20 @@ class FusionPlan:
 
 
 def plan_fusion(
-    members: Sequence[Single], digests: Sequence[Mapping[str, str]], *, average_mlp: bool
+    members: Sequence[Single],
+    digests: Sequence[Mapping[str, str]],
+    *,
+    averaged_names: Collection[str],
 ) -> FusionPlan:
-    """Decide for every tensor whether the members can share it."""
+    """Decide for every tensor whether the members can share it, or its average (`averaged_names`)."""
     first = members[0]
     axes = head_axes(first.weights.values())
     kepts: list[Kept] = [member.kept for member in members]
     both, union = intersect_union(kepts)
     planned: list[Planned] = []
-    averages = averaged(first, members, [n for n, w in first.weights.items() if w.part == "mlp"])
+    averages = averaged(first, members, averaged_names)
     apart: set[str] = set()  # tensors of which members have one of their own
-    for name, weight in first.weights.items():
+    for name in first.weights:
         place = axes.get(name)
         alike = place is None or both[place[0]][place[1]] == union[place[0]][place[1]]
         shared = None
@@ -58,7 +80,7 @@ def plan_fusion(
             pass  # what cannot be compared is not shared
         elif alike and len({d[name] for d in digests}) == 1:
             shared = _copy(first, name, name)
-        elif average_mlp and weight.part == "mlp" and alike:
+        elif name in averaged_names and alike:
             shared = _copy(averages, name, name)
         elif place is not None and not alike:
             shared = _union(members, name, kepts, union, place)

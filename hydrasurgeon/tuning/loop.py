@@ -26,7 +26,7 @@ from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.statistics.words import joined
 from hydrasurgeon.tuning.learning import Learning
 from hydrasurgeon.tuning.recipes import Recipe
-from hydrasurgeon.tuning.state import TrainingPosition, TrainingState
+from hydrasurgeon.tuning.state import TrainingPosition, TrainingState, quality
 from hydrasurgeon.tuning.tracking import Tracking
 
 EpochBatches = Callable[[int, int, int, int], Any]
@@ -71,6 +71,15 @@ class Trained:
     stopped_early: bool = False
     """Whether the recipe's patience ended the training."""
     is_main: bool = True
+
+    def reached(self, recipe: Recipe) -> float:
+        """Return the validation figure of the written weights, higher is better; NaN without one."""
+        written = [epoch for epoch in self.log if self.kept_epoch in (None, epoch["epoch"])]
+        return quality(written[-1], recipe.select) if written else math.nan
+
+
+class Diverged(UsageError):
+    """Raised where the training loss is no finite number."""
 
 
 class BestEpoch:
@@ -269,7 +278,7 @@ class _Loop:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if not math.isfinite(loss):
-            raise UsageError(
+            raise Diverged(
                 f"finetune: the loss is {loss} in step {number + 1} (lr {lr:g})",
                 hint="Lower the learning rate: --set lr=…"
                 if number

@@ -47,7 +47,7 @@ def test_every_command_of_a_pipeline_is_one_of_ours(name: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar100", "sst2", "clip"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_pipeline_runs_whole_on_stand_ins(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(PAPER.parents[1])}

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from torchvision.transforms import RandAugment
 
 import hydrasurgeon as hs
@@ -59,8 +62,15 @@ def test_the_papers_recipes() -> None:
     }
     transform = train_transform(InTimm(preprocess), imagenet.augment.model_dump())
     (drawn,) = [step for step in transform.transforms if isinstance(step, RandAugment)]
-    assert (drawn.num_ops, drawn.magnitude, drawn.num_magnitude_bins) == (2, 12, 31)
     assert drawn.fill == [128, 64, 0]
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    picture, of_paper = Image.fromarray(pixels), RandAugment(2, 12, fill=[128, 64, 0])
+    of_paper.interpolation = drawn.interpolation
+    for seed in range(8):
+        torch.manual_seed(seed)
+        ours = np.asarray(drawn(picture))
+        torch.manual_seed(seed)
+        assert np.array_equal(ours, np.asarray(of_paper(picture)))
 
 
 @pytest.mark.slow
@@ -85,6 +95,13 @@ def test_the_rate_that_is_best_on_validation_data(tiny: MAKE, images: SPEC, tmp_
     best = min(least, key=lambda rate: least[rate])
     assert grid.manifest.weights_sha256 == alone[best].manifest.weights_sha256
     assert any(f"lr {float(best):g} is the best" in note for note in grid.notes)
+    some = hs.finetune(
+        path,
+        set={"lr": "1e30,1e-4", "optimizer": "sgd", "clip": "null", **settings, "keep": "last"},
+        out=tmp_path / "some.safetensors",
+        **about,
+    )
+    assert any("1e+30: diverged" in note for note in some.notes)
     with pytest.raises(UsageError, match="--val is required"):
         hs.finetune(path, data=data, set={"lr": "1,2"}, recipe="demo", out=tmp_path / "x")
 
