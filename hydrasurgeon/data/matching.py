@@ -39,7 +39,9 @@ order was assumed.
 YES = ("no", "yes")
 """Names that the labels 0 and 1 of one logit may have."""
 FRACTIONS = "Labels of a model with one logit are 1 for yes, 0 for no, or a fraction between."
-NUMBERS = "Labels of a model of numbers are numbers, one for each row."
+MOST_NUMBER = 1e12
+"""Largest label of a model of numbers, so that squares of errors stay far from overflow in float32."""
+NUMBERS = "Labels of a model of numbers are numbers from -1e12 to 1e12, one for each row."
 TAGS = "Tags are lists of names: O, B-X for the first word of an X, and I-X for its others."
 OTHER_CLASSES = (
     f"Use the data set the model was trained for, fit it a classifier of these classes ({PROBE}), or "
@@ -302,7 +304,7 @@ def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
 def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
     """Numbers as they are; of one logit how true yes is, from 0 to 1."""
     is_logit = model.problem == "one_logit"
-    least, most, hint = (0, 1, FRACTIONS) if is_logit else (-np.inf, np.inf, NUMBERS)
+    least, most, hint = (0, 1, FRACTIONS) if is_logit else (-MOST_NUMBER, MOST_NUMBER, NUMBERS)
     labels, worth = column.positions.astype(np.float64), column.numbers
     if column.names is not None and column.numbers is None:
         words = YES if is_logit else ()

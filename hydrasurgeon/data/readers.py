@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hydrasurgeon.data.texts import blamed
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.run.pixels import Pixels, features_of
 from hydrasurgeon.run.words import Floats, Ids, Words
 
@@ -51,6 +52,19 @@ class Beside:
         self.inputs = getattr(inner, "inputs", None)
         if isinstance(reader, Words):
             self.tokens = Tokens(inner.tokenizer)
+            self._check_ids(reader.ids)
+
+    def _check_ids(self, ids: Ids) -> None:
+        """Refuse a bag-of-words model with columns for tokens that the tokenizer does not have."""
+        tokenizer = self.tokens.inner
+        highest = int(ids.max(initial=0))
+        # Ids may have gaps, so that the highest exceeds their number.
+        if highest >= tokenizer.get_vocab_size() and highest > max(tokenizer.get_vocab().values()):
+            raise CheckpointError(
+                f"the checkpoint's bag-of-words model has a column for token {highest}, which its "
+                "tokenizer does not have",
+                hint="Run calibrate again.",
+            )
 
     def __call__(self, sample: Any) -> Any:
         if isinstance(self.reader, Words):

@@ -95,7 +95,11 @@ class Decision:
                 hint = "Give what calibrate was given, texts or tokens: one for each row of logits."
                 raise DataError(f"{self.name}: reads words beside the model's answers", hint=hint)
             said = said.beside(self.state, reader.outputs(ids.ids))
-        return replace(decide(self.state, said.logits, said.features), names=self.names)
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            answers = decide(self.state, said.logits, said.features)
+        if name := answers.overflow():
+            raise DataError(f"{self.name}: its answers hold NaN or infinity ({name})")
+        return replace(answers, names=self.names)
 
     def _checked(self, what: str, values: Any, width: int) -> ndarray:
         """As decisions are taken: float32, [sample, member, width], finite."""

@@ -19,6 +19,7 @@ from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import (
     FITTED,
+    LARGEST,
     OF_CLASSIFIERS,
     Abstention,
     Decision,
@@ -152,7 +153,7 @@ def fit_state(
         ood=ood,
         **promised,
         accuracy=fit.accuracy,
-        nll=dict(fit.losses),
+        nll={name: min(loss, LARGEST) for name, loss in fit.losses.items()},
         fitted=len(fitting.logits),
         certified=len(certifying.logits),
     )

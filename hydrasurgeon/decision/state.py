@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from numpy import ndarray
 
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.data.readers import reader_of
+from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import (
     FITTED,
@@ -35,12 +36,13 @@ from hydrasurgeon.files.decided import (
     stored_name,
     words_name,
 )
+from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.tensors import Tensors, as_float, spoiled
 from hydrasurgeon.problems import SINGLE, problem_of
 from hydrasurgeon.problems.base import Constants, Outputs, Prediction, Problem, joined
 from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.shapes import Bool, Float
-from hydrasurgeon.run.words import Words
+from hydrasurgeon.run.words import MOST, Words
 from hydrasurgeon.statistics import temperature
 from hydrasurgeon.statistics.metrics import disagreements
 from hydrasurgeon.statistics.probabilities import Logits, Scores
@@ -194,7 +196,25 @@ def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = 
     if words is None:
         return state
     parts = {part: read(words_name(part)) for part in words.shapes}
+    if "ids" in parts:
+        _check_columns(parts["ids"], parts["idf"], path)
     return state.beside(words, reader_of(words.reader, parts))
+
+
+def _check_columns(ids: ndarray, idf: ndarray, path: Path) -> None:
+    """Refuse a bag-of-words model whose token ids cannot be looked up, or whose weights are no idf."""
+    whole = ((ids >= 0) & (ids < MOST) & (ids == np.floor(ids))).all()
+    must(
+        (
+            bool(whole and (np.diff(ids) > 0).all()),
+            f"{path}: tensor {words_name('ids')} holds no token ids in rising order",
+        ),
+        (
+            bool((idf > 0).all()),
+            f"{path}: tensor {words_name('idf')} holds weights that are not positive",
+        ),
+        error=partial(CheckpointError, hint="The decision state is damaged: run calibrate again."),
+    )
 
 
 def state_in(checkpoint: Checkpoint) -> State | None:

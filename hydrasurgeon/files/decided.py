@@ -87,10 +87,13 @@ def _score(name: str) -> str:
     return name
 
 
+SMALLEST, LARGEST = 1e-18, 1e18
+"""Bounds of numbers in a decision state: the product of any two of them is finite in float32."""
 Share = Annotated[float, Field(gt=0, lt=1)]
 Unit = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0, le=1e6)]
-NotNegative = Annotated[float, Field(ge=0, le=1e6)]
+Real = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
 
 
@@ -125,7 +128,7 @@ class Conformal(Record):
 
     method: Literal["lac"]
     coverage: Share
-    threshold: float
+    threshold: Real
     penalty: None = None
     """Nothing: methods of older versions had one."""
 
@@ -223,22 +226,22 @@ class Cover(Record):
 class Standard(Record):
     """Mean and deviation of a member's score on samples held back from fitting."""
 
-    mean: float
-    deviation: float = Field(gt=0)
+    mean: Real
+    deviation: Positive
 
 
 class Ood(Record):
     """Which score detects OOD samples, and above which threshold."""
 
     score: Annotated[str, AfterValidator(_score), Field(json_schema_extra={"enum": [*SCORES]})]
-    threshold: float
+    threshold: Real
     id_flagged: Share
     """The fraction of samples like those of the calibration that is flagged at most, on average."""
     chosen_by: Literal["option", "ood", "perturbed", "default"]
     """Whether it was asked for, or detected OOD data, or perturbed data, best; else nothing was
     there to choose by.
     """
-    auroc: dict[str, float] = Field(default={}, max_length=100)
+    auroc: dict[str, Unit] = Field(default={}, max_length=100)
     """AUROC of each score it was chosen among."""
     width: int | None = Field(default=None, ge=1, le=1 << 20)
     """Width of the features; None for a score of the logits."""
@@ -278,7 +281,7 @@ Reader = Literal["words", "pixels"]
 class Worth(Record):
     """What a reader is worth, on validation samples that fitted none of it."""
 
-    nll: tuple[float, float]
+    nll: tuple[Real, Real]
     """Without it, and with it."""
     se: NotNegative
     """Standard error of their difference."""
@@ -342,7 +345,7 @@ class Cascade(Record):
     """Of a reader of words or pixels that comes first: above it, a sample is unfamiliar to it and
     goes on. Absent where a hydra's first member does.
     """
-    floor: float | None = None
+    floor: Real | None = None
     """The OOD score that such a reader's most novel sample gets, others lower ones: the least that the
     model gives a validation sample. Absent likewise; of older versions, the threshold.
     """
@@ -370,7 +373,7 @@ class Seen(Record):
     rows: Rows
     unfamiliar: Tally
     abstain: Tally
-    uncertainty: float = Field(ge=0)
+    uncertainty: NotNegative
     """Mean total uncertainty, in nats."""
     predicted: tuple[Tally, ...]
     """How often each class was the most probable; of numbers, how many lie in each range; of tokens,
@@ -424,7 +427,7 @@ class Decision(Record):
     """Instead of the temperature, of many labels; absent from others."""
     accuracy: Unit | None = None
     """On all validation samples; of many labels, of each yes or no; absent from older states."""
-    nll: dict[str, float] = Field(default={}, max_length=10)
+    nll: dict[str, Real] = Field(default={}, max_length=10)
     """On data held out: `before`, and after, by `temperature`, of numbers by `joint`."""
     fitted: Rows
     """Validation samples that fitted."""
@@ -434,7 +437,7 @@ class Decision(Record):
     """Of tokens; absent from others, as the next."""
     cover: Cover | None = None
     """Where it was promised that few entities are missed; `abstain` where few answers are wrong."""
-    levels: tuple[float, ...] = Field(default=(), max_length=100)
+    levels: tuple[Real, ...] = Field(default=(), max_length=100)
     """Of numbers, between which of them answers are counted; absent from others."""
     cascade: Cascade | None = None
     """How to answer most inputs by a first reader alone; absent without it."""

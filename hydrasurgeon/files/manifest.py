@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
+import struct
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
@@ -19,6 +21,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     WithJsonSchema,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -240,10 +243,23 @@ class DataRecord(Record):
     """Four bytes of each row's hash, of data that the model was trained on: `measuring/known.py`."""
     _silent = silent_of("seen")
 
-    @model_validator(mode="after")
-    def _rising(self) -> DataRecord:
-        must((len(self.seen or "") % 4 == 0, "seen: is no base64"))
-        return self
+    @field_validator("seen")
+    @classmethod
+    def _check_seen(cls, seen: str | None) -> str | None:
+        """Refuse what does not decode to whole hashes in rising order."""
+        if seen is None:
+            return None
+        try:
+            decoded = base64.b64decode(seen, validate=True)
+        except ValueError as error:
+            raise ValueError("is not base64") from error
+        must((len(decoded) % 4 == 0, f"holds {len(decoded)} bytes, not hashes of 4 bytes each"))
+        hashes = struct.unpack(f"<{len(decoded) // 4}I", decoded)
+        must(
+            (len(hashes) <= MOST_SEEN, f"holds {len(hashes)} hashes; at most {MOST_SEEN} are kept"),
+            (all(one < other for one, other in pairwise(hashes)), "hashes are not in rising order"),
+        )
+        return seen
 
 
 class Score(Record):
@@ -483,6 +499,12 @@ def _check_decision(
         (
             words is None or words.outputs == model.num_classes,
             f"decision: words of other than {model.num_classes} outputs",
+        ),
+        (
+            words is None
+            or words.reader != "words"
+            or words.tokenizer == model.preprocess.get("files_sha256"),
+            "decision: words were counted by another tokenizer than the model's",
         ),
         (
             decision.joint is None or model.problem == "number",

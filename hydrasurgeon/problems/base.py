@@ -121,6 +121,19 @@ class Prediction(ABC):
         def __getattr__(self, name: str) -> ndarray:
             """Each kind has tensors of its own."""
 
+    def overflow(self) -> str | None:
+        """Return the name of a field that holds what is not finite in float32, as some clients read
+        it; None where no decision state answered: then NaN stands for what is not known.
+        """
+        if not self.decided:
+            return None
+        for name, values in vars(self).items():
+            if isinstance(values, ndarray) and values.dtype.kind == "f":
+                with np.errstate(over="ignore"):
+                    if not np.isfinite(values.astype(np.float32)).all():
+                        return name
+        return None
+
     def about(self, texts: Callable[[], Sequence[Any]]) -> Self:
         """The same, that may speak of places in what was asked."""
         return self

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy import ndarray
 
+from hydrasurgeon.data.matching import MOST_NUMBER
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Decision, Joint
 from hydrasurgeon.files.manifest import Model, ProblemName
@@ -129,7 +130,7 @@ class Numbers(Problem):
     in_torch = "hydrasurgeon.runtime.kinds:OfNumbers"
     trained_by = "hydrasurgeon.tuning.losses:OfNumbers"
     one_class = True
-    numbers = (-math.inf, math.inf)
+    numbers = (-MOST_NUMBER, MOST_NUMBER)
     link = "square"
     scores = ()
     features = ("mds", "maha++", "residual", "knn")

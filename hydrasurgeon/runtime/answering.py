@@ -159,14 +159,23 @@ class Engine(ABC):
         return self.state is not None and self.state.fitted is not None
 
     def prediction_of(self, parts: Sequence[Said], cascade: bool) -> Prediction:
-        """What was said, as answers."""
+        """What was said, as answers; CheckpointError where a number of them overflows."""
         state = self.state
-        if cascade and state is not None:
-            return decide_in_stages(state, parts)
-        (whole,) = parts
-        if state is None:
-            return self.problem.decide(whole.logits)
-        return decide(state, whole.logits, whole.features)
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            if cascade and state is not None:
+                answers = decide_in_stages(state, parts)
+            elif state is not None:
+                (whole,) = parts
+                answers = decide(state, whole.logits, whole.features)
+            else:
+                (whole,) = parts
+                answers = self.problem.decide(whole.logits)
+        if name := answers.overflow():
+            raise CheckpointError(
+                f"{self.name}: its answers hold NaN or infinity ({name})",
+                hint="Calibrate it again; if that fails, its weights or features overflow.",
+            )
+        return answers
 
     def found(
         self, chances: Sequence[float], groups: Sequence[str], *, cascade: bool | None

@@ -42,6 +42,12 @@ def nested(depth: int) -> Any:
     return value
 
 
+def seen(encoded: str) -> Change:
+    """A change: data with these hashes of rows."""
+    record = {"spec": "x", "rows": 1, "sha256": SHA, "seen": encoded}
+    return put("history", 0, "data", value=[record])
+
+
 SCORE = {"values": {"vision": [[0.5] * 8] * 6}}
 MEMBER: dict[str, tuple[Change, str]] = {
     "format": (put("format", value="hydrasurgeon.manifest/2"), "format 'hydrasurgeon.manifest/2'"),
@@ -114,6 +120,11 @@ MEMBER: dict[str, tuple[Change, str]] = {
         put("history", 0, "data", value=[{"spec": "x", "rows": -1, "sha256": SHA}]),
         "history.0.data",
     ),
+    "seen of three bytes": (seen("AAAA"), "holds 3 bytes, not hashes of 4 bytes each"),
+    "seen of two bytes": (seen("AAA="), "holds 2 bytes"),
+    "seen of five letters": (seen("AAAAA"), "is not base64"),
+    "seen twice": (seen("AQAAAAEAAAA="), "not in rising order"),
+    "seen falling": (seen("AgAAAAEAAAA="), "not in rising order"),
 }
 
 HYDRA: dict[str, tuple[Change, str]] = {
@@ -172,6 +183,14 @@ def test_scores_and_orders_that_fit() -> None:
     manifest = golden("member")
     manifest["scores"] = {"t": SCORE, "c": {"order": [["vision", 5, 7]], "trace": [0.25]}}
     assert parse_manifest(json.dumps(manifest), "x").scores["c"].order == (("vision", 5, 7),)
+
+
+def test_hashes_of_rows_that_rise() -> None:
+    """The little-endian numbers 1 and 256: not in the order of their bytes."""
+    manifest = golden("member")
+    seen("AQAAAAABAAA=")(manifest)
+    (record,) = parse_manifest(json.dumps(manifest), "x").history[0].data
+    assert record.seen == "AQAAAAABAAA="
 
 
 def test_what_cannot_be_read_again_is_not_written() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided import LOGITS, Standard, scores_known
+from hydrasurgeon.files.decided import LARGEST, LOGITS, SMALLEST, Standard, scores_known
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics.probabilities import Scores, in_pieces
@@ -163,11 +163,14 @@ def fit(
         if not precise:
             made = {name: part.astype(np.float32) for name, part in made.items()}
         values = _values(kind, made, features[:, member], logits[:, member], neighbours)
-        if not np.isfinite(values).all():
-            what = f"{kind}: is not finite for samples that were held back from fitting it"
+        if not (np.abs(values) <= LARGEST).all():  # NaN is not, either
+            what = f"{kind}: overflows on samples that were held back from fitting it"
             raise DataError(what, hint="Give more --data or --fit-data, or another --ood-score.")
         fits.append(made)
-        standards.append(Standard(mean=float(values.mean()), deviation=float(values.std()) or 1.0))
+        deviation = float(values.std())
+        if deviation < SMALLEST:  # all values are equal, but for rounding
+            deviation = 1.0
+        standards.append(Standard(mean=float(values.mean()), deviation=deviation))
         notes |= dict.fromkeys(said)
     return EnsembleScore(kind, tuple(fits), tuple(standards), tuple(notes), neighbours)
 
