@@ -125,9 +125,13 @@ def _texts(samples: Samples, *, skip: bool) -> Iterator[Any]:
 
 def _read(transform: Any, texts: Sequence[Any]) -> Iterator[Ids]:
     """The ids of each text, however long it is."""
+    from hydrasurgeon.data.texts import blamed
+
     backend: Tokenizer = transform.backend
     backend.no_truncation()
     backend.no_padding()
     for at in range(0, len(texts), AT_ONCE):
-        for made in backend.encode_batch_fast(list(texts[at : at + AT_ONCE])):
-            yield np.array(made.ids, dtype=np.int64)
+        with blamed("the checkpoint's tokenizer cannot read these texts"):
+            encoded = backend.encode_batch_fast(list(texts[at : at + AT_ONCE]))
+        for text in encoded:
+            yield np.array(text.ids, dtype=np.int64)

@@ -320,3 +320,19 @@ def test_positions_that_count_from_padding_stay(tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps({**config, "pad_token_id": 30}))
     with pytest.raises(SurgeryError, match="positions count from its pad token's id"):
         hs.prune(source, vocabulary=table(tmp_path, ["ba"]), out=f"{tmp_path}/small/")
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "words"])
+def test_a_tokenizer_without_an_unknown_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """The library raises an exception without a kind of its own for a word that it does not know."""
+    place = made(tmp_path / "m", kind)
+    tokenizer = json.loads((place / "tokenizer.json").read_text())
+    tokenizer["model"]["unk_token"] = "gone"
+    (place / "tokenizer.json").write_text(json.dumps(tokenizer))
+    line = ["prune", str(place), "--vocabulary", table(tmp_path, ["ba \u6771\u4eac"])]
+    assert run([*line, "-o", str(tmp_path / "out.safetensors")]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the checkpoint's tokenizer cannot read these texts" in said
+    assert not (tmp_path / "out.safetensors").exists()
