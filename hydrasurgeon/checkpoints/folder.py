@@ -18,7 +18,7 @@ from hydrasurgeon.families import config_files, families, family_of_bare, scheme
 from hydrasurgeon.families.base import WEIGHTS, Bare, Family
 from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.foreign import parse_json, read_json, read_text, visible
-from hydrasurgeon.files.header import MAX_HEADER
+from hydrasurgeon.files.header import MAX_HEADER, MAX_TENSORS
 from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.lookup import did_you_mean
 
@@ -32,10 +32,10 @@ GRAPHS, GRAPH = "onnx", "model.onnx"
 """Where clients look for graphs, and for which first."""
 GRAPHS_INT8 = ("model_quantized.onnx", "model_quint8_avx512_vnni.onnx")
 """What they call the graph in 8 bits: transformers.js and optimum, and sentence-transformers."""
-# An index names every tensor once: enough for a million.
 INDEX = ".index.json"
 """Ending of the file that says which tensor lies in which of several files."""
-MAX_INDEX = 128 << 20
+MAX_INDEX = 32 << 20
+"""Bytes of that file, which names every tensor once: enough for MAX_TENSORS with long names."""
 # The largest tokenizer in use (256,000 words and their merges) has 35 MB.
 MAX_TEXT = 64 << 20
 
@@ -196,7 +196,12 @@ def _shards(index: Path) -> list[TensorFile]:
     elif missing := [name for name in homes.values() if not present(index.parent / name)]:
         why = f"shard {missing[0]} is missing"
     else:
-        files = {name: TensorFile(index.parent / name) for name in sorted(set(homes.values()))}
+        count = 0
+        for name in sorted(set(homes.values())):
+            files[name] = TensorFile(index.parent / name)
+            count += len(files[name].infos)
+            if count > MAX_TENSORS:
+                raise CheckpointError(f"{index}: its files hold more than {MAX_TENSORS:,} tensors")
         if wrong := [tensor for tensor, name in homes.items() if tensor not in files[name].infos]:
             why = f"tensor {wrong[0][:80]!r} is not in {homes[wrong[0]]}"
     if why is not None:

@@ -92,19 +92,24 @@ def read_json(path: Path, *, most: int, error: Error = CheckpointError) -> Any:
 
 
 def parse_json(
-    content: bytes | str, where: str, *, most: int, error: Error = CheckpointError
+    content: bytes | str,
+    where: str,
+    *,
+    most: int,
+    error: Error = CheckpointError,
+    objects: int | None = None,
 ) -> Any:
     """The value behind a JSON text; `where` names the source in the error.
 
     Stricter than the standard library: UTF-8, no key twice, no NaN or Infinity, no lone surrogates,
-    and no more bytes and nesting than the bounds.
+    and no more bytes, nesting and (where a bound is given) objects than the bounds.
     """
     _check_size(content, where, most, error)
     text = content if isinstance(content, str) else utf8(content, where, error)
     if not text.strip():
         raise error(f"{where}: is empty")
     try:
-        value = STRICT.decode(text)
+        value = _decoder(where, objects, error).decode(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
         deep = _is_deep(value)
@@ -149,6 +154,22 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {name[:80]!r} is there twice")
         record[name] = value
     return record
+
+
+def _decoder(where: str, objects: int | None, error: Error) -> json.JSONDecoder:
+    """A strict decoder that stops as soon as it has met more than `objects`."""
+    if objects is None:
+        return STRICT
+    met = 0
+
+    def counted(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal met
+        met += 1
+        if met > objects:
+            raise error(f"{where}: is too large; at most {objects:,} objects are read")
+        return _unique(pairs)
+
+    return json.JSONDecoder(object_pairs_hook=counted, parse_constant=_finite, parse_float=_finite)
 
 
 def _finite(text: str) -> float:

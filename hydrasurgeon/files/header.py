@@ -26,6 +26,8 @@ ITEMSIZE = {
 """Bytes of one element of every dtype that safetensors has."""
 # The format's own limit.
 MAX_HEADER = 100_000_000
+MAX_TENSORS = 100_000
+"""Tensors of one checkpoint: the largest models in use have some thousands. Each costs about 40 µs."""
 # A name of a tensor or of a header's entry; the longest in use have some 150 characters.
 MAX_NAME = 512
 # Dimensions of one tensor; numpy and torch both know at least 32.
@@ -72,7 +74,9 @@ def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, 
         raise CheckpointError(
             f"{path}: not a safetensors file (no header where one must be)", hint=ONLY
         )
-    entries = parse_json(content, f"{path} (safetensors header)", most=MAX_HEADER)
+    where = f"{path} (safetensors header)"
+    # One object for each tensor, one for the metadata, and the header itself.
+    entries = parse_json(content, where, most=MAX_HEADER, objects=MAX_TENSORS + 2)
     try:
         metadata = entries.pop("__metadata__", {})
         texts = isinstance(metadata, dict) and all(

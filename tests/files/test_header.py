@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.header import MAX_HEADER
+from hydrasurgeon.files.header import MAX_HEADER, MAX_TENSORS
 from hydrasurgeon.files.tensors import TensorFile, Tensors, digest
 
 TWO = {
@@ -93,6 +93,16 @@ def test_hostile_headers(tmp_path: Path, what: str) -> None:
     assert refused.value.message.startswith(str(path))
     assert len(refused.value.message) < len(str(path)) + 200
     assert refused.value.message.isprintable()
+
+
+def test_more_tensors_than_any_model_has(tmp_path: Path) -> None:
+    """Refused while the header is read, however many follow."""
+    empty = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    most = {f"t{at}": empty for at in range(MAX_TENSORS)}
+    assert len(TensorFile(written(tmp_path / "x.safetensors", most, b"")).infos) == MAX_TENSORS
+    more = written(tmp_path / "y.safetensors", {**most, "a": empty, "b": empty, "c": empty}, b"")
+    with pytest.raises(CheckpointError, match=r"y\.safetensors .*is too large; at most 100,002"):
+        TensorFile(more)
 
 
 LENGTHS = {
