@@ -97,6 +97,11 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
         Check("finite weights", not contents.spoiled, numbers),
         Check("shapes", True, f"those of {model.family}:{model.arch} with the kept heads"),
     ]
+    if checkpoint.unused:
+        names = first(checkpoint.unused)
+        checks.append(
+            Check("unused tensors", None, f"{names}: the model uses none, no hash covers them")
+        )
     if checkpoint.path.is_dir():
         checks += [*_config(checkpoint), _code(checkpoint)]
     if checkpoint.files:

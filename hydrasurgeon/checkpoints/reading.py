@@ -94,6 +94,12 @@ class Checkpoint(Generic[Kind]):
         return self.hub_id or self.path.name
 
     @property
+    def unused(self) -> list[str]:
+        """Tensors of the file that the model does not use, so that no hash covers them."""
+        used = {self.tensors.stored(name) for name in self.tensors}
+        return sorted({name for file in self.tensors.files for name in file.infos} - used)
+
+    @property
     def home(self) -> Path:
         """A path whose folder the user may write to: outputs without -o lie beside it."""
         if self.hub_id is None:
@@ -196,6 +202,12 @@ def open_checkpoint(
         picked=checkpoint.manifest.kind != "hydra"
         and checkpoint.family.names(model, checkpoint.tensors) is not None,
     )
+    unused = checkpoint.unused
+    if unused and any(HEADER_KEY in file.metadata for file in content.files):
+        raise Disagreement(
+            f"{path}: tensor {unused[0]} is under no hash: it was added after the file was written",
+            hint="Do not rely on the file before you know why.",
+        )
     return replace(checkpoint, hub_id=pinned(text, path)) if hub else checkpoint
 
 

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from edited import edited
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tiny_families import FAMILIES, Family
 from tiny_members import members_of
 from torch import Tensor
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.stages.verify import Verification, verify
 
@@ -88,6 +92,49 @@ def test_an_edit_with_a_mended_hash_is_told_by_the_members(
     assert [forged[f"member {i}"] for i in range(3)] == [False] * 3
 
 
+def with_extra(path: Path, out: Path) -> Path:
+    """A copy of a file with a tensor that nothing uses, and all else as it was."""
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file({**tensors, "bert.extra": torch.zeros(16)}, out, metadata=metadata)
+    return out
+
+
+def test_a_tensor_that_was_added_to_a_file_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No hash covers it: every command refuses the file, and `verify` says why."""
+    family: Family = FAMILIES["BERT"]
+    family.write(tmp_path / "source")
+    sealed = hs.prune(
+        tmp_path / "source", method="random", keep=2, out=tmp_path / "m.safetensors"
+    ).path
+    added = with_extra(sealed, tmp_path / "x.safetensors")
+    (check,) = verify(added).checks
+    assert (check.name, check.holds) == ("manifest", False)
+    assert "tensor bert.extra is under no hash" in check.detail
+    assert run(["verify", str(added)]) == 1
+    assert run(["predict", str(added), "--text", "a"]) == 3
+    assert "bert.extra" in capsys.readouterr().err
+
+
+def test_tensors_that_nothing_uses_are_named(tmp_path: Path) -> None:
+    """A foreign file may hold heads of other tasks: nothing vouches for them, which `verify` says."""
+    family: Family = FAMILIES["BERT"]
+    source = tmp_path / "source"
+    family.write(source)
+    assert "unused tensors" not in outcomes(verify(source))
+    with_extra(source / "model.safetensors", source / "model.safetensors")
+    for _ in range(2):
+        result = verify(source)
+        (check,) = [check for check in result.checks if check.name == "unused tensors"]
+        assert check.holds is None
+        assert "bert.extra" in check.detail
+        assert result.holds
+        hs.score(source, method="random")  # which writes a manifest beside it
+
+
 @pytest.mark.parametrize("name", ["BERT", "DINOv2", "OpenCLIP"])
 def test_other_families(name: str, tmp_path: Path) -> None:
     family: Family = FAMILIES[name]
@@ -126,9 +173,6 @@ def test_a_history_that_does_not_hang_together(
 
 @pytest.mark.parametrize("field", ["trunk", "kept"])
 def test_kept_heads_and_trunk_must_fit_the_tensors(hydra: Path, tmp_path: Path, field: str) -> None:
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     with safe_open(hydra, "pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
