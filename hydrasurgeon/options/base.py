@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from hydrasurgeon.errors import HydraWarning, UsageError
 from hydrasurgeon.files.atomic import claims
+from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.lookup import did_you_mean
 
@@ -119,6 +120,8 @@ class Options(BaseModel):
     """Option → options of which it requires one."""
     conflicts: ClassVar[Sequence[tuple[str, str]]] = ()
     """Options that cannot be given together."""
+    writes_manifest: ClassVar[bool] = False
+    """True for commands whose manifest repeats what they were given: all of it must be UTF-8."""
 
     @classmethod
     def of(cls, *inputs: Any, **options: Any) -> Self:
@@ -148,6 +151,20 @@ class Options(BaseModel):
             if {one, other} <= chosen:
                 what = f"{self.flag(one)} conflicts with {self.flag(other)}."
                 raise UsageError(what, hint="Give one of them.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_encoding(self) -> Self:
+        """Refuse texts that a manifest cannot hold: names of files may be any bytes."""
+        for name in self.model_fields_set if self.writes_manifest else ():
+            for text in _texts_of(getattr(self, name)):
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    raise UsageError(
+                        f"{self.flag(name)} {visible(text)}: is not UTF-8, as manifests are",
+                        hint="Rename the file, or link to it.",
+                    ) from None
         return self
 
     @property
@@ -324,6 +341,13 @@ def stage(record: type[Options]) -> Callable[[Callable[..., Result]], Callable[.
         return called
 
     return decorated
+
+
+def _texts_of(value: Any) -> list[str]:
+    """A value of an option as texts: those of a list or of KEY=VALUE pairs one by one."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    return [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
 
 
 def _is_given(value: Any) -> bool:

@@ -80,6 +80,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
     or, of any model's predictions, in a file of their own.
     """
 
+    writes_manifest: ClassVar[bool] = True
     requires: ClassVar = {
         "promise": ("risk",),
         "unlabelled": ("fit_data",),

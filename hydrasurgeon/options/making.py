@@ -75,6 +75,8 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     command is repeated.
     """
 
+    writes_manifest: ClassVar[bool] = True
+
     method: str = option(
         "taylor",
         metavar="M",
@@ -111,6 +113,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
     """
 
+    writes_manifest: ClassVar[bool] = True
     requires: ClassVar = {
         **dict.fromkeys(("keep", "remove", "sample"), ("method",)),
         "keep_tokens": ("vocabulary",),
@@ -208,6 +211,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
     CKPT may be init:timm:NAME,key=value… to start from random weights.
     """
 
+    writes_manifest: ClassVar[bool] = True
     requires: ClassVar = {"unlabelled": ("teacher",)}
 
     data: str | None = option(
@@ -333,6 +337,7 @@ class FuseOptions(ClassNames, Run, Force):
     model: their mean.
     """
 
+    writes_manifest: ClassVar[bool] = True
     requires: ClassVar = {"limit": ("check",)}
     conflicts: ClassVar = [("mean", "mlp"), ("mean", "norms"), ("mean", "mean_trunk")]
 
@@ -404,6 +409,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     first; a build that was ended continues when the command is repeated.
     """
 
+    writes_manifest: ClassVar[bool] = True
     requires: ClassVar = {"teachers": ("tune",)}
 
     checkpoints: Paths = argument(

@@ -212,6 +212,7 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     transformers.js read; it and stock are calibrated for clients that read logits alone.
     """
 
+    writes_manifest: ClassVar[bool] = True
     requires: ClassVar = {"int8": ("check",), "ood": ("check",), "limit": ("check",)}
 
     format: Literal["onnx", "stock"] = option(

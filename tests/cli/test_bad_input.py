@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,49 @@ def test_what_needs_no_torch_is_refused_before_a_stage_is_imported(
     assert run(line.split()) in (2, 3, 5)
     assert message in capsys.readouterr().err
     assert listing(tmp_path) == ["vit.safetensors"]
+
+
+BYTES = os.fsdecode(b"b\xff")
+"""A file's name that is not UTF-8."""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["score", BYTES, "--method", "random"],
+        ["prune", BYTES, "--method", "random", "--keep", "2"],
+        ["finetune", BYTES, "--data", "demo:train", "-o", "o"],
+        ["finetune", "vit", "--data", "demo:train", "--teacher", BYTES, "-o", "o"],
+        ["fuse", BYTES, "vit", "-o", "o"],
+        ["fuse", "vit", "vit", "-o", BYTES],
+        ["calibrate", BYTES, "--data", "demo:val", "-o", "o"],
+        ["calibrate", "vit", "--data", "demo:val", "-o", BYTES],
+        ["calibrate", "vit", "--data", f"{BYTES}.npz", "-o", "o"],
+        ["build", BYTES, "--data", "demo:train", "--val", "demo:val", "-o", "o"],
+        ["export", BYTES, "-o", "o.onnx"],
+    ],
+    ids=" ".join,
+)
+def test_names_that_no_manifest_can_hold(
+    line: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("vit.safetensors", f"{BYTES}.safetensors", f"{BYTES}.npz"):
+        Path(name).touch()
+    assert run(line) == 2
+    said = capsys.readouterr().err
+    assert r"b\udcff" in said
+    assert "is not UTF-8, as manifests are" in said
+
+
+def test_a_name_that_is_not_utf8_answers(
+    tiny: Callable[..., Path], images: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny()
+    path.rename(path.with_name(f"{BYTES}.safetensors"))
+    line = ["predict", str(path.with_name(BYTES)), "--data", images(), "-q", "--device", "cpu"]
+    assert run(line) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["id"] == 0
