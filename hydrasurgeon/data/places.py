@@ -34,6 +34,8 @@ ENDINGS = (*TABLES, *PICTURES, ".npz")
 """Endings of files that are data."""
 SHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 """Endings of spreadsheets."""
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+"""Endings of files that must be unpacked first."""
 
 
 def ending(path: PurePath) -> str:
@@ -62,6 +64,17 @@ def located(spec: str) -> list[Path]:
         raise DataError(f"{spec}: no such file{_near(path)}")
     if ending(path) in SHEETS:
         raise DataError(f"{spec}: spreadsheets are not read", hint="Save the sheet as CSV.")
+    if is_there(path) and ending(path) in PACKED:
+        raise DataError(
+            f"{spec}: packed files are not read", hint="Unpack it, and give what was in it."
+        )
+    if is_there(path):
+        what = (
+            f"files that end in {path.suffix} are not read"
+            if path.suffix
+            else "has no ending that tells its format"
+        )
+        raise DataError(f"{spec}: {what}", hint=f"Data is {KINDS}.")
     raise DataError(f"{spec}: no such data{_near(path)}", hint=f"Data is {KINDS}.")
 
 

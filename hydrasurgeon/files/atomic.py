@@ -59,6 +59,8 @@ def hold(path: Path, *, option: str) -> None:
     place = path.with_name(f".{path.name}.exclusive.lock")
     lock = FileLock(place)
     try:
+        # filelock takes some refusals of the system for a lock that is held.
+        os.close(os.open(place, os.O_RDWR | os.O_CREAT, 0o666))
         lock.acquire(blocking=False)
     except Timeout as error:
         raise OutputError(

@@ -407,3 +407,13 @@ def test_a_lock_ends_with_the_stage_that_failed(tmp_path: Path) -> None:
         output_file(tmp_path / "a.json", option="--json", force=False)
         assert [p.name for p in tmp_path.iterdir()] == [".a.json.exclusive.lock"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a file system without new files")
+def test_what_cannot_be_made_is_not_said_to_be_written_by_another() -> None:
+    with (
+        claims(),
+        pytest.raises(OutputError, match=r"x\.safetensors: cannot be written") as refused,
+    ):
+        claim(Path("/proc/x.safetensors"), option="-o", force=False)
+    assert "another hydrasurgeon" not in refused.value.message

@@ -284,7 +284,12 @@ def _mistakes() -> Iterator[Mistake]:
     yield Mistake("an empty folder", str, "holds no samples")
     yield Mistake("a name of another demo set", lambda _: "demo:tets", "did you mean demo:test?")
     yield Mistake("a name longer than names are", lambda _: "x" * 5000 + ".npz", "cannot be read")
-    yield Mistake("a suffix that nobody reads", _file("d.txt", "x"), "no such data")
+    yield Mistake(
+        "a suffix that nobody reads", _file("d.txt", "x"), "files that end in .txt are not read"
+    )
+    yield Mistake(
+        "a packed table", _file("d.jsonl.gz", b"\x1f\x8b"), "d.jsonl.gz: packed files are not read"
+    )
     yield Mistake("a sheet", _file("d.xlsx", "x"), "spreadsheets are not read")
     yield Mistake("blank lines", _file("d.jsonl", "\n" * 1_100_000), "blank lines")
     yield Mistake(
