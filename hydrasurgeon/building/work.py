@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, OutputError
@@ -34,6 +34,7 @@ class State(Resumable):
 
     work: Work = ("build", "hydrasurgeon.build-state/10")
     known: dict[str, Any] = field(default_factory=dict)
+    continued_by: ClassVar = {"build": ()}
 
     def open(self) -> None:
         """Refuse a folder that belongs to other work, or begin one."""
@@ -48,6 +49,7 @@ class State(Resumable):
                 if not isinstance(known, dict):
                     raise ValueError("it does not say what was measured")
                 self.known.update(known)
+            self.noted()
             return
         # What lies in a folder without a state may come from anywhere.
         if files:
@@ -59,6 +61,7 @@ class State(Resumable):
         """Remember these too."""
         self.known.update(known)
         write_text(self.path, json.dumps(self.texts(self.known)) + "\n")
+        self.noted()
 
     @property
     def remedy(self) -> str:

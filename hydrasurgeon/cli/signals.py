@@ -1,5 +1,5 @@
-"""Signals end a command as a shell expects: what was half done is cleaned up, one line says how to
-go on, and the code is 128 + the signal's number.
+"""Signals end a command as a shell expects: what was half done is cleaned up, one line names the
+command that goes on or starts again, and the code is 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ ENDING = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
 """Signals that end a command."""
+
+AGAIN = {"demo": ("--force",)}
+"""Options with which commands start again that leave finished files behind."""
 
 _RECEIVED: list[int] = []
 """Those that came, in their order."""
@@ -32,12 +35,24 @@ def ended(command: Callable[[], int]) -> int:
         code = 1  # libraries turn an interruption into errors of their own
     if not (code and _RECEIVED):
         return code
-    if "hydrasurgeon.render" in sys.modules:  # the command had begun
+    if "hydrasurgeon.render" in sys.modules and sys.argv[1:2] != ["serve"]:  # which says it itself
         from hydrasurgeon import render
+        from hydrasurgeon.files.processes import is_main_process
 
-        again = shlex.join(["hydrasurgeon", *sys.argv[1:]])
-        render.say(f"interrupted; to go on: {again}")
+        if is_main_process():
+            render.say(_to_repeat())
     return 128 + _RECEIVED[0]
+
+
+def _to_repeat() -> str:
+    """Return the line that says which command goes on, or starts the work again."""
+    from hydrasurgeon.files.resumable import CONTINUED_BY
+
+    name = next(iter(sys.argv[1:]), "")
+    options = CONTINUED_BY.get(name, AGAIN.get(name, ()))
+    missing = [option for option in options if option not in sys.argv]
+    purpose = "go on" if name in CONTINUED_BY else "start again"
+    return f"interrupted; to {purpose}: {shlex.join(['hydrasurgeon', *sys.argv[1:], *missing])}"
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
@@ -31,6 +31,8 @@ TEXTS = {FORMAT, "identity", "position", "sha256"}
 """All that the header of a state holds."""
 HEAD_BYTES = 200
 """A state says within its first bytes what it is."""
+CONTINUED_BY: dict[str, tuple[str, ...]] = {}
+"""Commands of which enough is on the disk to go on → the options with which each then goes on."""
 Work = tuple[str, str]
 """What a kind of work is called, and what its states call themselves: NAME/VERSION."""
 
@@ -43,6 +45,12 @@ class Resumable:
     identity: Mapping[str, Any]
     """What must be the same for the file to be of use: weights, data, arguments, device."""
     work: Work
+    continued_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Commands that go on from it, and the options that tell them to."""
+
+    def noted(self) -> None:
+        """Note that the file is there, for whoever tells how an interrupted command goes on."""
+        CONTINUED_BY.update(self.continued_by)
 
     def texts(self, position: Mapping[str, Any], weights: str = "") -> dict[str, str]:
         """What the file says; `weights` is the hash of its tensors."""

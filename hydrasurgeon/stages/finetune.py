@@ -135,6 +135,8 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     place = target.with_name(f"{target.name.removesuffix('.safetensors')}.training.safetensors")
     interrupted = check_place(place, TRAINING, resume=arguments.resume, force=arguments.force)
+    if interrupted and arguments.resume:
+        TrainingState(place, {}).noted()
     material = _material(recipe, arguments)
     source, state, highest = material.source, TrainingState(place, {}), -math.inf
     tried: list[str] = []

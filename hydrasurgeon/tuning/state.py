@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, ClassVar, TYPE_CHECKING
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -88,6 +88,7 @@ class TrainingState(Resumable):
     """The state of one training."""
 
     work: Work = TRAINING
+    continued_by: ClassVar = {"finetune": ("--resume",)}
 
     def write(
         self,
@@ -114,6 +115,7 @@ class TrainingState(Resumable):
             # The hash of the tensors is known when they are written; what stands in its place
             # before is as long.
             write_tensors(part, planned, lambda sha256: self.texts(position, sha256 or ""))
+        self.noted()
 
     def read(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,6 +42,14 @@ AT = {
             plain(*rest)
             strike()
         state.TrainingState.write = written
+    """,
+    "a search": """
+        import hydrasurgeon.criteria.circuits.search as search
+        plain = search.SearchState.write
+        def written(*rest):
+            plain(*rest)
+            strike()
+        search.SearchState.write = written
     """,
     "an answer": """
         import hydrasurgeon.runtime.classifier as classifier
@@ -88,30 +97,81 @@ def test_a_signal_leaves_nothing_behind(tiny: MAKE, tmp_path: Path, name: str, a
     number = signal.Signals[name].value
     done = struck(tmp_path, number, at)
     assert done.returncode == 128 + number
-    again = f"interrupted; to go on: hydrasurgeon {PRUNE}"
+    again = f"interrupted; to start again: hydrasurgeon {PRUNE}"
     assert done.stderr.strip() == ("" if at == "an import" else again)
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
+def printed(done: subprocess.CompletedProcess[str], purpose: str) -> list[str]:
+    """The words of the command that an interrupted one says last."""
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"interrupted; to {purpose}: hydrasurgeon ")
+    return shlex.split(last.partition(": hydrasurgeon ")[2])
+
+
+def typed(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command as it was printed."""
+    return subprocess.run(
+        [sys.executable, "-m", "hydrasurgeon", *words], cwd=folder, capture_output=True, text=True
+    )
+
+
 @pytest.mark.slow
-def test_the_last_line_goes_on(tiny: MAKE, images: Callable[..., str], tmp_path: Path) -> None:
-    """What an interrupted command says last is what it left, and a command that ends the work."""
+def test_the_command_that_is_printed_goes_on(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path
+) -> None:
+    """It runs as it is, from the state that was left, to the bytes of a run that nobody struck."""
     tiny()
     images()
-    line = "finetune vit --data data.npz --recipe demo --save-every 1 --quiet -o t"
+    line = "finetune vit --data data.npz --recipe demo --save-every 1 --quiet -o"
     state = tmp_path / "t.training.safetensors"
-    done = struck(tmp_path, signal.SIGINT, "a state", line=line)
+    done = struck(tmp_path, signal.SIGINT, "a state", line=f"{line} t")
     assert done.returncode == 128 + signal.SIGINT
-    assert done.stderr.strip().splitlines()[-1] == f"interrupted; to go on: hydrasurgeon {line}"
+    words = printed(done, "go on")
+    assert words == [*line.split(), "t", "--resume"]
     assert state.exists()
-    repeated = subprocess.run(
-        [sys.executable, "-m", "hydrasurgeon", *line.split(), "--resume"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    # Struck once more, before it has written a state of its own.
+    done = struck(tmp_path, signal.SIGTERM, "a write", line=" ".join(words))
+    assert done.returncode == 128 + signal.SIGTERM
+    assert printed(done, "go on") == words
+    repeated = typed(tmp_path, words)
     assert repeated.returncode == 0, repeated.stderr
     assert not state.exists()
+    assert typed(tmp_path, [*line.split(), "whole"]).returncode == 0
+    made = [tmp_path / f"{name}.safetensors" for name in ("t", "whole")]
+    assert made[0].read_bytes() == made[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_a_training_that_left_nothing_starts_again(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path
+) -> None:
+    tiny()
+    images()
+    line = "finetune vit --data data.npz --recipe demo --set epochs=1 --quiet -o t"
+    done = struck(tmp_path, signal.SIGTERM, "a write", line=line)
+    assert done.returncode == 128 + signal.SIGTERM
+    words = printed(done, "start again")
+    assert words == line.split()
+    repeated = typed(tmp_path, words)
+    assert repeated.returncode == 0, repeated.stderr
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_by_the_same_command(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path
+) -> None:
+    tiny()
+    images()
+    line = "score vit --method circuit --objective acc --data data.npz --remove 3 --quiet"
+    done = struck(tmp_path, signal.SIGINT, "a search", line=line)
+    assert done.returncode == 128 + signal.SIGINT
+    words = printed(done, "go on")
+    assert words == line.split()
+    assert list(tmp_path.glob("*.search.json"))
+    repeated = typed(tmp_path, words)
+    assert repeated.returncode == 0, repeated.stderr
+    assert not list(tmp_path.glob("*.search.json"))
 
 
 @pytest.mark.slow
@@ -125,7 +185,7 @@ def test_an_interrupted_prediction_leaves_nothing(
     done = struck(tmp_path, signal.SIGTERM, "an answer", line=line)
     assert done.returncode == 128 + signal.SIGTERM
     last = done.stderr.strip().splitlines()[-1]
-    assert last == f"interrupted; to go on: hydrasurgeon {line}"
+    assert last == f"interrupted; to start again: hydrasurgeon {line}"
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 

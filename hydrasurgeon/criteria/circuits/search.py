@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -64,9 +64,11 @@ class SearchState(Resumable):
     """The state of one search."""
 
     work: tuple[str, str] = SEARCH
+    continued_by: ClassVar = {"score": (), "prune": ()}
 
     def write(self, circuit: Circuit) -> None:
         write_text(self.path, json.dumps(self.texts(circuit.model_dump())) + "\n")
+        self.noted()
 
     def read(self, candidates: Sequence[Head]) -> Circuit | None:
         """Where an interrupted search stood; None where there is none."""
@@ -75,6 +77,7 @@ class SearchState(Resumable):
         with self.judged():
             texts = read_json(self.path, most=MAX_STATE)
             found = self.position(texts, most=MAX_STATE)
+            self.noted()
             return Circuit.model_validate(found).only(candidates)
 
 
