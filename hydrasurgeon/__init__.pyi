@@ -133,6 +133,7 @@ def fuse(
     tolerance: float = ...,
     classes: str | None = ...,
     template: str | Sequence[str] = ...,
+    arch: str | None = ...,
     limit: int | None = ...,
     dtype: Literal['float32', 'bfloat16', 'float16', 'float64'] = ...,
     batch_size: int | None = ...,

@@ -20,7 +20,7 @@ OUR_TAG = "\n- hydrasurgeon\n"
 
 OURS = """## With hydrasurgeon
 
-It runs all members of a hydra in one pass and gives every member's logits:
+{what}:
 
 ```python
 import hydrasurgeon as hs
@@ -31,6 +31,12 @@ probs = model.predict(inputs)
 
 """
 """The section about loading a directory with us."""
+RUNS = {
+    "hydra": "It runs all members in one pass and gives every member's logits",
+    "member": "It runs what was cut as it is",
+    "backbone": "It loads the directory as it is",
+}
+"""What we do with a checkpoint, by its kind."""
 FOLDED = "- the constants that calibrate are in the model already: the probabilities that any client makes of its logits are calibrated; decision.json holds the thresholds"
 
 
@@ -46,13 +52,14 @@ def model_card(
     labels = [code(label) for label in (model.labels or ())[:10]]
     more = ["…"] if len(model.labels or ()) > 10 else []
     names = f" ({', '.join([*labels, *more])})" if labels else ""
+    tags = "\n- attention-head-pruning" if _lost_heads(manifest) else ""
+    section = ours.replace("{what}", RUNS[manifest.kind])
     return f"""---
 library_name: {library}
 pipeline_tag: {task}
 tags:
 - hydrasurgeon
-- {manifest.kind}
-- attention-head-pruning
+- {manifest.kind}{tags}
 ---
 
 # {kind}: {code(model.arch)}
@@ -65,7 +72,7 @@ tags:
 
 Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 
-{ours}{_decision(manifest, folded)}
+{section}{_decision(manifest, folded)}
 ## How it was made
 
 {_history(manifest)}
@@ -76,9 +83,20 @@ Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 """
 
 
+def _heads(manifest: Manifest) -> int:
+    """Heads of the model before anything was pruned."""
+    return sum(tower.layers * tower.heads for tower in manifest.towers.values())
+
+
+def _lost_heads(manifest: Manifest) -> bool:
+    """Return True if the model, or a member, has fewer heads than it began with."""
+    kept = [record.kept or {} for record in manifest.members or (manifest,)]
+    return any(count(heads) < _heads(manifest) for heads in kept)
+
+
 def _what(manifest: Manifest) -> tuple[str, str]:
     """The title's first words, and the first sentences."""
-    total = sum(tower.layers * tower.heads for tower in manifest.towers.values())
+    total = _heads(manifest)
     if manifest.kind == "hydra":
         counts = ", ".join(str(count(member.kept)) for member in manifest.members)
         return (

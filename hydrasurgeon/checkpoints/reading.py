@@ -163,11 +163,12 @@ def as_single(checkpoint: Checkpoint) -> Single:
 
 
 def open_checkpoint(
-    spec: str | Path, *, arch: str | None = None, arch_of_bare: bool = False
+    spec: str | Path, *, arch: str | None = None, arch_of_bare: bool = False, recorded: bool = False
 ) -> Checkpoint:
     """Any checkpoint: a file, a name without suffix, a directory, a hub id.
 
-    With `arch_of_bare` a checkpoint that says what it is does not need to agree with `arch`.
+    With `arch_of_bare` a checkpoint that says what it is does not need to agree with `arch`; with
+    `recorded` one without a manifest is refused.
     """
     text = str(spec)
     hub = is_hub_id(text) and not present(Path(text))
@@ -183,6 +184,11 @@ def open_checkpoint(
     if not len(tensors):
         raise CheckpointError(f"{path}: holds no tensors")
     manifest = _agreed(content.files, beside, path)
+    if manifest is None and recorded:
+        raise CheckpointError(
+            f"{path}: has no manifest, and so no decision state",
+            hint="Give the checkpoint that `calibrate` wrote.",
+        )
     checkpoint = (
         _identified(path, content, tensors, arch)
         if manifest is None

@@ -55,7 +55,7 @@ def decode(content: bytes, where: str) -> Image.Image:
                 f"{where}: not a readable image",
                 hint=(
                     f"Mend or remove it (formats read: {', '.join(FORMATS)}), or leave such "
-                    "images out by --skip-bad."
+                    "images out by --skip-bad (bench and export have none)."
                 ),
             ) from error
 

@@ -36,14 +36,16 @@ READS: dict[Inputs, str] = {"text": "texts", "text_pair": "pairs of texts"}
 MEND: dict[Inputs, str] = {
     "text": "Give single texts: of a table of pairs, --columns text=NAME reads one.",
     "text_pair": (
-        "Give pairs: a column text_pair (--columns text_pair=NAME), --text with "
-        "--text-pair, or tuples."
+        "Give pairs: a column text_pair (--columns text_pair=NAME), `predict --text A --text-pair B`, "
+        "or tuples."
     ),
 }
 """What next, where a model of texts got the others."""
 NOT_SHOWN = ("Cc", "Cf", "Zl", "Zp", "Zs")
 """Categories of characters that nobody sees: control, zero-width and byte order marks, spaces."""
-NO_TEXT = "Give each row its text, or leave such rows out by --skip-bad."
+NO_TEXT = (
+    "Give each row its text, or leave such rows out by --skip-bad (bench and export have none)."
+)
 EMPTY = np.void(hashlib.sha256().digest())
 """The digest of a sample that cannot be read."""
 

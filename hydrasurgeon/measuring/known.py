@@ -62,7 +62,7 @@ def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
             if step.command == "score":
                 use = "chose the model's heads"
             elif number == 1 and "val" in step.args:
-                use = "chose the model's epochs"
+                use = "chose the model"
             yield use, data.seen
 
 
@@ -95,8 +95,8 @@ def certifying(
             continue
         if use != TRAINED:
             notes.append(
-                f"{called}: {count:,} of its {len(rows):,} samples {use}, "
-                "which look a little better on them than on new ones"
+                f"{called}: {count:,} of its {len(rows):,} samples {use}: on them it looks a little "
+                "better than on new ones"
             )
             continue
         if share > MANY:

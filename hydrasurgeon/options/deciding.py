@@ -379,7 +379,7 @@ class MonitorOptions(Options):
     answers: PathLike = argument(
         reads=UNLABELLED,
         metavar="ANSWERS",
-        help="A .jsonl file of `predict` or of `serve --answers`.",
+        help="Answers as `predict -o` (.jsonl, .csv, .parquet) or `serve --answers` wrote them.",
     )
     against: PathLike = option(
         metavar="CKPT", group=CHECKPOINTS, help="The calibrated checkpoint that gave the answers."

@@ -332,7 +332,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         return {key: value for key, value in super().recorded().items() if key not in without}
 
 
-class FuseOptions(ClassNames, Run, Force):
+class FuseOptions(ClassNames, Bare, Run, Force):
     """Fuse members into one hydra that runs all of them in a single pass, or into one ordinary
     model: their mean.
     """

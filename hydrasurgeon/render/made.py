@@ -277,8 +277,11 @@ def _exported(done: Export) -> dict[str, Any]:
 def exported(done: Export) -> None:
     path = (str(done.path), "bold")
     if done.format == "stock":
-        alike = f"probabilities differ by at most {done.max_difference:.2g} in float64"
-        show(path, f": its library runs it as it is, calibrated; {alike}")
+        if done.calibrated:
+            differ = f"differ from the checkpoint's by at most {done.max_difference:.2g} in float64"
+            show(path, f": its library loads it, calibrated; probabilities {differ}")
+        else:
+            show(path, ": its library loads it; its answers are the model's own, not calibrated")
         return
     graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
     ran, opset = "onnxruntime", f" (opset {done.opset})"

@@ -131,7 +131,7 @@ class Engine(ABC):
     def check(self, logits: ndarray) -> None:
         """Refuse NaN and infinity: nothing of them means anything."""
         if not np.isfinite(logits).all():
-            hint = "The model overflows: use --dtype float32, or start from a sound one."
+            hint = "The model overflows: start from a sound one, or use --dtype float32 (export has none)."
             raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
 
     def in_stages(self, cascade: bool | None) -> bool:

@@ -52,8 +52,7 @@ PROMISES = ("abstain", "cover", "entities", "limits", "group", "labels", "confor
 """What says when to answer, and with which sets."""
 TOLERANCE = {"F64": 1e-6, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 """Largest difference of a probability that rounding to a type may make."""
-ANY = "`export --format onnx -o DIR/` writes a graph that any client of ONNX runs."
-EVEN = f"`prune --even` makes cuts that a library has a class for. {ANY}"
+EVEN = "`prune --even` makes cuts that a library has a class for."
 GIVEN = "nothing: the graph's outputs ood_score and unfamiliar say it"
 GRAPH_USAGE = """
 from optimum.onnxruntime import ORTModelFor{kind}Classification
@@ -102,6 +101,8 @@ class Folded:
     manifest: Callable[[str], SingleManifest]
     more: Mapping[str, str]
     """Texts beside the weights."""
+    calibrated: bool
+    """False where there was no calibration to put into the last layer."""
 
 
 def folded(checkpoint: Checkpoint) -> Folded:
@@ -128,7 +129,7 @@ def folded(checkpoint: Checkpoint) -> Folded:
     decision = opened.manifest.decision
     card = model_card(about, opened.family.usage(about), folded=decision)
     more = {CARD: card, **thresholds(opened, _reads(opened))}
-    return Folded(planned, manifest, more)
+    return Folded(planned, manifest, more, calibrated=bool(arrays))
 
 
 def _of_its_library(checkpoint: Checkpoint) -> Single:
@@ -136,13 +137,20 @@ def _of_its_library(checkpoint: Checkpoint) -> Single:
     name, manifest = checkpoint.name, checkpoint.manifest
     if manifest.kind == "hydra":
         what = f"{name} is a hydra of {len(manifest.members)} members"
-        raise SurgeryError(f"{what}, for which no library has a class", hint=ANY)
+        raise SurgeryError(f"{what}, for which no library has a class", hint=_as_graph(checkpoint))
     opened = as_single(checkpoint)
-    hint = EVEN
-    if manifest.model.pooling not in (None, OF_WORDS):
-        hint = ANY
+    hint = _as_graph(checkpoint)
+    if manifest.model.pooling in (None, OF_WORDS):
+        hint = f"{EVEN} {hint}"
     check_stock(opened, undecided(opened).manifest, hint=hint)
     return opened
+
+
+def _as_graph(checkpoint: Checkpoint) -> str:
+    """Return the hint that says how a graph of this model is written, and what runs it."""
+    if checkpoint.family.graph_clients:
+        return "`export -o DIR/` writes a graph that any client of ONNX runs."
+    return "`export -o FILE.onnx` writes a graph that onnxruntime runs."
 
 
 def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
@@ -163,7 +171,7 @@ def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
     if decision.bias and not biases:
         raise SurgeryError(
             f"{opened.name}: its classifier has no bias that could hold the decision state's",
-            hint=ANY,
+            hint=_as_graph(opened),
         )
     for name in biases:
         arrays[name] += decision.bias or 0.0
@@ -200,7 +208,7 @@ def difference_when_folded(checkpoint: Checkpoint) -> float:
     if not worst <= allowed:
         raise CheckFailed(
             f"export: with its calibration folded a probability differs by {worst:.3g}; allowed is {allowed:g}",
-            hint=f"Nothing was written. {ANY}",
+            hint=f"Nothing was written. {_as_graph(opened)}",
         )
     return worst
 

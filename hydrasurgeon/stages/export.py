@@ -43,6 +43,8 @@ class Export:
     opset: int | None = None
     """The version of ONNX's operators; None of another format."""
     format: str = "onnx"
+    calibrated: bool = False
+    """True where the calibration is in the last layer of what a library loads."""
     quantised: Compared | None = None
     """What int8 changed, where it was asked for."""
     checked: Compared | None = None
@@ -200,7 +202,16 @@ def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
     difference = difference_when_folded(opened)
     save(path, made.planned, made.manifest, files=opened.files, more=made.more)
     nbytes = sum(plan.nbytes for plan in made.planned)
-    return Export(path, nbytes, (), (), difference, None, "stock", notes=notes + left)
+    return Export(
+        path,
+        nbytes,
+        (),
+        (),
+        difference,
+        format="stock",
+        calibrated=made.calibrated,
+        notes=notes + left,
+    )
 
 
 def _without_words(opened: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:

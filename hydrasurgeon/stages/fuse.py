@@ -97,7 +97,7 @@ def fuse(arguments: FuseOptions) -> Fused:
     """
     if len(arguments.members) < 2:
         raise UsageError("fuse: a hydra needs at least two members")
-    opened = [undecided(open_single(member)) for member in arguments.members]
+    opened = [undecided(open_single(member, arch=arguments.arch)) for member in arguments.members]
     samples = None
     if arguments.check is not None:
         from hydrasurgeon.data import fit_classes, open_data
@@ -253,7 +253,7 @@ def _checked(
         raise CheckFailed(error.message, hint=error.hint) from error
     # `not <=`: NaN is larger than nothing.
     if not agreement.mean_difference <= arguments.tolerance:
-        hint = "Fuse with --mlp separate, tune members with --freeze mlp, or allow more with --tolerance."
+        hint = "Fuse with --mlp separate, tune members with `finetune --freeze mlp`, or allow more with --tolerance."
         if arguments.mean:
             hint = "Raise --tolerance, or fuse them into a hydra."
         if arguments.mean_trunk is not None:

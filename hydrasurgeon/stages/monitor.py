@@ -57,8 +57,8 @@ class Monitored:
         """CheckFailed where answers drifted."""
         if self.drift.drifted:
             hint = (
-                "Look at recent inputs; what is new in them calls for new --data to calibrate "
-                "or train on."
+                "Look at recent inputs; what is new in them calls for new data to calibrate or "
+                "train on."
             )
             raise CheckFailed(f"{self.against}: {self.drift.sentence}", hint=hint)
 
@@ -73,7 +73,7 @@ def monitor(arguments: MonitorOptions) -> Monitored:
         force=True,
         inputs=arguments.sources,
     )
-    opened = open_checkpoint(arguments.against)
+    opened = open_checkpoint(arguments.against, recorded=True)
     model, decision = opened.manifest.model, opened.manifest.decision
     if decision is None:
         raise CheckpointError(

@@ -147,7 +147,7 @@ def test_what_no_library_has_a_class_for_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(SurgeryError, match=what) as refused:
             export(path, format="stock", out=f"{tmp_path / 'stock'}/")
-        assert "--format onnx -o DIR/" in str(refused.value.hint)
+        assert "`export -o DIR/`" in str(refused.value.hint)
     assert not (tmp_path / "stock").exists()
     with pytest.raises(UsageError, match="libraries read directories"):
         export(tmp_path / "source", format="stock", out=tmp_path / "stock.safetensors")

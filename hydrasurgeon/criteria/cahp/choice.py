@@ -185,7 +185,7 @@ def number_of_clusters(
         wanted, option = int(keep) * layers, f"--keep {keep}"
     else:
         raise UsageError(
-            "cahp clusters heads, it does not order them: --sample has nothing to draw from",
+            "--sample: draws from heads in order, and cahp clusters them",
             hint="Give --keep auto, --keep K or --remove N.",
         )
     if not 0 < wanted <= len(candidates) or remove == 0:
