@@ -22,7 +22,7 @@ from hydrasurgeon.options.base import about
 from hydrasurgeon.problems import PROBLEMS
 
 ROOT = Path(hydrasurgeon.__file__).parent
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
+OPTION = re.compile(r"(?<![\w-])(?:--[a-z][a-z0-9_-]*|-o(?![\w-]))")
 WORD = re.compile(rf"{OPTION.pattern}|(?<![\w.-])[A-Za-z]+(?![\w/:-])")
 CLAUSE = re.compile(r"[.;:,]\s|\n")
 NONE = re.compile(r"\(([a-z, ]+) (?:have|has) none\)")
@@ -35,10 +35,12 @@ ELSEWHERE = {"--help", "--version", "--use_fsdp", "--upgrade"}
 def options_of(command: Command) -> set[str]:
     """All that a command can be told."""
     if not command.record:
-        return {"--force", "--out", "--help"}
+        return {"--force", "-o", "--out", "--help"}
     record = command.options
     flags = {flag for field in record.model_fields for flag in record.flags(field)}
-    return {part for flag in flags for part in flag.split("/")} | {"--quiet", "--json", "--help"}
+    return {part for flag in flags for part in flag.split("/")} | {
+        *("--quiet", "-q", "--json", "--help", "-h")
+    }
 
 
 OPTIONS = {command.name: options_of(command) for command in COMMANDS}
@@ -55,6 +57,7 @@ REACHED: dict[str, set[str]] = {
     "building/": {"build"},
     "checkpoints/": BARE,
     "checkpoints/class_names.py": CLASSES,
+    "checkpoints/writing.py": MAKE,
     "cli/": set(),
     "criteria/": {"score", "prune"},
     "criteria/selection.py": {"prune"},
@@ -69,8 +72,10 @@ REACHED: dict[str, set[str]] = {
     "families/prompts.py": CLASSES,
     "files/": ALL,
     "files/atomic.py": MAKE | {"predict", "eval", "bench"},
+    "files/atomic.py:named": MAKE,
     "files/looks.py": {"monitor"},
     "files/resumable.py": {"finetune"},
+    "files/tensors.py:write_tensors": MAKE,
     "heads.py": {"score", "prune"},
     "lookup.py": ALL,
     "measuring/": {"eval"},
@@ -160,7 +165,7 @@ def mentions(text: str) -> Iterator[tuple[str, str | None]]:
         for at, word in enumerate(words):
             if word.lower() in OPTIONS:
                 command = word.lower()
-            elif word.startswith("--"):
+            elif word.startswith("-"):
                 behind = words[at + 2] if words[at + 1 : at + 2] == ["of"] else ""
                 yield word, behind if behind in OPTIONS else command
 
