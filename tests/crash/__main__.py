@@ -19,7 +19,7 @@ from crash.blows import HOWS
 
 def main() -> int:
     from crash.scenes import SAMPLE, SCENES
-    from crash.trial import make_inputs, strike
+    from crash.trial import build, make_inputs, strike, unharmed
 
     parser = argparse.ArgumentParser(prog="crash", description=__doc__)
     parser.add_argument(
@@ -29,6 +29,7 @@ def main() -> int:
         "--how", action="append", choices=list(HOWS), help="only these blows; repeatable"
     )
     parser.add_argument("--sample", action="store_true", help="the few scenes that need no model")
+    parser.add_argument("--unharmed", action="store_true", help="run each scene, and strike none")
     options = parser.parse_args()
     chosen = [
         s for s in SCENES if not options.scene or any(part in s.name for part in options.scene)
@@ -42,7 +43,11 @@ def main() -> int:
     blows, violations = Counter[str](), 0
     try:
         make_inputs(work / "inputs")
-        for scene in chosen:
+        for scene in chosen if options.unharmed else ():
+            build(scene, work / "inputs", work / "scene")
+            print(f"{scene.name}: {len(unharmed(scene, work / 'scene'))} files", flush=True)
+            shutil.rmtree(work / "scene")
+        for scene in () if options.unharmed else chosen:
             for how in hows:
                 every = 1 if how == "kill" or not options.sample else 4
                 struck = strike(scene, how, work / "inputs", work / "scene", every=every)

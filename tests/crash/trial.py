@@ -120,6 +120,18 @@ def _timeless(name: str, content: bytes) -> bytes:
     return content
 
 
+def unharmed(scene: Scene, place: Path) -> Tree:
+    """Run the scene's command where nothing strikes it; the files after it, all outputs among them."""
+    before = tree(place)
+    _must(forked(place, command(scene.line)), scene.line)
+    after = tree(place)
+    for group in scene.outputs:
+        written = _part(after, group)
+        if not written or written == _part(before, group):
+            raise RuntimeError(f"{scene.line}: has not written {group[0]}")
+    return after
+
+
 def strike(scene: Scene, how: str, inputs: Path, work: Path, *, every: int = 1) -> Struck:
     """Strike the scene's command at its calls 0, `every`, 2 `every` …, until there are no more; or as the scene
     says."""
@@ -128,8 +140,7 @@ def strike(scene: Scene, how: str, inputs: Path, work: Path, *, every: int = 1) 
     start, place = work / "start", work / "place"
     build(scene, inputs, start)
     shutil.copytree(start, place)
-    _must(forked(place, command(scene.line)), scene.line)
-    old, new = tree(start), tree(place)
+    old, new = tree(start), unharmed(scene, place)
     for at in range(0, 10_000, every):
         shutil.rmtree(place)
         shutil.copytree(start, place)
