@@ -193,12 +193,7 @@ def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
     """What the record says of a fit: its members, the width of the features, and how many are kept."""
     if fitted is None:
         return {}
-    parts, first = FITTED[fitted.kind], fitted.fits[0]
-    sizes = {
-        dim: n
-        for part, dims in parts.items()
-        for dim, n in zip(dims.split(), first[part].shape, strict=True)
-    }
+    sizes = fitted.sizes
     made = {"width": sizes["width"], "size": sizes.get("size"), "members": fitted.standards}
     return made | ({"neighbours": fitted.neighbours} if fitted.kind == "knn" else {})
 

@@ -136,7 +136,7 @@ class State:
         if fitted is None:
             fitted = OwnLogits(ood.score, (), (), read=self.problem.read)
         elif ood.score == "vim":
-            fitted = OwnBoth(**vars(fitted), width=ood.width or 0, read=self.problem.read)
+            fitted = OwnBoth(**vars(fitted), width=fitted.sizes["width"], read=self.problem.read)
         record_with = self.record.model_copy(update={"words": record})
         return State(record_with, fitted, self.problem, words)
 

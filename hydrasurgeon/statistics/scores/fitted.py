@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided import LARGEST, LOGITS, SMALLEST, Standard, scores_known
+from hydrasurgeon.files.decided import FITTED, LARGEST, LOGITS, SMALLEST, Standard, scores_known
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics.probabilities import Scores, in_pieces
@@ -48,6 +48,16 @@ class EnsembleScore:
     notes: tuple[str, ...] = ()
     neighbours: int = K
     """Of knn, the k that is asked."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of a member's tensors by dimension: `width` of the features, `size` of a bank."""
+        first = self.fits[0]
+        return {
+            dimension: count
+            for part, dimensions in FITTED[self.kind].items()
+            for dimension, count in zip(dimensions.split(), first[part].shape, strict=True)
+        }
 
     def among(self, members: Sequence[int]) -> EnsembleScore:
         """The same of some members, in this order."""
