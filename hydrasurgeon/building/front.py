@@ -20,7 +20,6 @@ from hydrasurgeon.building.choosing import decide, propose
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import Budget
 from hydrasurgeon.building.members import Member
-from hydrasurgeon.building.plan import TimeIsUp
 from hydrasurgeon.building.search import LEAST_ON, PROBE, SINGLE, Search, fusion_of
 from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Table, right_of
 from hydrasurgeon.building.work import mark_of
@@ -117,14 +116,12 @@ class Front:
                     for _ in self.search.distil(chosen):
                         self.settle()
                 self.search.plan.hold()
-            except (KeyboardInterrupt, SystemExit) as stop:  # Ctrl-C; SIGTERM
-                if not self.rungs:
+            except BaseException as error:
+                why = self.search.plan.why_ended(error)
+                if why is None or not self.rungs:
                     raise
-                what = "interrupted"
-                if isinstance(stop, TimeIsUp):
-                    what = f"--max-minutes {self.options.max_minutes:g} are over"
                 self.ended = (
-                    f"{what}: the best so far is written; the same command goes on from here"
+                    f"{why}: the best so far is written; the same command goes on from here"
                 )
             self.search.plan.hold()
             self.finish(early=bool(self.ended))
@@ -286,6 +283,7 @@ class Front:
                 self.search.workshop.perform(command)
             self.search.time(entry, file, budget)
         except (DataError, SurgeryError) as error:
+            self.search.plan.check()
             self.refused[budget, entry.choice] = error
             return False
         return True

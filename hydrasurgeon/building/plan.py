@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -34,6 +37,10 @@ MINUTE, HOUR = 90, 5400
 """Seconds from which on a time is told in minutes, and in hours."""
 BEAT = 1.0
 """Seconds after which the progress line moves by itself."""
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+"""Signals that end a build with the best so far."""
 now = time.monotonic
 
 
@@ -69,6 +76,10 @@ class Plan:
         """Whether there is something to end with."""
         self.ended = False
         """Whether time was up."""
+        self.interrupted = False
+        """Whether a signal has come."""
+        self._unseen = False
+        """Whether that has not ended the work yet."""
         self._alone = threading.Lock()
         self.where, self.began = "", now()
         self.last: tuple[str, int, int] = ("", 0, 1)
@@ -99,6 +110,13 @@ class Plan:
         """How far the work of this stage is; where time is up it ends."""
         self.last = (what, done, total)
         self._say()
+        self.check()
+
+    def check(self) -> None:
+        """End the work if time is up or a signal has come, whoever has caught what that raised."""
+        if self._unseen:
+            self._unseen = False
+            raise KeyboardInterrupt
         if self.may_end and now() >= self.ends:
             self.ended = True
             raise TimeIsUp
@@ -107,6 +125,18 @@ class Plan:
         """From here on time that is up ends nothing, until there is something to end with again."""
         with self._alone:  # who ends the work has done so, or sees this
             self.may_end = False
+
+    def why_ended(self, error: BaseException) -> str | None:
+        """Return what ended the work: time, or a signal; None for an error of its own. What was raised
+        within a library's C++ comes back as an error of that library.
+        """
+        self._unseen = False
+        if self.ended:
+            return f"--max-minutes {self.minutes:g} are over"
+        if self.interrupted or isinstance(error, KeyboardInterrupt | SystemExit):
+            self.interrupted = True
+            return "interrupted"
+        return None
 
     def _say(self) -> None:
         what, done, total = self.last
@@ -134,9 +164,32 @@ class Plan:
 
         threading.Thread(target=beat, daemon=True).start()
         try:
-            yield
+            with self._noting_signals():
+                yield
         finally:
             over.set()
+
+    @contextlib.contextmanager
+    def _noting_signals(self) -> Iterator[None]:
+        """Note each signal that raises something, within the block."""
+        handlers: dict[int, Any] = {}
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.interrupted = self._unseen = True
+            handlers[number](number, frame)
+
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    handlers[number] = handler
+                    signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                if signal.getsignal(number) is note:  # a handler may have put another in its place
+                    signal.signal(number, handler)
 
 
 def counted(count: int, what: str) -> str:

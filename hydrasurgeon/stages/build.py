@@ -71,6 +71,13 @@ class Built:
     summary: str = ""
     """All of it in one paragraph."""
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    """Whether a signal ended it, with the best so far."""
+
+    def require(self) -> None:
+        """Raise what a signal raises, after the best so far was shown."""
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     def to_json(self) -> dict[str, Any]:
         path = None if self.path is None else str(self.path)
@@ -149,6 +156,7 @@ def build(options: BuildOptions) -> Built:
         plan=plan.lines,
         summary=front.summary(),
         notes=tuple(dict.fromkeys(filter(None, notes))),
+        interrupted=plan.interrupted,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,6 +199,65 @@ def test_what_is_made_first_is_there_when_time_ends(monkeypatch: pytest.MonkeyPa
     assert written == [{low: small, high: small}]
     assert fake.rungs == written[0]
     assert [line.partition(":")[0] for line in told] == ["written macs=0.5"]
+
+
+def end_within_a_library(monkeypatch: pytest.MonkeyPatch, raising: Callable[[], None]) -> None:
+    """Before the probe is fitted something is raised, which comes back as a RuntimeError."""
+    perform = Workshop.perform
+
+    def stopping(workshop: Workshop, command: Command) -> None:
+        if command.stage == "finetune":
+            try:
+                raising()
+            except BaseException as error:
+                raise RuntimeError("Python error details") from error
+        perform(workshop, command)
+
+    monkeypatch.setattr(Workshop, "perform", stopping)
+
+
+@pytest.mark.parametrize("why", ["time", "SIGINT", "SIGTERM"])
+def test_an_end_that_comes_back_as_an_error_of_a_library(
+    why: str, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from torch's C++, within an export."""
+    minutes = 0.0
+    monkeypatch.setattr(plan, "now", lambda: 60 * minutes)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def end() -> None:
+        nonlocal minutes
+        if why == "time":
+            minutes = 99.0
+            while True:  # until the time is looked at
+                pass
+        signal.raise_signal(getattr(signal, why))
+
+    def ended(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    monkeypatch.setattr(plan, "BEAT", 0.01)
+    end_within_a_library(monkeypatch, end)
+    signal.signal(signal.SIGTERM, ended)
+    try:
+        early = task.build(out="early", ood=[], max_minutes=9)
+        assert signal.getsignal(signal.SIGTERM) is ended
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    said = "--max-minutes 9 are over" if why == "time" else "interrupted"
+    assert early.notes[0].startswith(f"{said}: the best so far is written")
+    assert early.interrupted == (why != "time")
+    assert open_checkpoint(early.path).manifest.decision is not None
+
+
+def test_an_error_of_its_own_stays_one(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    end_within_a_library(monkeypatch, fail)
+    with pytest.raises(RuntimeError):
+        task.build(out="failed", ood=[])
 
 
 def test_ended_before_there_is_anything(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

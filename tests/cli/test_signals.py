@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny_task import Task
 
 MAKE = Callable[..., Path]
 
@@ -55,6 +57,19 @@ AT = {
         import hydrasurgeon.runtime.classifier as classifier
         plain = classifier.Classifier.ask
         classifier.Classifier.ask = lambda *a, **k: (plain(*a, **k), strike())
+    """,
+    # As torch's C++ does: before the probe of a build is fitted.
+    "an export": """
+        from hydrasurgeon.building.work import Workshop
+        plain = Workshop.perform
+        def perform(self, command):
+            if command.stage == "finetune":
+                try:
+                    strike()
+                except BaseException as error:
+                    raise RuntimeError("Python error details") from error
+            plain(self, command)
+        Workshop.perform = perform
     """,
     "a bug": "import hydrasurgeon.files.tensors as tensors\ntensors._combine = lambda *_: 1 / 0",
 }
@@ -187,6 +202,22 @@ def test_an_interrupted_prediction_leaves_nothing(
     last = done.stderr.strip().splitlines()[-1]
     assert last == f"interrupted; to start again: hydrasurgeon {line}"
     assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_build_leaves_the_best_so_far(tmp_path: Path, name: str) -> None:
+    task, number = Task(tmp_path), signal.Signals[name].value
+    line = f"build vit --data {task.data} --val {task.val} -o best"
+    done = struck(tmp_path, number, "an export", line=line)
+    assert done.returncode == 128 + number
+    assert done.stdout.strip().splitlines()[-1] == "written best.safetensors"
+    assert "interrupted: the best so far is written" in " ".join(done.stderr.split())
+    assert done.stderr.strip().splitlines()[-1] == f"interrupted; to go on: hydrasurgeon {line}"
+    again = [sys.executable, "-m", "hydrasurgeon", *line.split(), "--json", "-q"]
+    repeated = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True)
+    assert repeated.returncode == 0, repeated.stderr
+    assert json.loads(repeated.stdout)["interrupted"] is False
 
 
 def test_an_ignored_signal_is_ignored(tiny: MAKE, tmp_path: Path) -> None:
