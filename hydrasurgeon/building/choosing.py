@@ -20,7 +20,7 @@ from hydrasurgeon.building.table import Choice, Entry, Table
 MOST_MEMBERS = 5
 """Members of a hydra."""
 MARGIN = 1e-3
-"""So little is no lead, whatever its standard error: a tenth of a point."""
+"""So little is no lead: a tenth of a point."""
 ROUNDING = 1e-4
 """By so little a choice may be worth less than a plain rival: less than tables show."""
 Members = tuple[Member, ...]
@@ -57,8 +57,9 @@ def propose(
 
 
 def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> Entry:
-    """The simplest of those that the samples cannot tell from the best: fewest members, then least
-    cost.
+    """Return the entry that is worth most; of those within `MARGIN` of it the simplest: fewest
+    members, then least cost. A choice between two models is no test of significance, so standard
+    errors do not count.
 
     It is never worth less than a plain rival among them, nor than what was decided for a smaller
     budget.
@@ -70,7 +71,7 @@ def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> E
     least = max((entry.value - ROUNDING for entry in everyone if entry.is_plain), default=-np.inf)
     if below is not None:
         least = max(least, below.value)
-    tied = [entry for entry in everyone if entry.value >= least and _is_tied(entry, best)]
+    tied = [entry for entry in everyone if entry.value >= max(least, best.value - MARGIN)]
 
     def effort(entry: Entry) -> tuple[float, ...]:
         return (
@@ -81,11 +82,3 @@ def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> E
         )
 
     return min(tied, key=effort)
-
-
-def _is_tied(entry: Entry, best: Entry) -> bool:
-    """Whether the best is ahead by no more than a standard error, or than `MARGIN`."""
-    if entry.value >= best.value - MARGIN:
-        return True
-    lead, error = best.lead(entry)
-    return lead <= error

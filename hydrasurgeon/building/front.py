@@ -140,7 +140,7 @@ class Front:
                 yet = ", yet" if self.ended else ""
                 lines.append(f"{budget}: nothing better than for the budget below{yet}")
             elif entry is single:
-                lines.append(f"{what}: nothing is better by more than chance")
+                lines.append(f"{what}: nothing within this budget is better")
             else:
                 changes = compared(entry.answers, single.answers)
                 told = [_change(each) for each in changes if each.metric in SHOWN]

@@ -38,8 +38,6 @@ AUTO = "auto"
 """The OOD score that a decision state chooses."""
 PROPOSES = "msp"
 """The one by which members are proposed, where it is not named."""
-RESAMPLES = 200
-"""Resamples of the samples, by which standard errors are told."""
 PENALTY = 10.0
 """What a point of accuracy below the floor costs, in points of the objective."""
 ONE_SIDE = 0.6827
@@ -160,19 +158,6 @@ class Entry:
         figures = self.answers.quality(*rows)
         figures.pop("brier", None)
         return figures
-
-    def lead(self, other: Entry) -> tuple[float, float]:
-        """By how much more it is worth than another, and the standard error of that: both are
-        measured on the same resamples.
-        """
-
-        def difference(*rows: Rows) -> dict[str, Values]:
-            values = [self.objective.value(each.figures(*rows)) for each in (self, other)]
-            return {"lead": values[0] - values[1]}
-
-        ends = bootstrap(difference, *self.answers.counts, level=ONE_SIDE, repeats=RESAMPLES)
-        low, high = ends["lead"]
-        return self.value - other.value, (high - low) / 2
 
     def row(self, name: str) -> Row:
         """As the table shows it."""
