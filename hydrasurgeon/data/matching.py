@@ -79,19 +79,46 @@ def _difference(name: str, other: str) -> str:
     return next((what for what, f in SPELLINGS.items() if f(name) == f(other)), "spelling")
 
 
-def _check_spellings(spec: str, column: Column) -> None:
-    """Refuse names of new classes of which two may be meant as one."""
+def spelling_errors(spec: str, column: Column) -> list[DataError]:
+    """Return an error for each name of a new class that may be meant as another one."""
     seen: dict[str, int] = {}
-    names = column.names or ()
+    names, errors = column.names or (), list[DataError]()
     for at, name in enumerate(names):
         first = seen.setdefault(_unspelt(name), at)
         if first != at and column.reading != "exact":
             one, other = (f"{names[i]!r} ({_rows_of(column, i).sum():,} rows)" for i in (first, at))
-            raise DataError(
+            error = DataError(
                 f"{spec}: the labels {one} and {other} differ only in "
                 f"{_difference(names[first], name)}",
                 hint="Write them alike, or say --labels exact if they are two classes.",
             )
+            errors.append(error)
+    return errors
+
+
+def unknown_classes(spec: str, column: Column, names: Sequence[str]) -> list[DataError]:
+    """Return an error for each class of validation data that is none of these, where it is matched by
+    name.
+    """
+    if column.reading in ("positions", "sorted") or are_codes(column.names or ()):
+        return []
+    places, errors = _places_of(column.names or (), names), list[DataError]()
+    for at in _used(column):
+        if places[at] < 0:
+            assert column.names is not None
+            name, near = column.names[at], _near(column.names[at], names)
+            what = f"{spec}: row {_row_of(column, at)} has the class {shown(name)}, which --data lacks"
+            hint = "Leave such rows out, or move some of them to --data."
+            if near:
+                what, hint = f"{what}; it {near}", "Write them alike."
+            errors.append(DataError(what, hint=hint))
+    return errors
+
+
+def _near(name: str, labels: Sequence[str]) -> str:
+    """`differs only in case from 'card'`; nothing where no other name is written so."""
+    alike = next((label for label in labels if _unspelt(label) == _unspelt(name)), None)
+    return "" if alike is None else f"differs only in {_difference(name, alike)} from {shown(alike)}"
 
 
 ONE, LIST, WORDS = "one label", "a list of labels", "a tag for each word"
@@ -111,7 +138,8 @@ def new_problem(
     their names.
     """
     if column.numbers is None:
-        _check_spellings(spec, column)
+        for error in spelling_errors(spec, column):
+            raise error
     kind = _kind_of(column.labels)
     if kind == WORDS and column.names is None:
         raise DataError(f"{spec}: its tags are numbers without names", hint=TAGS)
@@ -387,10 +415,8 @@ def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int
     unknown = sorted((_row_of(column, at), names[at]) for at in used if places[at] < 0)
     if unknown:
         row, name = unknown[0]
-        near, differs = did_you_mean(name, labels), ""
-        alike = next((label for label in labels if _unspelt(label) == _unspelt(name)), None)
-        if alike is not None:
-            differs = f"differs only in {_difference(name, alike)} from {shown(alike)}"
+        near, differs = did_you_mean(name, labels), _near(name, labels)
+        if differs:
             near = f", which {differs}"
         # What the data lacks comes first.
         ours = sorted(labels, key=lambda label: label in names)

@@ -69,8 +69,13 @@ def put(renderable: RenderableType, cells: int) -> None:
         Terminal(width=cells).print(renderable)
 
 
+_SAID = set[str]()
+"""Lines about the work that this command has printed."""
+
+
 def say(text: str, *, style: str = "") -> None:
     """A line about the work, on stderr."""
+    _SAID.add(text)
     _print([(text, style)], stderr=True)
 
 
@@ -107,8 +112,10 @@ def raw(text: str) -> None:
 
 
 def notes(texts: Iterable[str]) -> None:
-    for text in texts:
-        say(f"note: {text}")
+    """Print notes that were not printed while the command worked."""
+    for line in (f"note: {text}" for text in texts):
+        if line not in _SAID:
+            say(line)
 
 
 def view(record: Callable[[Any], Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
@@ -187,6 +194,7 @@ NUMBERS = 34
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Tick | None]:
     """A bar with an ETA on a terminal, a plain line now and then elsewhere, nothing when quiet."""
+    _SAID.clear()
     if quiet:
         yield None
     elif sys.stderr.isatty():
@@ -228,7 +236,11 @@ def _bar() -> Iterator[Tick]:
             name = text if len(text) <= room else f"…{text[1 - room :]}"
             bar.update(task, description=name, completed=done, total=total, visible=True)
 
-        tick.line = lambda text: console.print(styled(text))  # type: ignore[attr-defined]
+        def line(text: str) -> None:
+            _SAID.add(text)
+            console.print(styled(text))
+
+        tick.line = line  # type: ignore[attr-defined]
         yield tick
 
 

@@ -20,6 +20,14 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.data import Samples, fit_classes, fit_held_out, open_data
+from hydrasurgeon.data.label_check import (
+    class_counts,
+    collecting,
+    label_notes,
+    new_class_errors,
+    raise_all,
+    text_errors,
+)
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.decision.fitting import FEWEST_OOD, too_few_ood
 from hydrasurgeon.errors import DataError, OutputError, UsageError
@@ -100,10 +108,10 @@ def build(options: BuildOptions) -> Built:
     if body is None:
         models = _opened(options, val)
         model = models[0].manifest.model
-        data, val = fit_classes(data, model), fit_classes(val, model)
+        data, val = _labelled(model, data, val, options)
     else:
         models = [classifying(body, options)]
-        model, data, val = _of_data(body.manifest.model, data, val)
+        model, data, val = _of_data(body.manifest.model, data, val, options)
     options = _for_numbers(model, models[0].name, options)
     sets, notes = _data(model, data, val, options)
     histories = [each.manifest.history for each in models]
@@ -115,6 +123,8 @@ def build(options: BuildOptions) -> Built:
         certifying(val, history, "--val")
     for note in notes:
         options.note(f"note: {note}")
+    for counts in filter(None, map(class_counts, (data, val))):
+        options.note(counts)
     plan = _plan(options, budgets, models[0], sets, body)
     if options.dry_run:
         return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
@@ -255,8 +265,31 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     return models
 
 
-def _of_data(body: Model, data: Samples, val: Samples) -> tuple[Model, Samples, Samples]:
-    """What a body becomes that learns from TRAIN, and both sets with its classes."""
+def _labelled(
+    model: Model, data: Samples, val: Samples, options: BuildOptions
+) -> tuple[Samples, Samples]:
+    """Return both sets with the model's classes; all that is wrong with them is one error."""
+    errors = list[DataError]()
+    for samples in (data, val):
+        errors += text_errors(samples, skip_bad=options.skip_bad)
+    with collecting(errors):
+        data = fit_classes(data, model)
+    with collecting(errors):
+        val = fit_classes(val, model)
+    raise_all(errors)
+    return data, val
+
+
+def _of_data(
+    body: Model, data: Samples, val: Samples, options: BuildOptions
+) -> tuple[Model, Samples, Samples]:
+    """What a body becomes that learns from TRAIN, and both sets with its classes; all that is wrong
+    with them is one error.
+    """
+    errors = new_class_errors(data, val)
+    for samples in (data, val):
+        errors += text_errors(samples, skip_bad=options.skip_bad)
+    raise_all(errors)
     model = model_to_tune(body, load_recipe("probe", {}), data)
     data = fit_classes(data, model)
     model = model.model_copy(update={"labels": data.classes})
@@ -320,6 +353,8 @@ def _data(
     ood = [open_data(spec, limit=options.limit, seed=options.seed) for spec in options.ood]
     in_turn = [("--val", val), ("--data", data), *(("--ood", samples) for samples in ood)]
     notes = [samples.note for _, samples in in_turn if samples.note is not None]
+    for samples in (data, val):
+        notes += label_notes(samples)
     notes += apart(in_turn, "What members are chosen by must be neither trained on nor OOD data.")
     if len(val) < FEWEST:
         hint = f"A choice that two halves judge needs at least {FEWEST}."

@@ -24,7 +24,7 @@ from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision, InOpenvino
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import DataRecord, Manifest
+from hydrasurgeon.files.manifest import DataRecord, Manifest, Model
 from hydrasurgeon.measuring import known
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
@@ -79,7 +79,8 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     """
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))
-    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data import open_data
+    from hydrasurgeon.data.label_check import class_counts, label_notes
     from hydrasurgeon.decision.fitting import check_count
     from hydrasurgeon.decision.state import state_in
     from hydrasurgeon.files.tensors import planned
@@ -98,8 +99,12 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     begun = begun_of(arguments, source, opened)
     digests = begun.digests()
     model = opened.manifest.model
-    fit = [] if arguments.fit_data is None else [read(arguments.fit_data, model=model)]
-    val, seen = known.certifying(fit_classes(val, model), begun.manifest.history)
+    val, fit = _labelled(val, model, arguments)
+    doubts = [note for samples in fit for note in label_notes(samples)]
+    for line in (class_counts(val), *(f"note: {note}" for note in doubts)):
+        if line is not None:
+            arguments.note(line)
+    val, seen = known.certifying(val, begun.manifest.history)
     sets = {"--data": [val], "--fit-data": fit, "--ood": [read(spec) for spec in arguments.ood]}
     options = [(option, samples) for option, each in sets.items() for samples in each]
     rule = "What certifies must be neither what was fitted on nor OOD data."
@@ -137,8 +142,28 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     written = save(
         target, sorted(tensors, key=lambda each: each.name), manifest, files=opened.files
     )
-    notes = (opened.note, _unused(arguments, state), *seen, *odd, few, *fitted_notes)
+    notes = (*doubts, opened.note, _unused(arguments, state), *seen, *odd, few, *fitted_notes)
     return Calibrated(target, state.record, written, tuple(filter(None, notes)), tuple(skipped))
+
+
+def _labelled(
+    val: Samples, model: Model, arguments: CalibrateOptions
+) -> tuple[Samples, list[Samples]]:
+    """Return VAL and --fit-data with the model's classes; all that is wrong with them is one error."""
+    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data.label_check import collecting, raise_all, text_errors
+
+    errors, sets = list[DataError](), [val]
+    labelled: list[Samples] = []
+    if arguments.fit_data is not None:
+        sets.append(open_data(arguments.fit_data, limit=arguments.limit, seed=arguments.seed))
+    for samples in sets:
+        errors += text_errors(samples, skip_bad=arguments.skip_bad)
+        with collecting(errors):
+            labelled.append(fit_classes(samples, model))
+    raise_all(errors)
+    val, *fit = labelled
+    return val, fit
 
 
 def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOptions:

@@ -138,6 +138,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     if interrupted and arguments.resume:
         TrainingState(place, {}).noted()
     material = _material(recipe, arguments)
+    doubts = _label_notes(material, arguments)
     source, state, highest = material.source, TrainingState(place, {}), -math.inf
     tried: list[str] = []
     module: nn.Module | None = None
@@ -184,7 +185,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         files=source.files,
     )
     state.clear()
-    notes = [source.note, material.samples.note, left_out]
+    notes = [*doubts, source.note, material.samples.note, left_out]
     if len(rates) > 1:
         notes.append(
             f"lr {recipe.lr:g} is the best on --val by {recipe.select} ({', '.join(tried)})"
@@ -224,6 +225,20 @@ def _rates(overrides: dict[str, str], arguments: FinetuneOptions) -> list[float 
         raise UsageError(f"--set lr={overrides['lr']}: not numbers with commas") from None
     overrides["lr"] = words[0]
     return rates
+
+
+def _label_notes(material: _Material, arguments: FinetuneOptions) -> list[str]:
+    """Say how many rows the classes have and what looks wrong with the labels, before any work;
+    return the latter.
+    """
+    from hydrasurgeon.data.label_check import class_counts, label_notes
+
+    if counts := class_counts(material.samples):
+        arguments.note(counts)
+    notes = label_notes(material.samples)
+    for note in notes:
+        arguments.note(f"note: {note}")
+    return notes
 
 
 def _begun(
@@ -293,6 +308,12 @@ def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
 def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     """Checkpoint and data, opened and fitted to each other."""
     from hydrasurgeon.data import fit_classes, fit_held_out, open_data
+    from hydrasurgeon.data.label_check import (
+        collecting,
+        new_class_errors,
+        raise_all,
+        text_errors,
+    )
     from hydrasurgeon.data.samples import Subset
 
     source = starting_point(arguments.checkpoint, arguments.arch)
@@ -315,13 +336,21 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         recipe = recipe.model_copy(
             update={"classifier": "probe" if probed else "fresh"}
         )  # there is none to keep
+    is_new = recipe.classifier != "keep" and samples.labels is not None
+    errors = new_class_errors(samples, held_out) if is_new else []
+    for each in filter(None, (samples, held_out)):
+        errors += text_errors(each, skip_bad=arguments.skip_bad)
+    if is_new:
+        raise_all(errors)
     model = model_to_tune(source.manifest.model, recipe, samples)
     if samples.labels is not None or not arguments.teacher:
-        samples = fit_classes(samples, model)
-        model = model.model_copy(update={"labels": samples.classes})
+        with collecting(errors):
+            samples = fit_classes(samples, model)
+            model = model.model_copy(update={"labels": samples.classes})
     if held_out is not None:
-        is_new = recipe.classifier != "keep" and samples.labels is not None
-        held_out = (fit_held_out if is_new else fit_classes)(held_out, model)
+        with collecting(errors):
+            held_out = (fit_held_out if is_new else fit_classes)(held_out, model)
+    raise_all(errors)
     if not arguments.teacher:
         return _Material(source, recipe, model, samples, held_out)
     unlabelled = (
