@@ -146,6 +146,8 @@ class Front:
                 told = [_change(each) for each in changes if each.metric in SHOWN]
                 lines.append(f"{what}: {'; '.join(told)}")
             below = entry
+            if self.options.risk is not None:
+                lines.append(f"  {self._promise(self.options.risk, budget, entry)}")
         options = self.options
         files, page = shlex.quote(str(options.out)), ""
         if len(self.search.budgets) > 1:
@@ -164,7 +166,35 @@ class Front:
         lines.append(
             f"Next, on data that chose nothing: hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
         )
+        if options.certifying is None and "--risk" not in self.search.asked.problem.lacks:
+            lines.append(self._to_abstain(data[2:]))
         return "\n".join(lines)
+
+    def _promise(self, risk: float, budget: Budget, entry: Entry) -> str:
+        """What the file of a rung promises, by rows that chose nothing."""
+        if budget in self.unpromised:
+            return f"it never abstains, for --risk {risk:g} cannot be promised"
+        decision = open_checkpoint(rung_file(self.search, entry)).manifest.decision
+        assert decision is not None
+        answered = 1.0
+        if decision.limits is not None:
+            answered = decision.limits.answered
+        elif decision.abstain is not None:
+            answered = decision.abstain.coverage
+        wrong = f"at most {100 * risk:g} % of the answers are wrong, with 95 % confidence"
+        rows = f"certified on {decision.certified:,} rows that chose nothing"
+        return f"it answers {100 * answered:.1f} % of the rows: {wrong} ({rows})"
+
+    def _to_abstain(self, columns: Sequence[str]) -> str:
+        """How to make a file that abstains of the last rung."""
+        options, file = self.options, str(self.options.out)
+        if len(self.search.budgets) > 1:
+            *_, (budget, entry) = self.rungs.items()
+            first = next(each for each, other in self.rungs.items() if other is entry)
+            file = f"{file.rstrip('/')}/{budget.unit}-{first.most:g}{SUFFIX}"
+        data = ["--data", "VAL2", "--fit-data", DataSpec.parse(options.data).place, *columns]
+        words = ["calibrate", file, *data, "--risk", "0.05", "-o", "ready"]
+        return f"To abstain where it is unsure, by labelled rows that were not used yet: hydrasurgeon {shlex.join(words)}"
 
     def settle(self) -> None:
         """Decide with what there is, and write what is better than before, one after the other: time
@@ -279,14 +309,37 @@ class Front:
         made = made_of(entry, self.options)
         calibration = calibration_of(self.search, entry, made.file, file)
         try:
-            for command in (*made.making, calibration):
+            for command in made.making:
                 self.search.workshop.perform(command)
+            self._calibrate(calibration, file)
             self.search.time(entry, file, budget)
         except (DataError, SurgeryError) as error:
             self.search.plan.check()
             self.refused[budget, entry.choice] = error
             return False
         return True
+
+    def _calibrate(self, command: Command, file: Path) -> None:
+        """Calibrate a file; without --risk where the rows that certify cannot promise it. No other
+        file takes its place then: these rows choose nothing.
+        """
+        try:
+            self.search.workshop.perform(command)
+        except DataError as error:
+            if self.options.risk is None:
+                raise
+            self.search.plan.check()
+            self.search.workshop.perform(command.but(risk=None))
+            why = self.search.state.known.get("unpromised", {})
+            said = [error.message, (error.hint or "").replace("--data", "--val")]
+            self.search.state.keep(unpromised=why | {file.name: said})
+
+    @property
+    def unpromised(self) -> dict[Budget, tuple[str, str]]:
+        """Budgets whose file does not keep --risk; why, and what to do."""
+        why = self.search.state.known.get("unpromised", {})
+        names = {budget: rung_file(self.search, entry).name for budget, entry in self.rungs.items()}
+        return {budget: tuple(why[name]) for budget, name in names.items() if name in why}
 
 
 def publish(file: Path, out: Path, *, force: bool) -> None:
@@ -310,7 +363,9 @@ def made_of(entry: Entry, options: BuildOptions) -> Member:
 def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Command:
     """What writes a checkpoint with the decision state that the table's figures are of."""
     options, choice = search.options, entry.choice
-    words: dict[str, Any] = {"data": options.val, **options.names, **options.running}
+    words: dict[str, Any] = {"data": options.choosing, **options.names, **options.running}
+    promised = ("certifying", "certify"), ("risk", "risk"), ("coverage", "coverage")
+    words |= {theirs: getattr(options, ours) for ours, theirs in promised}
     words |= {"limit": options.limit, "seed": options.seed, "arch": options.arch}
     if entry.score not in (AUTO, "mi"):
         words["ood_score"] = entry.score
@@ -329,9 +384,11 @@ def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Comma
 def rung_file(search: Search, entry: Entry) -> Path:
     """Where a rung's checkpoint is made, in the work folder."""
     choice = entry.choice
+    options = search.options
     how = (choice.engine == EIGHT_BITS, entry.score, choice.words, f"{choice.most_on:.6f}")
-    about = {"made": made_of(entry, search.options).file.name, "how": repr(how)}
-    return search.options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
+    how = (*how, options.risk, options.coverage)
+    about = {"made": made_of(entry, options).file.name, "how": repr(how)}
+    return options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
 
 
 def name_of(budget: Budget, entry: Entry) -> str:

@@ -120,6 +120,8 @@ def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:
     if entry is None:
         return
     uses = ["calibration: half of it fits, half certifies"]
+    if entry.args.get("certify") is not None:
+        uses = ["calibration: fits", "calibration: certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)
     taught = ["answered, for words to learn"] * (entry.args.get("unlabelled") is not None)
     others = len(entry.data) - len(uses) - len(taught)

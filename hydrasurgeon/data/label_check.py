@@ -90,7 +90,9 @@ def text_errors(samples: Samples, *, skip_bad: bool) -> list[DataError]:
                 samples.read(row)
         for error in errors:
             if len(rows) > 1:
-                error.details = (f"{len(rows) - 1:,} more rows cannot be read: {_listed(rows[1:])}",)
+                error.details = (
+                    f"{len(rows) - 1:,} more rows cannot be read: {_listed(rows[1:])}",
+                )
     return errors
 
 

@@ -107,7 +107,9 @@ def unknown_classes(spec: str, column: Column, names: Sequence[str]) -> list[Dat
         if places[at] < 0:
             assert column.names is not None
             name, near = column.names[at], _near(column.names[at], names)
-            what = f"{spec}: row {_row_of(column, at)} has the class {shown(name)}, which --data lacks"
+            what = (
+                f"{spec}: row {_row_of(column, at)} has the class {shown(name)}, which --data lacks"
+            )
             hint = "Leave such rows out, or move some of them to --data."
             if near:
                 what, hint = f"{what}; it {near}", "Write them alike."
@@ -118,7 +120,9 @@ def unknown_classes(spec: str, column: Column, names: Sequence[str]) -> list[Dat
 def _near(name: str, labels: Sequence[str]) -> str:
     """`differs only in case from 'card'`; nothing where no other name is written so."""
     alike = next((label for label in labels if _unspelt(label) == _unspelt(name)), None)
-    return "" if alike is None else f"differs only in {_difference(name, alike)} from {shown(alike)}"
+    return (
+        "" if alike is None else f"differs only in {_difference(name, alike)} from {shown(alike)}"
+    )
 
 
 ONE, LIST, WORDS = "one label", "a list of labels", "a tag for each word"

@@ -24,6 +24,8 @@ from hydrasurgeon.data.matching import UnknownClass, matched
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import read_bytes
 from hydrasurgeon.files.manifest import Inputs, Model
+from hydrasurgeon.statistics import words
+from hydrasurgeon.statistics.drawing import Drawing
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -354,7 +356,7 @@ class Subset(Samples):
 
 
 class Joined(Samples):
-    """The samples of one set behind those of another; those of the second have no labels."""
+    """The samples of one set behind those of another, which may have no labels."""
 
     def __init__(self, first: Samples, second: Samples) -> None:
         if (first.kind, first.inputs) != (second.kind, second.inputs):
@@ -363,11 +365,15 @@ class Joined(Samples):
             )
         column = first.written or Column(np.full(len(first), UNLABELLED, dtype=np.int64))
         shape = (len(second), *column.labels.shape[1:])
-        nothing = np.full(shape, UNLABELLED, dtype=column.labels.dtype)
-        labels, chances = np.concatenate([column.labels, nothing]), column.chances
+        more = np.full(shape, UNLABELLED, dtype=column.labels.dtype)
+        if second.labels is not None:
+            more = second.labels
+        labels, chances = words.joined([column.labels, more]), column.chances
         if chances is not None:
-            none = np.full((len(second), chances.shape[1]), UNLABELLED, dtype=chances.dtype)
-            chances = np.concatenate([chances, none])
+            more = np.full((len(second), chances.shape[1]), UNLABELLED, dtype=chances.dtype)
+            if second.written is not None:
+                more = second.written.chances
+            chances = None if more is None else np.concatenate([chances, more])
         column = replace(column, labels=labels, chances=chances)
         super().__init__(f"{first.spec} and {second.spec}", column)
         self.first, self.second, self.kind, self.inputs = first, second, first.kind, first.inputs
@@ -398,6 +404,14 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
     if limit < 1:
         raise DataError(f"--limit {limit}: must be at least 1")
     return samples.at(np.sort(np.random.default_rng(seed).permutation(len(samples))[:limit]))
+
+
+def part_of(samples: Samples, part: str) -> Samples:
+    """Return the rows between two percentages of a random order that depends on their number alone,
+    in their own order.
+    """
+    first, last = (int(percent) * len(samples) // 100 for percent in part.split("-"))
+    return samples.at(np.sort(Drawing(0).order(len(samples))[first:last]))
 
 
 def fit_classes(samples: Samples, model: Model) -> Samples:

@@ -21,7 +21,16 @@ from hydrasurgeon.data.labels import (
 )
 from hydrasurgeon.data.places import PICTURES, TABLES, ending, is_url, located
 from hydrasurgeon.data.remote import read_hub, read_remote
-from hydrasurgeon.data.samples import Arrays, Files, Rows, Samples, TextPairs, fit_classes, limited
+from hydrasurgeon.data.samples import (
+    Arrays,
+    Files,
+    Rows,
+    Samples,
+    TextPairs,
+    fit_classes,
+    limited,
+    part_of,
+)
 from hydrasurgeon.data.tables import ID, Columns, Table, joined, read_tables, rows, table_of
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import (
@@ -32,7 +41,7 @@ from hydrasurgeon.files.foreign import (
 )
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.options.columns import LABELS, DataSpec
+from hydrasurgeon.options.columns import LABELS, PART, DataSpec
 
 
 def open_data(
@@ -53,6 +62,8 @@ def open_data(
         model: The samples must be labelled, and their labels become the numbers of its classes.
     """
     place, roles = DataSpec.parse(spec)
+    roles = dict(roles)
+    part = roles.pop(PART, None)
     paths, columns = located(place), Columns(roles, carried, limit)
     tables = _tables(spec, place, paths, columns)
     if tables is not None:
@@ -75,6 +86,8 @@ def open_data(
     if LABELS in roles and samples.written is not None:
         samples.written = replace(samples.written, reading=roles[LABELS])
     samples = limited(samples, limit, seed)
+    if part is not None:
+        samples = part_of(samples, part)
     return samples if model is None else fit_classes(samples, model)
 
 

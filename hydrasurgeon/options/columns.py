@@ -5,6 +5,7 @@ remember it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote, unquote
@@ -19,6 +20,10 @@ ROLES = ("text", "text_pair", "label", "image", "group")
 """What a column can be."""
 LABELS = "labels"
 """Beside the roles: what labels that are numbers mean."""
+PART = "part"
+"""Beside the roles: which of the rows, `0-33`, in percent of a fixed random order."""
+PARTS = re.compile(r"([0-9]{1,3})-([0-9]{1,3})")
+"""A part as text."""
 OF_LABELLED = ("label", "group", LABELS)
 """Roles that OOD data has no columns for."""
 
@@ -49,7 +54,7 @@ class DataSpec(NamedTuple):
 
     place: str
     columns: Mapping[str, str]
-    """Role → name; of the role `labels`, what labels that are numbers mean."""
+    """Role → name; of the role `labels`, what labels that are numbers mean; of `part`, which rows."""
 
     @classmethod
     def parse(cls, text: str) -> DataSpec:
@@ -60,13 +65,18 @@ class DataSpec(NamedTuple):
         columns = {}
         for part in parts:
             role, _, name = part.partition(",")
-            if role not in (*ROLES, LABELS) or not name:
+            if role not in (*ROLES, LABELS, PART) or not name:
                 raise UsageError(
                     f"{text}: #{part} names no column",
                     hint="Write --columns text=NAME,label=NAME; or behind one data set "
                     "#text,NAME#label,NAME.",
                 )
             columns[role] = unquote(name)
+        if PART in columns and not _is_part(columns[PART]):
+            raise UsageError(
+                f"{text}: #{PART},{columns[PART]} is no part",
+                hint=f"Such as #{PART},0-33, in percent.",
+            )
         return cls(place, columns)
 
     def __str__(self) -> str:
@@ -74,12 +84,23 @@ class DataSpec(NamedTuple):
         names = {
             role: quote(name, safe="").replace(".", "%2E") for role, name in self.columns.items()
         }
-        parts = [f"#{role},{names[role]}" for role in (*ROLES, LABELS) if role in names]
+        parts = [f"#{role},{names[role]}" for role in (*ROLES, LABELS, PART) if role in names]
         return "".join([self.place, *parts])
 
     def reading(self, columns: Mapping[str, str]) -> DataSpec:
         """With these columns, unless it names its own."""
-        return self if self.columns else DataSpec(self.place, columns)
+        return (
+            self if {*self.columns} - {PART} else DataSpec(self.place, {**columns, **self.columns})
+        )
+
+    def part(self, first: int, last: int) -> DataSpec:
+        """The rows between these percentages of a fixed random order."""
+        return DataSpec(self.place, {**self.columns, PART: f"{first}-{last}"})
+
+
+def _is_part(text: str) -> bool:
+    match = PARTS.fullmatch(text)
+    return match is not None and 0 <= int(match[1]) < int(match[2]) <= 100
 
 
 class Columns(Options):

@@ -5,7 +5,7 @@ shell script.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ class Command:
         if self.out is not None:
             options["out"] = f"{self.out}{self.slash}"
         return imported(RECORDED[self.stage].place)(record.of(source, **options))
+
+    def but(self, **changed: Any) -> Command:
+        """The same command with other options."""
+        return replace(self, options={**self.options, **changed})
 
     @property
     def slash(self) -> str:

@@ -92,7 +92,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         ("budget", "max_loss"),
         *(
             ("predictions", name)
-            for name in ("fit_data", "ood", "unlabelled", "cascade", "engine", "budget")
+            for name in ("certify", "fit_data", "ood", "unlabelled", "cascade", "engine", "budget")
         ),
     )
 
@@ -102,6 +102,13 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         group=LABELLED,
         recorded=True,
         help="Labelled data the model was not trained on: one half fits, the other certifies.",
+    )
+    certify: str | None = option(
+        None,
+        metavar="D",
+        group=LABELLED,
+        recorded=True,
+        help="Labelled data that only certifies, such as rows that chose nothing; all of VAL then fits.",
     )
     fit_data: str | None = option(
         None,

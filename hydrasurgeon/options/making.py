@@ -23,6 +23,7 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
+from hydrasurgeon.options.columns import DataSpec
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     OUT,
@@ -63,6 +64,8 @@ Tracker = Literal[
 """Where accelerate can write curves to."""
 
 
+THIRD = 33
+"""Percent of VAL that choose where the rest certifies."""
 AMOUNTS = ("keep", "remove", "sample", "mask")
 """What says how many heads are left, or which."""
 
@@ -441,6 +444,21 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         metavar="NAME",
         help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood. Numbers: rmse.",
     )
+    risk: float | None = option(
+        None,
+        gt=0,
+        lt=1,
+        metavar="R",
+        help="Abstain so that at most this fraction of the answers is wrong, with 95 % confidence. Two thirds of VAL then only certify.",
+    )
+    coverage: float | None = option(
+        None,
+        gt=0,
+        lt=1,
+        metavar="P",
+        unset="0.9",
+        help="How often a prediction set holds the true label; if given, two thirds of VAL only certify.",
+    )
     seeds: int | None = option(
         None,
         ge=1,
@@ -498,6 +516,18 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     def sees_ood(self) -> bool:
         """Whether OOD data choose too."""
         return self.goal not in ("acc", "nll", "rmse")
+
+    @property
+    def choosing(self) -> str:
+        """The rows of VAL that choose: all of them, or a third where the others certify."""
+        return self.val if self.certifying is None else str(DataSpec.parse(self.val).part(0, THIRD))
+
+    @property
+    def certifying(self) -> str | None:
+        """The rows of VAL that choose nothing and certify what is promised; None without a promise."""
+        if self.risk is None and self.coverage is None:
+            return None
+        return str(DataSpec.parse(self.val).part(THIRD, 100))
 
     @property
     def work(self) -> Path:

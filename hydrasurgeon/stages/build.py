@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from hydrasurgeon.data.label_check import (
     text_errors,
 )
 from hydrasurgeon.data.perturbed import Perturbed
-from hydrasurgeon.decision.fitting import FEWEST_OOD, too_few_ood
-from hydrasurgeon.errors import DataError, OutputError, UsageError
+from hydrasurgeon.data.samples import part_of
+from hydrasurgeon.decision.fitting import FEWEST_OOD, check_count, too_few_ood
+from hydrasurgeon.errors import CheckFailed, DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import Model
@@ -38,7 +39,8 @@ from hydrasurgeon.files.processes import process_count
 from hydrasurgeon.measuring.known import certifying, record
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.options.deciding import CalibrateOptions
+from hydrasurgeon.options.making import THIRD, BuildOptions
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.stages.fuse import fusable, with_common_names
@@ -81,11 +83,16 @@ class Built:
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     """Whether a signal ended it, with the best so far."""
+    unpromised: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Budgets whose file does not keep --risk; why, and what to do."""
 
     def require(self) -> None:
-        """Raise what a signal raises, after the best so far was shown."""
+        """Raise what a signal raises, or that a promise is not kept, after the best was shown."""
         if self.interrupted:
             raise KeyboardInterrupt
+        if self.unpromised:
+            (_, hint), *_ = self.unpromised.values()
+            raise CheckFailed(f"--risk: not promised by {', '.join(self.unpromised)}", hint=hint)
 
     def to_json(self) -> dict[str, Any]:
         path = None if self.path is None else str(self.path)
@@ -113,7 +120,7 @@ def build(options: BuildOptions) -> Built:
         models = [classifying(body, options)]
         model, data, val = _of_data(body.manifest.model, data, val, options)
     options = _for_numbers(model, models[0].name, options)
-    sets, notes = _data(model, data, val, options)
+    sets, notes = _data(model, models[0].name, data, val, options)
     histories = [each.manifest.history for each in models]
     if body is not None:
         histories = [
@@ -150,10 +157,14 @@ def build(options: BuildOptions) -> Built:
     notes = [*(each.note for each in models if each.note), front.run(), *notes]
     if len(models) > 1 and not averaged(models):
         notes.append("the models share no start: their mean and its parts are left out")
-    notes.append(
-        "the decision state was fitted on --val, by which the members were chosen: run calibrate on "
-        "fresh data for the full guarantee"
-    )
+    unpromised = {str(budget): why for budget, why in front.unpromised.items()}
+    for budget, (why, _) in unpromised.items():
+        notes.append(f"{budget}: written without --risk, which cannot be promised: {why}")
+    if options.certifying is None:
+        notes.append(
+            "the decision state was fitted on --val, by which the members were chosen: run calibrate "
+            "on fresh data for the full guarantee"
+        )
     *_, last = front.rungs.values()
     return Built(
         path=out,
@@ -167,6 +178,7 @@ def build(options: BuildOptions) -> Built:
         summary=front.summary(),
         notes=tuple(dict.fromkeys(filter(None, notes))),
         interrupted=plan.interrupted,
+        unpromised=unpromised,
     )
 
 
@@ -347,7 +359,7 @@ def _output(options: BuildOptions, *, several: bool) -> tuple[Path, bool]:
 
 
 def _data(
-    model: Model, data: Samples, val: Samples, options: BuildOptions
+    model: Model, name: str, data: Samples, val: Samples, options: BuildOptions
 ) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and OOD data, all different; and what is odd about them."""
     ood = [open_data(spec, limit=options.limit, seed=options.seed) for spec in options.ood]
@@ -356,9 +368,29 @@ def _data(
     for samples in (data, val):
         notes += label_notes(samples)
     notes += apart(in_turn, "What members are chosen by must be neither trained on nor OOD data.")
-    if len(val) < FEWEST:
+    chosen = val
+    if options.certifying is not None:
+        if options.risk is not None:
+            need_feature(problem_of(model), "--risk", name, UsageError)
+        chosen = part_of(val, f"0-{THIRD}")
+    if len(chosen) < FEWEST:
         hint = f"A choice that two halves judge needs at least {FEWEST}."
-        raise DataError(f"--val {options.val}: has {len(val)} samples", hint=hint)
+        what = f"--val {options.val}: has {len(val)} samples"
+        if chosen is not val:
+            what += f", of which {len(chosen)} choose and {len(val) - len(chosen)} certify"
+        raise DataError(what, hint=hint)
+    if chosen is not val:
+        promise = CalibrateOptions.model_construct(risk=options.risk)
+        if options.coverage is not None:
+            promise = promise.but(coverage=options.coverage)
+        try:
+            check_count(len(val), promise, problem_of(model), fitting=len(chosen))
+        except DataError as error:
+            hint = (error.hint or "").replace("--data", "--val")
+            raise DataError(f"--val {options.val}: {error.message}", hint=hint) from error
+        notes.append(
+            f"--val: {len(chosen):,} of its {len(val):,} rows choose, the others only certify"
+        )
     few = [too_few_ood(f"--ood {each.spec}", len(each)) for each in ood]
     ood = [samples for samples, note in zip(ood, few, strict=True) if note is None]
     notes += [note for note in few if note is not None]
@@ -367,7 +399,7 @@ def _data(
     if not ood and options.sees_ood and options.goal != "avg":
         hint = f"Give --ood data of {FEWEST_OOD} samples or more, or --objective nll."
         raise DataError(f"--objective {options.goal} requires OOD data", hint=hint)
-    return {"data": [data], "val": [val], "ood": ood}, notes
+    return {"data": [data], "val": [chosen], "ood": ood}, notes
 
 
 def _identity(

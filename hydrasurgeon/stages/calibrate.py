@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
     from hydrasurgeon.data import Samples
+    from hydrasurgeon.decision.fitting import Split
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.problems.base import Outputs, Problem
     from hydrasurgeon.runtime.answering import Engine
@@ -99,13 +100,17 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     begun = begun_of(arguments, source, opened)
     digests = begun.digests()
     model = opened.manifest.model
-    val, fit = _labelled(val, model, arguments)
+    val, certify, fit = _labelled(val, model, arguments)
     doubts = [note for samples in fit for note in label_notes(samples)]
     for line in (class_counts(val), *(f"note: {note}" for note in doubts)):
         if line is not None:
             arguments.note(line)
     val, seen = known.certifying(val, begun.manifest.history)
-    sets = {"--data": [val], "--fit-data": fit, "--ood": [read(spec) for spec in arguments.ood]}
+    for number, samples in enumerate(certify):
+        certify[number], more = known.certifying(samples, begun.manifest.history, "--certify")
+        seen += more
+    sets = {"--data": [val], "--certify": certify, "--fit-data": fit}
+    sets["--ood"] = [read(spec) for spec in arguments.ood]
     options = [(option, samples) for option, each in sets.items() for samples in each]
     rule = "What certifies must be neither what was fitted on nor OOD data."
     odd = apart(options, rule)
@@ -114,7 +119,12 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         options.append(("--unlabelled", sets["--unlabelled"][0]))
         odd += apart([options[0], options[-1]], rule)
     opened = with_inputs(with_data_names(opened, val), val)
-    few = check_count(len(val), arguments, problem_of(model))
+    few = check_count(
+        len(val) + sum(map(len, certify)),
+        arguments,
+        problem_of(model),
+        fitting=len(val) if certify else None,
+    )
     skipped: list[str] = []
     state, fitted_notes, arguments = _fit(opened, state_in(begun), sets, arguments, skipped)
     entry = step(
@@ -148,22 +158,24 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
 
 def _labelled(
     val: Samples, model: Model, arguments: CalibrateOptions
-) -> tuple[Samples, list[Samples]]:
-    """Return VAL and --fit-data with the model's classes; all that is wrong with them is one error."""
+) -> tuple[Samples, list[Samples], list[Samples]]:
+    """Return VAL, --certify and --fit-data with the model's classes; all that is wrong with them is
+    one error.
+    """
     from hydrasurgeon.data import fit_classes, open_data
     from hydrasurgeon.data.label_check import collecting, raise_all, text_errors
 
     errors, sets = list[DataError](), [val]
     labelled: list[Samples] = []
-    if arguments.fit_data is not None:
-        sets.append(open_data(arguments.fit_data, limit=arguments.limit, seed=arguments.seed))
+    specs = filter(None, (arguments.certify, arguments.fit_data))
+    sets += [open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in specs]
     for samples in sets:
         errors += text_errors(samples, skip_bad=arguments.skip_bad)
         with collecting(errors):
             labelled.append(fit_classes(samples, model))
     raise_all(errors)
-    val, *fit = labelled
-    return val, fit
+    behind = 1 + (arguments.certify is not None)
+    return labelled[0], labelled[1:behind], labelled[behind:]
 
 
 def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOptions:
@@ -331,7 +343,8 @@ def _fit(
     state whose words are weighed anew.
     """
     from hydrasurgeon.data.perturbed import Perturbed
-    from hydrasurgeon.decision.fitting import fit_state, too_few_ood
+    from hydrasurgeon.data.samples import Joined
+    from hydrasurgeon.decision.fitting import fit_state, halves, parts, too_few_ood
     from hydrasurgeon.decision.ood_score import Grounds
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import collected
@@ -349,12 +362,19 @@ def _fit(
         )
 
     (validation,) = sets["--data"]
+    fitting = len(validation)
+    for samples in sets["--certify"]:
+        validation = Joined(validation, samples)
     raw = said(validation, grouped="rank" in problem.columns)
+    split = halves(len(raw.logits), arguments.seed, raw.groups)
+    if sets["--certify"]:
+        fitting -= sum(row < fitting for row in validation.unread)
+        split = parts(fitting, len(raw.logits), arguments.seed)
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
     asked = () if arguments.words == "off" else sets.get("--unlabelled", ())
     taught = [(samples, said(samples)) for samples in asked]
     lessons = train, validation, raw, taught
-    reading, words_note = reading_of(engine, problem, stored, *lessons, arguments)
+    reading, words_note = reading_of(engine, problem, stored, *lessons, arguments, split)
     own = problem.outputs(raw)
     val = own if reading is None else problem.outputs(reading.beside(raw, validation))
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
@@ -380,6 +400,7 @@ def _fit(
         ),
         own=own,
         problem=problem,
+        split=split,
     )
     if reading is not None:
         state = reading.joined(state, val, raw)
@@ -393,10 +414,10 @@ def _fit(
             (reading.first(samples, each, problem), reading.whole(state, samples, each))
             for samples, each in zip(strange, strange_said, strict=True)
         ]
-        state, more = with_words_first(state, first, val, ahead, len(ood), arguments, most)
+        state, more = with_words_first(state, first, val, ahead, len(ood), arguments, most, split)
         notes = (*notes, *more)
     elif arguments.cascade:
-        state, more = _with_cascade(state, val, model, validation, arguments)
+        state, more = _with_cascade(state, val, model, validation, arguments, split)
         notes = (*notes, *more)
     state = replace(state, record=state.record.model_copy(update=how))
     return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes), arguments
@@ -416,7 +437,12 @@ def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, 
 
 
 def _with_cascade(
-    state: State, val: Outputs, model: Classifier, samples: Samples, arguments: CalibrateOptions
+    state: State,
+    val: Outputs,
+    model: Classifier,
+    samples: Samples,
+    arguments: CalibrateOptions,
+    split: Split,
 ) -> tuple[State, tuple[str, ...]]:
     """The state with a cascade, where that saves something; else as it is, and a note."""
     from hydrasurgeon.data import first_batch, moved
@@ -425,7 +451,7 @@ def _with_cascade(
     from hydrasurgeon.measuring.cost import macs, stage_macs
 
     first = val.among([0])
-    fitted = fit_cascade(state, first, val, arguments)
+    fitted = fit_cascade(state, first, val, arguments, split=split)
     weight = next(model.parameters())
     one = first_batch(samples, model.transform, 1, skip_bad=arguments.skip_bad)
     one = moved(one, weight.device, weight.dtype)

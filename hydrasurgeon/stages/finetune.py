@@ -399,14 +399,14 @@ def _training(
 ) -> Training:
     """Batches, what moves, and the loss."""
     from hydrasurgeon.data import Batches
-    from hydrasurgeon.data.samples import Joined
+    from hydrasurgeon.data.samples import Joined, Subset
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.tuning.learning import Learning, perturbation, positive_weight
     from hydrasurgeon.tuning.loop import Training, epoch_order
 
     source, recipe, samples = material.source, material.recipe, material.samples
     if material.unlabelled is not None:
-        samples = Joined(samples, material.unlabelled)
+        samples = Joined(samples, Subset(material.unlabelled, None))  # labels of it are not learnt
     # Where no sample has a label, all that is learnt is the teachers'.
     alpha = arguments.alpha if samples.labels is not None else 1.0
     size, skip_bad = recipe.batch_size, arguments.skip_bad

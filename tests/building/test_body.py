@@ -16,6 +16,7 @@ from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 import hydrasurgeon as hs
 from hydrasurgeon.building.plan import Plan, Step
 from hydrasurgeon.building.work import Workshop
+from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.options.commands import Command
@@ -189,10 +190,16 @@ def test_what_it_says_next_can_be_typed(
 
     monkeypatch.setattr(Workshop, "perform", stopping)
     monkeypatch.chdir(place.folder)
-    *_, said = place.build(budget=budget).summary.splitlines()
-    _, _, command = said.partition("hydrasurgeon ")
-    command = command.replace("TEST", shlex.quote(str(place.train)))
-    typed = subprocess.run(
-        ["sh", "-c", f'printf "%s\\n" {command}'], capture_output=True, text=True, check=True
-    )
-    assert run(typed.stdout.splitlines()) == 0
+    *_, measure, abstain = place.build(budget=budget).summary.splitlines()
+    fresh = write(place.folder / "fresh.jsonl", rows(5, 240))
+    for line, option in ((measure, ""), (abstain, " --risk 0.5")):
+        _, _, command = line.partition("hydrasurgeon ")
+        command = command.replace("TEST", shlex.quote(str(place.train)))
+        command = command.replace("VAL2", shlex.quote(str(fresh))).replace(" --risk 0.05", option)
+        typed = subprocess.run(
+            ["sh", "-c", f'printf "%s\\n" {command}'], capture_output=True, text=True, check=True
+        )
+        assert run(typed.stdout.splitlines()) == 0
+    decision = open_checkpoint("ready").manifest.decision
+    assert decision is not None
+    assert decision.abstain is not None
