@@ -171,7 +171,7 @@ class Front:
         return "\n".join(lines)
 
     def _promise(self, risk: float, budget: Budget, entry: Entry) -> str:
-        """What the file of a rung promises, by rows that chose nothing."""
+        """Say what the file of a rung promises, by rows that chose nothing."""
         if budget in self.unpromised:
             return f"it never abstains, for --risk {risk:g} cannot be promised"
         decision = open_checkpoint(rung_file(self.search, entry)).manifest.decision
@@ -186,11 +186,11 @@ class Front:
         return f"it answers {100 * answered:.1f} % of the rows: {wrong} ({rows})"
 
     def _to_abstain(self, columns: Sequence[str]) -> str:
-        """How to make a file that abstains of the last rung."""
+        """Return the line that says how to make a file that abstains of the last rung."""
         options, file = self.options, str(self.options.out)
         if len(self.search.budgets) > 1:
             *_, (budget, entry) = self.rungs.items()
-            first = next(each for each, other in self.rungs.items() if other is entry)
+            first = next(rung for rung, other in self.rungs.items() if other is entry)
             file = f"{file.rstrip('/')}/{budget.unit}-{first.most:g}{SUFFIX}"
         data = ["--data", "VAL2", "--fit-data", DataSpec.parse(options.data).place, *columns]
         words = ["calibrate", file, *data, "--risk", "0.05", "-o", "ready"]
@@ -331,8 +331,8 @@ class Front:
             self.search.plan.check()
             self.search.workshop.perform(command.but(risk=None))
             why = self.search.state.known.get("unpromised", {})
-            said = [error.message, (error.hint or "").replace("--data", "--val")]
-            self.search.state.keep(unpromised=why | {file.name: said})
+            message = [error.message, (error.hint or "").replace("--data", "--val")]
+            self.search.state.keep(unpromised=why | {file.name: message})
 
     @property
     def unpromised(self) -> dict[Budget, tuple[str, str]]:

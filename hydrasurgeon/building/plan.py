@@ -77,9 +77,9 @@ class Plan:
         self.ended = False
         """Whether time was up."""
         self.interrupted = False
-        """Whether a signal has come."""
+        """True once a signal has come."""
         self._unseen = False
-        """Whether that has not ended the work yet."""
+        """True until that ends the work."""
         self._alone = threading.Lock()
         self.where, self.began = "", now()
         self.last: tuple[str, int, int] = ("", 0, 1)

@@ -97,7 +97,7 @@ def text_errors(samples: Samples, *, skip_bad: bool) -> list[DataError]:
 
 
 def _listed(rows: Sequence[int]) -> str:
-    """`3, 9, 14 …`: the first of some numbers."""
+    """Return the first of some numbers: `3, 9, 14 …`."""
     return f"{', '.join(map(str, rows[:ROWS]))}{' …' * (len(rows) > ROWS)}"
 
 
@@ -112,9 +112,9 @@ def class_counts(samples: Samples) -> str | None:
     rarest = [name for name, count in rows.items() if count == least]
     counts = f"{least:,} rows each" if least == most else f"{least:,} to {most:,} rows"
     fewest = f"; fewest: {', '.join(rarest[:NEAR])}{' …' * (len(rarest) > NEAR)} {least:,}"
-    known, count = len(samples.classes or rows), f"{len(rows):,}"
-    if len(rows) < known:
-        count = f"{count} of {known:,}"
+    classes, count = len(samples.classes or rows), f"{len(rows):,}"
+    if len(rows) < classes:
+        count = f"{count} of {classes:,}"
     return f"{visible(samples.spec)}: {count} classes, {counts}{fewest * (least < most)}"
 
 
@@ -130,7 +130,7 @@ def label_notes(samples: Samples) -> list[str]:
 
 
 def _rows_by_class(column: Column | None) -> dict[str, int]:
-    """The number of rows of each class that occurs, by its name or number; empty for numbers and tags."""
+    """Return the number of rows of each class that occurs; nothing for numbers and tags."""
     if column is None or column.labels.dtype.kind not in "if":
         return {}
     labels = column.labels
@@ -147,7 +147,7 @@ def _rows_by_class(column: Column | None) -> dict[str, int]:
 
 
 def _near_names(column: Column | None) -> Iterator[str]:
-    """Notes on rare classes that may be misspelt frequent ones."""
+    """Yield notes on rare classes that may be misspelt frequent ones."""
     rows = _rows_by_class(column)
     pairs = [
         f"{rare!r} ({rows[rare]:,}) and {frequent!r} ({rows[frequent]:,})"
@@ -161,20 +161,19 @@ def _near_names(column: Column | None) -> Iterator[str]:
 
 
 def _one_letter_apart(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Ordered pairs of names of which one has a letter more or another letter."""
+    """Yield ordered pairs of names of which one has a letter more or another letter."""
     by_rest = defaultdict[str, set[str]](set)
     for name in names:
         if len(name) >= SHORTEST:
             for rest in {name, *(name[:at] + name[at + 1 :] for at in range(len(name)))}:
                 by_rest[rest].add(name)
-    found = {
+    yield from {
         (one, other)
         for group in by_rest.values()
         for one in group
         for other in group
         if one != other and _is_typing_error(one, other)
     }
-    yield from found
 
 
 def _is_typing_error(one: str, other: str) -> bool:
@@ -193,20 +192,19 @@ def _is_typing_error(one: str, other: str) -> bool:
 
 
 def _word_at(name: str, at: int) -> int:
-    """Letters of the word that stands at a place."""
+    """Count the letters of the word that stands at a place."""
     words = (match.span() for match in re.finditer(r"[^\W\d_]+", name))
     return next((end - start for start, end in words if start <= at < end), 0)
 
 
 def _repeated(samples: Samples) -> Iterator[str]:
-    """Notes on copies, and on inputs that occur with two labels."""
+    """Yield notes on copies, and on inputs that occur with two labels."""
     digests, column = samples.digests, samples.written
     rows = np.flatnonzero(digests != EMPTY)
     _, first, place = np.unique(digests[rows], return_index=True, return_inverse=True)
     copies = len(rows) - len(first)
     if not copies:
         return
-    what = samples.contents
     conflicts: Mapping[int, int] = {}
     if column is not None and column.chances is None and column.labels.ndim == 1:
         labels = column.labels[rows]
@@ -214,21 +212,21 @@ def _repeated(samples: Samples) -> Iterator[str]:
         conflicts = {int(first[place[at]]): int(at) for at in other}
     if conflicts:
         at, differing = min(conflicts.items())
-        names = [_label(column, labels[each]) for each in (at, differing)]
+        names = [_label(column, labels[row]) for row in (at, differing)]
         shown = _beginning(samples, int(rows[at]))
-        yield f"{len(conflicts):,} {what} have two labels, such as {shown}({' and '.join(names)})"
+        yield f"{len(conflicts):,} {samples.contents} have two labels, such as {shown}({' and '.join(names)})"
     yield f"{copies:,} of its {len(samples):,} rows are copies of others"
 
 
 def _label(column: Column | None, label: NDArray[np.generic]) -> str:
-    """A label as the data has it."""
+    """Return a label as the data has it."""
     if column is None or column.names is None or label.dtype.kind != "i":
         return f"{label:g}"
     return column.names[int(label)]
 
 
 def _beginning(samples: Samples, row: int) -> str:
-    """The first words of a text, with a blank; nothing for an image."""
+    """Return the first words of a text, with a blank; nothing for an image."""
     if samples.kind != "text":
         return ""
     content = samples.read(row)

@@ -107,18 +107,18 @@ def unknown_classes(spec: str, column: Column, names: Sequence[str]) -> list[Dat
         if places[at] < 0:
             assert column.names is not None
             name, near = column.names[at], _near(column.names[at], names)
-            what = (
+            message = (
                 f"{spec}: row {_row_of(column, at)} has the class {shown(name)}, which --data lacks"
             )
             hint = "Leave such rows out, or move some of them to --data."
             if near:
-                what, hint = f"{what}; it {near}", "Write them alike."
-            errors.append(DataError(what, hint=hint))
+                message, hint = f"{message}; it {near}", "Write them alike."
+            errors.append(DataError(message, hint=hint))
     return errors
 
 
 def _near(name: str, labels: Sequence[str]) -> str:
-    """`differs only in case from 'card'`; nothing where no other name is written so."""
+    """Return `differs only in case from 'card'`; nothing where no other name is written so."""
     alike = next((label for label in labels if _unspelt(label) == _unspelt(name)), None)
     return (
         "" if alike is None else f"differs only in {_difference(name, alike)} from {shown(alike)}"

@@ -72,8 +72,10 @@ def parts(fitting: int, count: int, seed: int) -> Split:
         DataError: Fewer rows fit than `halves` would let fit.
     """
     if fitting < FEWEST // 2:
-        what = f"{fitting} samples of --data are too few to fit anything; {FEWEST // 2} are needed"
-        raise DataError(what, hint="Give more --data.")
+        message = (
+            f"{fitting} samples of --data are too few to fit anything; {FEWEST // 2} are needed"
+        )
+        raise DataError(message, hint="Give more --data.")
     random = Drawing(seed)
     return random.order(fitting), fitting + random.order(count - fitting)
 

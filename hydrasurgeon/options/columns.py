@@ -94,7 +94,7 @@ class DataSpec(NamedTuple):
         )
 
     def part(self, first: int, last: int) -> DataSpec:
-        """The rows between these percentages of a fixed random order."""
+        """Return the rows between these percentages of a fixed random order."""
         return DataSpec(self.place, {**self.columns, PART: f"{first}-{last}"})
 
 

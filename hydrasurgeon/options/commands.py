@@ -39,7 +39,7 @@ class Command:
         return imported(RECORDED[self.stage].place)(record.of(source, **options))
 
     def but(self, **changed: Any) -> Command:
-        """The same command with other options."""
+        """Return the same command with other options."""
         return replace(self, options={**self.options, **changed})
 
     @property

@@ -82,7 +82,7 @@ class Built:
     """All of it in one paragraph."""
     notes: tuple[str, ...] = ()
     interrupted: bool = False
-    """Whether a signal ended it, with the best so far."""
+    """True if a signal ended it, with the best so far."""
     unpromised: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Budgets whose file does not keep --risk; why, and what to do."""
 
@@ -295,8 +295,8 @@ def _labelled(
 def _of_data(
     body: Model, data: Samples, val: Samples, options: BuildOptions
 ) -> tuple[Model, Samples, Samples]:
-    """What a body becomes that learns from TRAIN, and both sets with its classes; all that is wrong
-    with them is one error.
+    """Return what a body becomes that learns from TRAIN, and both sets with its classes; all that is
+    wrong with them is one error.
     """
     errors = new_class_errors(data, val)
     for samples in (data, val):
@@ -375,10 +375,10 @@ def _data(
         chosen = part_of(val, f"0-{THIRD}")
     if len(chosen) < FEWEST:
         hint = f"A choice that two halves judge needs at least {FEWEST}."
-        what = f"--val {options.val}: has {len(val)} samples"
+        message = f"--val {options.val}: has {len(val)} samples"
         if chosen is not val:
-            what += f", of which {len(chosen)} choose and {len(val) - len(chosen)} certify"
-        raise DataError(what, hint=hint)
+            message += f", of which {len(chosen)} choose and {len(val) - len(chosen)} certify"
+        raise DataError(message, hint=hint)
     if chosen is not val:
         promise = CalibrateOptions.model_construct(risk=options.risk)
         if options.coverage is not None:
