@@ -370,11 +370,10 @@ class Joined(Samples):
             more = second.labels
         labels, chances = words.joined([column.labels, more]), column.chances
         if chances is not None:
-            more = np.full((len(second), chances.shape[1]), UNLABELLED, dtype=chances.dtype)
-            if second.written is not None:
-                more = second.written.chances
-            chances = None if more is None else np.concatenate([chances, more])
-        column = replace(column, labels=labels, chances=chances)
+            none = np.full((len(second), chances.shape[1]), UNLABELLED, dtype=chances.dtype)
+            behind = none if second.written is None else second.written.chances
+            chances = None if behind is None else np.concatenate([chances, behind])
+        column = replace(column, labels=labels, chances=chances, own=None)
         super().__init__(f"{first.spec} and {second.spec}", column)
         self.first, self.second, self.kind, self.inputs = first, second, first.kind, first.inputs
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.decision.fitting import Split, halves
+from hydrasurgeon.decision.fitting import split
 from hydrasurgeon.decision.state import (
     State,
     answers_in_stages,
@@ -45,13 +45,12 @@ def fit_cascade(
     foreign: Sequence[Both] = (),
     words: bool = False,
     most_on: float | None = None,
-    split: Split | None = None,
 ) -> State:
     """The state with the cascade that `gated` makes on one half, whose promises the other half
-    certifies, or on the rows that a `split` names; `first` and `whole` are what each says of the validation data.
+    certifies; `first` and `whole` are what each says of the validation data.
     """
     record, problem = state.record, state.problem
-    fitting, certifying = split or halves(len(whole.logits), promise.seed, whole.groups)
+    fitting, certifying = split(whole, promise.seed)
     most = MAX_LOSS if promise.max_loss is None else promise.max_loss
     fits = (first.at(fitting), whole.at(fitting))
     state = gated(state, *fits, foreign=foreign, words=words, most=most, most_on=most_on)

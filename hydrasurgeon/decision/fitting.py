@@ -39,13 +39,11 @@ FEWEST = 20
 ENOUGH = 1000
 FEWEST_OOD = 20
 """OOD samples that an AUROC takes at least, to choose anything by."""
-Split = tuple[ndarray, ndarray]
-"""Rows that fit, and rows that certify."""
 MOSTLY = 0.9
 """The fraction of familiar samples of which fewer answered are told."""
 
 
-def halves(count: int, seed: int, groups: ndarray | None = None) -> Split:
+def halves(count: int, seed: int, groups: ndarray | None = None) -> tuple[ndarray, ndarray]:
     """Two disjoint halves of the rows, drawn at random and in no order: a part of one is as random.
     Where there are groups enough, each is half of the groups.
     """
@@ -65,19 +63,13 @@ def halves(count: int, seed: int, groups: ndarray | None = None) -> Split:
     return order[: count // 2], order[count // 2 :]
 
 
-def parts(fitting: int, count: int, seed: int) -> Split:
-    """Return the rows that fit, which are the first so many, and those that certify, in no order.
-
-    Raises:
-        DataError: Fewer rows fit than `halves` would let fit.
-    """
-    if fitting < FEWEST // 2:
-        message = (
-            f"{fitting} samples of --data are too few to fit anything; {FEWEST // 2} are needed"
-        )
-        raise DataError(message, hint="Give more --data.")
-    random = Drawing(seed)
-    return random.order(fitting), fitting + random.order(count - fitting)
+def split(outputs: Outputs, seed: int) -> tuple[ndarray, ndarray]:
+    """Return the rows that fit and those that certify, in no order: as the outputs say, else halves."""
+    if outputs.certifies is None:
+        return halves(len(outputs.logits), seed, outputs.groups)
+    order = Drawing(seed).order(len(outputs.logits))
+    certifies = outputs.certifies[order]
+    return order[~certifies], order[certifies]
 
 
 def check_count(
@@ -90,8 +82,10 @@ def check_count(
     """Refuse what so few cannot promise even of a model that is never wrong; a note where more
     would be of use. Without `fitting`, the number of rows that fit, half of them do.
     """
-    split = halves(count, 0) if fitting is None else parts(fitting, count, 0)
-    certifying = np.ones(len(split[1]))
+    if fitting is not None and fitting < FEWEST // 2:
+        message = f"{fitting} samples are too few to fit anything; {FEWEST // 2} are needed"
+        raise DataError(message, hint="Give more --data.")
+    certifying = np.ones(len(halves(count, 0)[1]) if fitting is None else count - fitting)
     quantile(certifying, promise.coverage)
     flag_threshold(certifying, promise.id_flagged)
     if promise.risk is not None and "answer" in problem.columns:
@@ -122,17 +116,16 @@ def fit_state(
     *,
     own: Outputs | None = None,
     problem: Problem = SINGLE,
-    split: Split | None = None,
 ) -> tuple[State, tuple[str, ...]]:
     """A state from the outputs on validation data, and notes; the OOD score sees the model's
-    `own` outputs, if others answer. Without a `split` half of the rows fits and half certifies.
+    `own` outputs, if others answer.
     """
     score = promise.ood_score
     if score != "auto":
         check_score(score)
-    split = split or halves(len(val.logits), promise.seed, val.groups)
-    fitting, certifying = (val.at(rows) for rows in split)
-    own_fitting, own_certifying = ((own or val).at(rows) for rows in split)
+    parts = split(val, promise.seed)
+    fitting, certifying = (val.at(rows) for rows in parts)
+    own_fitting, own_certifying = ((own or val).at(rows) for rows in parts)
     fit = problem.calibrated(fitting, certifying)
     choice = choose(score, own_fitting, grounds, problem=problem, seed=promise.seed)
     answers = problem.answers(certifying.logits, fit.constants)

@@ -63,10 +63,12 @@ class Outputs:
     """
     groups: Int[ndarray, " sample"] | None = None
     """The number of the query that each sample belongs to."""
+    certifies: Bool[ndarray, " sample"] | None = None
+    """Which samples certify, where the data say so: the others fit."""
 
     def at(self, rows: ndarray | slice) -> Outputs:
-        parts = (self.logits, self.features, self.labels, self.shares, self.groups)
-        return Outputs(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
+        parts = vars(self).values()
+        return Outputs(*(None if part is None else part[rows] for part in parts))
 
     def joined(self, other: Outputs) -> Outputs:
         """These and then the other's."""
@@ -427,8 +429,8 @@ class Problem(ABC):
             labels = None
             if outputs.labels is not None:
                 labels = np.zeros(len(outputs.labels), dtype=np.int64)
-            return Outputs(outputs.logits, outputs.features, labels, outputs.labels)
-        return Outputs(self.read(outputs.logits), outputs.features, outputs.labels)
+            return replace(outputs, labels=labels, shares=outputs.labels, groups=None)
+        return replace(outputs, logits=self.read(outputs.logits), groups=None)
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         """What calibrates, fitted to some outputs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -108,7 +108,7 @@ class YesNo(Classes):
     def outputs(self, outputs: Outputs) -> Outputs:
         labels = None if outputs.labels is None else true_classes(outputs.labels)
         logits, shares = self.read(outputs.logits), outputs.labels
-        return Outputs(logits, outputs.features, labels, shares, outputs.groups)
+        return replace(outputs, logits=logits, labels=labels, shares=shares)
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedYesNo:
         plain = super().judged(logits, labels, reading)

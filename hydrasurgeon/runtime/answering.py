@@ -351,27 +351,26 @@ def collected(
     *,
     features: bool = False,
     grouped: bool = False,
+    certifies: ndarray | None = None,
     skipped: list[str] | None = None,
 ) -> Outputs:
-    """All that models say of samples side by side (a hydra contributes all its members), with their groups if asked for; `skipped` gets the reasons why
+    """All that models say of samples side by side (a hydra contributes all its members), with their groups if asked for and whether each `certifies`; `skipped` gets the reasons why
     some could not be read.
     """
     answering = Answering(models, samples, run, features=features)
-    groups = None
+    numbers = {} if certifies is None else {"certifies": certifies}
     if grouped and samples.groups is not None:
-        groups = numbered(samples.groups)
+        numbers["groups"] = numbered(samples.groups)
 
     def pieces() -> Iterator[tuple[ndarray, Mapping[str, ndarray | None]]]:
         for piece in answering:
-            named = None if groups is None else groups[piece.index]
-            yield piece.index, {**vars(piece.outputs), "groups": named}
+            more = {name: values[piece.index] for name, values in numbers.items()}
+            yield piece.index, {**vars(piece.outputs), **more}
 
     whole = gathered(samples, pieces())
     if skipped is not None:
         skipped += answering.batches.skipped
-    return Outputs(
-        whole["logits"], whole.get("features"), whole.get("labels"), groups=whole.get("groups")
-    )
+    return Outputs(**{"features": None, **whole})
 
 
 def numbered(groups: Sequence[str]) -> Int[ndarray, " sample"]:

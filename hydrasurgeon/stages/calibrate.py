@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.fitting import Split
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.problems.base import Outputs, Problem
     from hydrasurgeon.runtime.answering import Engine
@@ -342,9 +341,11 @@ def _fit(
     """The state, what is to be said of it, and by which options it is made again; `stored`: the
     state whose words are weighed anew.
     """
+    import numpy as np
+
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.data.samples import Joined
-    from hydrasurgeon.decision.fitting import fit_state, halves, parts, too_few_ood
+    from hydrasurgeon.decision.fitting import fit_state, too_few_ood
     from hydrasurgeon.decision.ood_score import Grounds
     from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import collected
@@ -356,25 +357,20 @@ def _fit(
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
 
-    def said(samples: Samples, *, grouped: bool = False) -> Outputs:
-        return collected(
-            [engine], samples, arguments, features=features, grouped=grouped, skipped=skipped
-        )
+    def said(samples: Samples, **more: Any) -> Outputs:
+        return collected([engine], samples, arguments, features=features, skipped=skipped, **more)
 
     (validation,) = sets["--data"]
-    fitting = len(validation)
+    certifies = None
     for samples in sets["--certify"]:
+        certifies = np.arange(len(validation) + len(samples)) >= len(validation)
         validation = Joined(validation, samples)
-    raw = said(validation, grouped="rank" in problem.columns)
-    split = halves(len(raw.logits), arguments.seed, raw.groups)
-    if sets["--certify"]:
-        fitting -= sum(row < fitting for row in validation.unread)
-        split = parts(fitting, len(raw.logits), arguments.seed)
+    raw = said(validation, grouped="rank" in problem.columns, certifies=certifies)
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
     asked = () if arguments.words == "off" else sets.get("--unlabelled", ())
     taught = [(samples, said(samples)) for samples in asked]
     lessons = train, validation, raw, taught
-    reading, words_note = reading_of(engine, problem, stored, *lessons, arguments, split)
+    reading, words_note = reading_of(engine, problem, stored, *lessons, arguments)
     own = problem.outputs(raw)
     val = own if reading is None else problem.outputs(reading.beside(raw, validation))
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
@@ -400,7 +396,6 @@ def _fit(
         ),
         own=own,
         problem=problem,
-        split=split,
     )
     if reading is not None:
         state = reading.joined(state, val, raw)
@@ -414,10 +409,10 @@ def _fit(
             (reading.first(samples, each, problem), reading.whole(state, samples, each))
             for samples, each in zip(strange, strange_said, strict=True)
         ]
-        state, more = with_words_first(state, first, val, ahead, len(ood), arguments, most, split)
+        state, more = with_words_first(state, first, val, ahead, len(ood), arguments, most)
         notes = (*notes, *more)
     elif arguments.cascade:
-        state, more = _with_cascade(state, val, model, validation, arguments, split)
+        state, more = _with_cascade(state, val, model, validation, arguments)
         notes = (*notes, *more)
     state = replace(state, record=state.record.model_copy(update=how))
     return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes), arguments
@@ -437,12 +432,7 @@ def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, 
 
 
 def _with_cascade(
-    state: State,
-    val: Outputs,
-    model: Classifier,
-    samples: Samples,
-    arguments: CalibrateOptions,
-    split: Split,
+    state: State, val: Outputs, model: Classifier, samples: Samples, arguments: CalibrateOptions
 ) -> tuple[State, tuple[str, ...]]:
     """The state with a cascade, where that saves something; else as it is, and a note."""
     from hydrasurgeon.data import first_batch, moved
@@ -451,7 +441,7 @@ def _with_cascade(
     from hydrasurgeon.measuring.cost import macs, stage_macs
 
     first = val.among([0])
-    fitted = fit_cascade(state, first, val, arguments, split=split)
+    fitted = fit_cascade(state, first, val, arguments)
     weight = next(model.parameters())
     one = first_batch(samples, model.transform, 1, skip_bad=arguments.skip_bad)
     one = moved(one, weight.device, weight.dtype)

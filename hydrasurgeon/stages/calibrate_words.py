@@ -14,7 +14,6 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.fitting import Split
     from hydrasurgeon.decision.reading import Lesson, Reading
     from hydrasurgeon.decision.state import State
     from hydrasurgeon.files.decided import Decision
@@ -60,9 +59,9 @@ def reading_of(
     outputs: Outputs,
     unlabelled: Sequence[tuple[Samples, Outputs]],
     arguments: CalibrateOptions,
-    split: Split,
 ) -> tuple[Reading | None, str | None]:
     """The reader of words that answers beside the model, if there is to be one; and a note."""
+    from hydrasurgeon.decision.fitting import split
     from hydrasurgeon.decision.reading import lesson, seer, weigh
 
     wanted, model = arguments.words, engine.facts
@@ -73,7 +72,8 @@ def reading_of(
     if len(outputs.logits) != len(val):
         why = "words: left out, for some of --data cannot be read"
     elif stored is not None:
-        parts = seer(engine.transform), lesson(val), outputs, split
+        rows = split(outputs, arguments.seed)
+        parts = seer(engine.transform), lesson(val), outputs, rows
         reading, _ = weigh(stored, *parts, instead=wanted == "alone")
         return reading, "words: those of the file, for no --fit-data is given"
     about = seer(engine.transform), model.preprocess.get("files_sha256")
@@ -82,7 +82,7 @@ def reading_of(
         if len(said.logits) != len(samples):
             why = "words: left out, for some of --unlabelled cannot be read"
         learnt = learnt and replace(learnt, more=(samples, said.logits))
-    return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, why, split)
+    return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, why)
 
 
 def reading_alone(
@@ -93,7 +93,6 @@ def reading_alone(
     arguments: CalibrateOptions,
 ) -> tuple[Reading | None, str | None]:
     """The same beside any model: of the texts or tokens that stand beside what it answered."""
-    from hydrasurgeon.decision.fitting import halves
     from hydrasurgeon.decision.reading import Lesson
 
     wanted, why, learnt = arguments.words, None, None
@@ -108,9 +107,7 @@ def reading_alone(
     if train is not None:
         learnt = Lesson(read.ids if read is not None else [], train.outputs.labels)
     seen, tokenizer = ([], None) if ids is None else (ids.ids, ids.tokenizer)
-    split = halves(len(val.logits), arguments.seed, val.groups)
-    lesson = Lesson(seen, val.labels)
-    return _weighed(problem, list, tokenizer, learnt, lesson, val, arguments, why, split)
+    return _weighed(problem, list, tokenizer, learnt, Lesson(seen, val.labels), val, arguments, why)
 
 
 def _weighed(
@@ -122,9 +119,9 @@ def _weighed(
     outputs: Outputs,
     arguments: CalibrateOptions,
     why: str | None,
-    split: Split,
 ) -> tuple[Reading | None, str | None]:
     """The reader that is fitted to TRAIN, where it pays or is asked for; and why there is none."""
+    from hydrasurgeon.decision.fitting import split
     from hydrasurgeon.decision.reading import fit_reading, lacks
 
     wanted = arguments.words
@@ -133,7 +130,8 @@ def _weighed(
         if wanted == "auto":
             return None, why if problem.link is not None else None
         raise UsageError(str(why), hint="Give --words off.")
-    about = (problem, see, tokenizer, train, val, outputs, split)
+    rows = split(outputs, arguments.seed)
+    about = (problem, see, tokenizer, train, val, outputs, rows)
     reading, worth = fit_reading(*about, first=wanted == "first", instead=wanted == "alone")
     if worth.pays or wanted != "auto":
         told = "learnt from --unlabelled too" if reading.taught else "better without --unlabelled"
@@ -187,7 +185,6 @@ def with_words_first(
     given: int,
     arguments: CalibrateOptions,
     most_on: float | None,
-    split: Split,
 ) -> tuple[State, tuple[str, ...]]:
     """The state in which words answer first, where that saves something; else as it is, and a note.
     Of the OOD samples the first sets were `given`: what is invented takes nothing from a budget.
@@ -196,9 +193,7 @@ def with_words_first(
     from hydrasurgeon.decision.state import with_seen
 
     known = foreign if most_on is None else foreign[:given]
-    fitted = fit_cascade(
-        state, first, val, arguments, foreign=known, words=True, most_on=most_on, split=split
-    )
+    fitted = fit_cascade(state, first, val, arguments, foreign=known, words=True, most_on=most_on)
     cascade, words = fitted.cascade, fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.samples import Samples, part_of
-from hydrasurgeon.decision.fitting import fit_state, parts
+from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import decide as answer
 from hydrasurgeon.errors import DataError, UsageError
@@ -67,11 +68,9 @@ def test_a_promise_holds_after_a_choice() -> None:
         )
         best = decide([table.entry(Choice.of(each)) for each in members], "macs")
         at = members.index(best.choice.members[0])
-        split = parts(chooses, ROWS, 0)
+        val = replace(outputs[at], certifies=np.arange(ROWS) >= chooses)
         try:
-            state, _ = fit_state(
-                outputs[at], promise(risk=RISK, ood_score="msp"), Grounds(), split=split
-            )
+            state, _ = fit_state(val, promise(risk=RISK, ood_score="msp"), Grounds())
         except DataError:
             answered.append(0.0)
             continue
