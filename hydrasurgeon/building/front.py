@@ -383,11 +383,10 @@ def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Comma
 
 def rung_file(search: Search, entry: Entry) -> Path:
     """Where a rung's checkpoint is made, in the work folder."""
-    choice = entry.choice
-    options = search.options
+    choice, options = entry.choice, search.options
     how = (choice.engine == EIGHT_BITS, entry.score, choice.words, f"{choice.most_on:.6f}")
-    how = (*how, options.risk, options.coverage)
-    about = {"made": made_of(entry, options).file.name, "how": repr(how)}
+    promised = (options.risk, options.coverage)
+    about = {"made": made_of(entry, options).file.name, "how": repr((*how, *promised))}
     return options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"
 
 

@@ -68,7 +68,7 @@ class Outputs:
 
     def at(self, rows: ndarray | slice) -> Outputs:
         parts = vars(self).values()
-        return Outputs(*(None if part is None else part[rows] for part in parts))
+        return Outputs(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
 
     def joined(self, other: Outputs) -> Outputs:
         """These and then the other's."""

@@ -370,7 +370,8 @@ def collected(
     whole = gathered(samples, pieces())
     if skipped is not None:
         skipped += answering.batches.skipped
-    return Outputs(**{"features": None, **whole})
+    fields: dict[str, Any] = {"features": None, **whole}
+    return Outputs(**fields)
 
 
 def numbered(groups: Sequence[str]) -> Int[ndarray, " sample"]:
