@@ -128,7 +128,10 @@ def test_a_flipped_bit_in_the_state_is_found(made: Path) -> None:
         (lambda d: d["ood"].update(score="msp"), "width and members"),
         (lambda d: d["ood"].update(score="mds"), "is not part of"),
         (lambda d: d["ood"].update(score="vim", size=3), "is missing"),
-        (lambda d: d.update(temperature=0), "temperature: Input should be greater than or equal to 0"),
+        (
+            lambda d: d.update(temperature=0),
+            "temperature: Input should be greater than or equal to 0",
+        ),
         (
             lambda d: d.update(joint={"aleatoric": 1.0, "epistemic": 1.0}),
             "joint calibration",

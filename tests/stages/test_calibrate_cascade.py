@@ -129,7 +129,10 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> str:
         (lambda c: c["conformal"].update(coverage=0.5), "promises something else"),
         (lambda c: c.pop("abstain"), "promises something else"),
         (lambda c: c.update(bias=0.5), "promises something else"),
-        (lambda c: c.update(temperature=0), "temperature: Input should be greater than or equal to 0"),
+        (
+            lambda c: c.update(temperature=0),
+            "temperature: Input should be greater than or equal to 0",
+        ),
         (lambda c: c.update(extra=1), "not permitted"),
     ],
 )
