@@ -184,13 +184,16 @@ def _of_objects(spec: str, values: Sequence[Any]) -> Column:
     return of_probabilities(spec, by_name)
 
 
-def of_probabilities(spec: str, columns: Mapping[str, Sequence[Any]]) -> Column:
-    """Probabilities by the names of classes: for each a column of numbers, perhaps as texts. They sum
-    to 1, and the labels are the most probable.
+def of_probabilities(
+    spec: str, columns: Mapping[str, Sequence[Any]], *, texts: bool = False
+) -> Column:
+    """Return a column of labels from probabilities by class name; the most probable is the label.
+
+    With `texts` a number may be written as text, as in a cell of a CSV file.
     """
     names, numbers = _ordered(columns)
     _check_cells(spec, len(next(iter(columns.values()), ())), len(names))
-    each = [[_chance(spec, row, cell) for row, cell in enumerate(columns[n])] for n in names]
+    each = [[_chance(spec, row, cell, texts) for row, cell in enumerate(columns[n])] for n in names]
     chances = np.array(each, dtype=np.float64).T
     sums = chances.sum(axis=1)
     wrong = np.abs(sums - 1) > ROUNDED + 1e-9  # .99 is within
@@ -220,10 +223,10 @@ def _of_fractions(spec: str, values: Sequence[Any]) -> Column:
     return replace(of_probabilities(spec, by_position), reading="positions")
 
 
-def _chance(spec: str, row: int, cell: Any) -> float:
-    """One probability."""
+def _chance(spec: str, row: int, cell: Any, texts: bool) -> float:
+    """Read one probability."""
     chance = cell
-    if isinstance(cell, str) and NUMBER.fullmatch(cell.strip()):
+    if texts and isinstance(cell, str) and NUMBER.fullmatch(cell.strip()):
         chance = float(cell)
     if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance < 2:
         raise DataError(f"{spec}: row {row} has the probability {shown(cell)}", hint=CHANCES)

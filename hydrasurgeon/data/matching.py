@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.data.labels import (
+    CHANCES,
     INTEGER,
     LISTS,
     NUMBER,
@@ -279,6 +280,10 @@ def _are_positions(spec: str, column: Column, model: Model) -> bool:
 
 def _by_position(spec: str, column: Column, model: Model) -> Fit:
     numbers, count, labels = column.numbers or (), model.num_classes, model.labels
+    is_list = column.reading == "positions" and numbers == tuple(range(len(numbers)))
+    if column.chances is not None and is_list and len(numbers) != count:
+        what = f"row 0 has {len(numbers)} probabilities, the model has {count} classes"
+        raise DataError(f"{spec}: {what}", hint=CHANCES)
     positions = np.full(len(numbers), -1, dtype=np.int64)
     for at in _used(column):
         if not 0 <= numbers[at] < count:

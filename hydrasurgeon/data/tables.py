@@ -440,7 +440,7 @@ def _learn(
         made.written = made.written and replace(made.written, note=note)
         return
     try:
-        made.written = of_probabilities(table.spec, shares)
+        made.written = of_probabilities(table.spec, shares, texts=True)
         if given is not None:
             made.written = beside_probabilities(made.written, given)
     except DataError as error:

@@ -78,6 +78,7 @@ def test_the_same_however_they_are_written(how: str, tmp_path: Path) -> None:
         ({"bad": 1.5, "good": -0.5}, "row 1 has the probability -0.5"),
         ({"bad": True}, "row 1 has the probability True"),
         ({"bad": "often"}, "row 1 has the probability 'often'"),
+        ({"bad": "1.0"}, "row 1 has the probability '1.0'"),
         ({}, "row 1: its probabilities sum to 0"),
         ("good", "row 1 has the label 'good' where others have an object"),
         ({"awful": 0.1, "good": 0.9}, "row 1: the model has no class awful"),
@@ -100,11 +101,20 @@ def test_objects_without_any_probability(tmp_path: Path) -> None:
         ([0.5, 0.5], "others have 3 numbers"),
         ([0.5, 0.2, 0.2], "row 1: its probabilities sum to"),
         ([None, 0.5, 0.5], "row 1 has the probability None"),
+        ([0.25, "0.5", 0.25], "row 1 has the probability '0.5'"),
     ],
 )
 def test_lists_that_are_no_probabilities(said: Any, says: str, tmp_path: Path) -> None:
     place = table(tmp_path / "t.jsonl", [{"label": SHARES[0]}, {"label": said}])
     with pytest.raises(DataError, match=says):
+        open_data(place, model=MODEL)
+
+
+@pytest.mark.parametrize("row", [[0.25, 0.75], [0.1, 0.2, 0.7, 0.0]])
+def test_lists_have_a_probability_for_each_class(row: list[float], tmp_path: Path) -> None:
+    """Neither fewer, where the last class would have none, nor more that are 0."""
+    place = table(tmp_path / "t.jsonl", [{"label": row}] * 2)
+    with pytest.raises(DataError, match=f"row 0 has {len(row)} probabilities, .* has 3 classes"):
         open_data(place, model=MODEL)
 
 
