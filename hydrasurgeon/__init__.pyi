@@ -165,6 +165,7 @@ def evaluate(
     ci: float | None = ...,
     reference: str | None = ...,
     asserts: str | Sequence[str] = ...,
+    time: bool = ...,
     json: str | Path | None = ...,
     html: str | Path | None = ...,
     markdown: str | Path | None = ...,

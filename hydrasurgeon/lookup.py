@@ -56,6 +56,14 @@ def whole_number(text: str) -> int | None:
     return number if number <= LARGEST else None
 
 
+def format_number(value: float, digits: int = 3) -> str:
+    """Write a number with so many significant digits, and one from 1 on without an exponent: 270
+    where Python's `2g` has 2.7e+02.
+    """
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text else text
+
+
 def nearest(word: str, words: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The words that a misspelt one may stand for, the likeliest first."""
     import difflib

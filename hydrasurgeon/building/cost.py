@@ -17,6 +17,7 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.weights import head_axes, neuron_sizes
 from hydrasurgeon.files.decided import PREFIX as DECISION_PREFIX
 from hydrasurgeon.heads import NEURONS, Kept
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.cost import first_sample, macs
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.classifier import as_classifier
@@ -171,7 +172,7 @@ class Sizes:
                 if self.stock:
                     least, what = self.cost(Size(self.heads, 0.01), budget.unit), "hardly a neuron"
                 raise UsageError(
-                    f"--budget {budget}: a model with {what} costs {budget.unit}={least:.2g}",
+                    f"--budget {budget}: a model with {what} costs {budget.unit}={format_number(least, 2)}",
                     hint="Allow more than that.",
                 )
         costs = {budget for budget in budgets if budget.most < 1}

@@ -32,6 +32,7 @@ from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import content_hash
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.measuring.results import COMPARED
 from hydrasurgeon.options.columns import LABELS, DataSpec
@@ -278,11 +279,13 @@ class Front:
         search, unit = self.search, budget.unit
         choices = [*search.plain, *(Choice.of(member) for member in search.members)]
         costs = [search.cost(way)[unit] for each in choices for way in search.computed(each)]
-        what = f"the cheapest candidate has {unit}={min(costs):.2g}"
+        what = f"the cheapest candidate has {unit}={format_number(min(costs), 2)}"
         if unit == "time":
             if search.words is not None:
                 costs.append(search.words_time.time + LEAST_ON * min(costs))
-            what = f"the fastest candidate takes time={min(costs):.2g} on this machine"
+            what = (
+                f"the fastest candidate takes time={format_number(min(costs), 2)} on this machine"
+            )
         raise SurgeryError(f"--budget {budget}: {what}", hint="Allow more than that.")
 
     def _write(self, rungs: Rungs, *, done: bool = False) -> bool:

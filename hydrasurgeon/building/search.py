@@ -41,6 +41,7 @@ from hydrasurgeon.decision.reading import (
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.resumable import content_hash
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.surgery.means import check_common_start
@@ -387,7 +388,7 @@ class Search:
         if entry.choice.words == "first" and late > 0:
             self.clock.slow_words(late)  # so that fewer go on
         raise SurgeryError(
-            f"--budget {budget}: the best candidate takes time={taken.time:.2g} once it is written",
+            f"--budget {budget}: the best candidate takes time={format_number(taken.time, 2)} once it is written",
             hint="Allow more than that.",
         )
 

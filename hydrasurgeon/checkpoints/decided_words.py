@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.manifest import DataRecord, Manifest
+from hydrasurgeon.lookup import format_number
 
 CHOSEN = {
     "option": "",
@@ -43,7 +44,7 @@ def decision_lines(decision: Decision) -> list[str]:
             of_what = " of words"
         lines.append(f"accuracy{of_what} {decision.accuracy:.3f} on the validation data")
     lines += [
-        f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {ood.threshold:.4g}, where {100 * ood.id_flagged:.3g} % of in-distribution samples lie",
+        f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {format_number(ood.threshold, 4)}, where {100 * ood.id_flagged:.3g} % of in-distribution samples lie",
         _sets(decision),
     ]
     if limits is not None:

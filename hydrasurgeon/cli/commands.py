@@ -52,7 +52,7 @@ def _function(command: Command) -> Callable[..., None]:
     ]
     if "json_" not in record.model_fields:
         parameters.append(_flag("as_json", "--json", help="The result as JSON on stdout."))
-    parameters.append(_flag("quiet", "--quiet", "-q", help="No progress and no notes."))
+    parameters.append(_flag("quiet", "--quiet", "-q", help="Nothing but errors and measurements."))
     parameters.sort(key=lambda p: p.default is not p.empty)
 
     def called(*, quiet: bool, as_json: bool = False, **values: Any) -> None:

@@ -38,7 +38,7 @@ def sections(command: Command) -> dict[str, list[tuple[str, str]]]:
     if "json_" not in fields:
         rows[WRITTEN].append(("--json", "Print the result as JSON on stdout."))
     rows[RUNS] += [
-        ("-q, --quiet", "Print no progress and no notes."),
+        ("-q, --quiet", "Print nothing but errors and measurements."),
         ("-h, --help", "Show this page and exit."),
     ]
     return {title: lines for title, lines in rows.items() if lines}

@@ -30,7 +30,7 @@ from hydrasurgeon.data.labels import (
 from hydrasurgeon.errors import PROBE, DataError
 from hydrasurgeon.files.manifest import MAX_CLASSES, Model, ProblemName
 from hydrasurgeon.files.rows import harmless
-from hydrasurgeon.lookup import did_you_mean, plugins
+from hydrasurgeon.lookup import did_you_mean, format_number, plugins
 
 Fit = tuple[Labels, tuple[str, ...] | None, str | None]
 """Labels of a model (or positions among its classes), the names that its classes have now, and which
@@ -359,7 +359,9 @@ def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
     fits = np.isfinite(labels) & (labels >= least) & (labels <= most)
     if not fits.all():
         row = int(np.argmin(fits))
-        raise DataError(f"{spec}: row {row} has the label {labels[row]:g}", hint=hint)
+        raise DataError(
+            f"{spec}: row {row} has the label {format_number(labels[row], 6)}", hint=hint
+        )
     return labels, model.labels, None
 
 

@@ -210,21 +210,32 @@ class Told(BaseModel, frozen=True):
     params: Count
     macs: Annotated[tuple[Count, ...], Field(min_length=1, max_length=3)]
     """Multiply-adds of one sample; of texts, one for each of `LENGTHS`."""
+    macs_all_tokens: Annotated[tuple[Count, ...], Field(min_length=1, max_length=3)] | None = None
+    """The same if every layer computed all tokens; None in files of older versions."""
     decision: str | None = None
     """The hash of the decision state's tensors, which lie beside a folder's graph."""
 
     def macs_of(self, tokens: int | None) -> int:
-        """Multiply-adds of one sample of so many tokens: the parabola through those counted."""
-        if tokens is None or len(self.macs) < len(LENGTHS):
-            return self.macs[0]
-        total = Fraction(0)
-        for at, count in zip(LENGTHS, self.macs, strict=True):
-            term = Fraction(count)
-            for other in LENGTHS:
-                if other != at:
-                    term *= Fraction(tokens - other, at - other)
-            total += term
-        return round(total)
+        """Return the multiply-adds of one sample of so many tokens."""
+        return _at_length(self.macs, tokens)
+
+    def macs_all_tokens_of(self, tokens: int | None) -> int | None:
+        """Return the same if every layer computed all tokens."""
+        return None if self.macs_all_tokens is None else _at_length(self.macs_all_tokens, tokens)
+
+
+def _at_length(counts: tuple[int, ...], tokens: int | None) -> int:
+    """Read the parabola through the counts at `LENGTHS` at so many tokens."""
+    if tokens is None or len(counts) < len(LENGTHS):
+        return counts[0]
+    total = Fraction(0)
+    for at, count in zip(LENGTHS, counts, strict=True):
+        term = Fraction(count)
+        for other in LENGTHS:
+            if other != at:
+                term *= Fraction(tokens - other, at - other)
+        total += term
+    return round(total)
 
 
 def sealed(content: bytes, told: Told | None = None, *, of: str | None = None) -> bytes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrasurgeon.errors import CheckFailed, UsageError
-from hydrasurgeon.lookup import nearest
+from hydrasurgeon.lookup import format_number, nearest
 from hydrasurgeon.measuring.results import Asserted, Result
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -126,7 +126,9 @@ def require(asserted: Sequence[Asserted], results: Sequence[Result]) -> None:
     details = []
     for each in broken:
         named = "" if each.assertion.startswith(f"{each.result}:") else f"{each.result}: "
-        value = "it was not measured" if each.value is None else f"it is {each.value:.6g}"
+        value = (
+            "it was not measured" if each.value is None else f"it is {format_number(each.value, 6)}"
+        )
         details.append(f"{named}{each.assertion}, but {value}")
     if broken:
         verb = "does" if len(broken) == 1 else "do"
@@ -144,6 +146,8 @@ def _unmeasured(assertion: Assertion, results: Sequence[Result]) -> UsageError:
         for path, value in paths_of(result).items()
         if value is not None and ".ci." not in path
     }
+    if assertion.path == "cost.latency_ms":
+        return UsageError(f"--assert {assertion.text}: no time was measured", hint="Give --time.")
     part = assertion.path.split(".")[0] + "."
     alike = [path for path in paths if path.startswith(part)]
     return UsageError(

@@ -118,7 +118,7 @@ def with_cascade(
     model: Engine,
     sets: DataSets,
     run: Run,
-    timed: SideBySide,
+    timed: SideBySide | None,
     kinds: Sequence[str],
     **intervals: Any,
 ) -> list[Row]:
@@ -147,5 +147,7 @@ def with_cascade(
     stages = Staged(state.record.model_copy(update=own), None, state.problem, whole=state)
     with torch.inference_mode():
         row = row_of(replace(predictions, cost=cost), stages, kinds, **intervals)
-    timing = timed.add(Cascading(model), first_inputs(model, sets.id, run))
-    return [replace(row, timing=timing), whole.but(name=result.name + WHOLE)]
+    if timed is not None:
+        timing = timed.add(Cascading(model), first_inputs(model, sets.id, run))
+        row = replace(row, timing=timing)
+    return [row, whole.but(name=result.name + WHOLE)]

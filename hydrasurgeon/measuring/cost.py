@@ -14,7 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -32,7 +32,7 @@ from hydrasurgeon.engines.file import LENGTHS, Told
 from hydrasurgeon.engines.program import Exported, sample
 from hydrasurgeon.engines.runtimes import threads
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.measuring.results import Cost
+from hydrasurgeon.measuring.results import Cost, summed_costs
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.runtime.classifier import Classifier
@@ -111,10 +111,28 @@ def tokens_of(inputs: Any) -> int | None:
 
 
 @torch.inference_mode()  # attention is then one operator, not yet what a device makes of it
-def macs(model: nn.Module, inputs: Any) -> int:
-    """Multiply-adds of matrix products, convolutions and attention for one sample."""
-    with without_padding(model):
+def macs(model: nn.Module, inputs: Any, *, all_tokens: bool = False) -> int:
+    """Count multiply-adds of matrix products, convolutions and attention for one sample.
+
+    The last layer computes only the tokens that the classifier reads. With `all_tokens` it computes
+    all of them, which is how papers count.
+    """
+    with without_padding(model), whole_layers(model) if all_tokens else nullcontext():
         return _counted(lambda: model(first_sample(inputs)))[1]
+
+
+@contextmanager
+def whole_layers(model: nn.Module) -> Iterator[None]:
+    """Let every layer compute all tokens within the block."""
+    hydras = _hydras(model)
+    before = [hydra.tokens for hydra in hydras]
+    for hydra in hydras:
+        hydra.tokens = [None] * len(hydra.tokens)
+    try:
+        yield
+    finally:
+        for hydra, tokens in zip(hydras, before, strict=True):
+            hydra.tokens = tokens
 
 
 @contextmanager
@@ -136,18 +154,26 @@ def cost_of(engines: Iterable[Any], inputs: Any) -> Cost:
 
     Their time is measured once the models that they stand beside are there too.
     """
-    counts = [_counts(engine, inputs) for engine in engines]
-    params, total = (sum(count) for count in zip(*counts, strict=True))
-    return Cost(params=params, macs=total, latency_ms=None, tokens=tokens_of(inputs))
+    return summed_costs([_cost_of_one(engine, inputs) for engine in engines])
 
 
-def _counts(engine: Any, inputs: Any) -> tuple[int, int]:
-    """Parameters and multiply-adds of one model, or what an exported graph says of them."""
-    told = getattr(engine, "told", None)
+def _cost_of_one(engine: Any, inputs: Any) -> Cost:
+    """Return the cost of one model, or what an exported graph says of it."""
+    told, tokens = getattr(engine, "told", None), tokens_of(inputs)
     if told is not None:
-        return told.params, told.macs_of(tokens_of(inputs))
+        return Cost(
+            params=told.params,
+            macs=told.macs_of(tokens),
+            macs_all_tokens=told.macs_all_tokens_of(tokens),
+            tokens=tokens,
+        )
     model = getattr(engine, "live", engine)
-    return parameters(model), macs(model, inputs)
+    return Cost(
+        params=parameters(model),
+        macs=macs(model, inputs),
+        macs_all_tokens=macs(model, inputs, all_tokens=True),
+        tokens=tokens,
+    )
 
 
 def told_of(model: Classifier, file: Exported) -> Told:
@@ -156,8 +182,11 @@ def told_of(model: Classifier, file: Exported) -> Told:
     if "pixel_values" in file.inputs:
         lengths = LENGTHS[:1]
     inputs: list[Any] = [sample(model, batch=1, length=length) for length in lengths]
-    counts = [macs(model, each.get("pixel_values", each)) for each in inputs]
-    return Told(params=parameters(model), macs=tuple(counts))
+    read = [each.get("pixel_values", each) for each in inputs]
+    counts, all_tokens = (
+        tuple(macs(model, each, all_tokens=whole) for each in read) for whole in (False, True)
+    )
+    return Told(params=parameters(model), macs=counts, macs_all_tokens=all_tokens)
 
 
 @dataclass(frozen=True)
@@ -178,7 +207,7 @@ def stage_macs(model: Engine, inputs: Any) -> StageMacs:
     """Counted in the live model, of the batch's first sample."""
     assert model.first is not None
     if not isinstance(model, nn.Module):  # a graph, behind words, which multiply next to nothing
-        return StageMacs(0.0, float(_counts(model, inputs)[1]))
+        return StageMacs(0.0, float(_cost_of_one(model, inputs).macs))
     reader, sample = model.first, first_sample(inputs)
     with without_padding(model):
         (_, whole), first = _counted(lambda: reader(sample, False))
@@ -291,25 +320,38 @@ class SideBySide:
 
     def __init__(self) -> None:
         self._passes: list[Callable[[], object]] = []
-        self._bytes = self._count = 0
+        self._sizes: list[int] = []
+        self._bytes = 0
 
     def add(self, model: nn.Module, inputs: Any) -> int:
-        """The model's place among those that are timed."""
-        self._count += 1
+        """Keep a model and a batch of its inputs; return its place among those that are timed."""
+        self._sizes.append(rows_of(inputs))
         self._bytes += sum(p.nbytes for p in model.parameters())
         self._passes.append(partial(model, inputs))
-        if self._count > 1 and self._bytes > HELD:
+        if self.too_large:
             self._passes.clear()
-        return self._count - 1
+        return len(self._sizes) - 1
 
-    def milliseconds(self) -> list[float | None]:
-        """Time of one batch for each model; None where the models are too large to be held
-        together.
-        """
-        if len(self._passes) < self._count:
-            return [None] * self._count
+    @property
+    def too_large(self) -> bool:
+        """True if the models cannot be held together, and none is timed."""
+        return len(self._sizes) > 1 and self._bytes > HELD
+
+    def times(self) -> list[dict[str, Any]]:
+        """Time one batch of each model; return the fields of each cost that say so."""
+        if self.too_large:
+            return [{} for _ in self._sizes]
         passes = {str(at): each for at, each in enumerate(self._passes)}
-        return [1000 * taken for taken in interleaved(passes, runs=ROUNDS).values()]
+        seconds = interleaved(passes, runs=ROUNDS).values()
+        return [
+            {"latency_ms": 1000 * taken, "latency_batch": size}
+            for taken, size in zip(seconds, self._sizes, strict=True)
+        ]
+
+
+def rows_of(inputs: Any) -> int:
+    """Count the samples of a batch, whether it is a tensor or a dict of them."""
+    return len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
 
 
 @torch.inference_mode()

@@ -30,7 +30,8 @@ from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake, usual_problem
 from hydrasurgeon.files.tensors import ArrayFile, TensorFile, Tensors, typed, weights_sha256
-from hydrasurgeon.measuring.results import Cost, Count
+from hydrasurgeon.lookup import format_number
+from hydrasurgeon.measuring.results import TIMES, Cost, Count, summed_costs
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import PROBLEMS, SINGLE
@@ -138,8 +139,7 @@ def write_predictions(
         "shift": [*map(list, predictions.shift)],
     }
     if predictions.cost is not None:
-        # A time is true of one machine at one moment, and would change the file on every run.
-        about["cost"] = predictions.cost.model_dump(exclude={"latency_ms"})
+        about["cost"] = predictions.cost.model_dump(exclude={*TIMES})
     if predictions.decision is not None:
         about["decision"] = predictions.decision.model_copy(update=READERS).model_dump(mode="json")
     content = save(
@@ -282,8 +282,10 @@ Name = Annotated[str, AfterValidator(_named)]
 
 
 def _untimed(cost: Any) -> Any:
-    """Times are not written: they are another one on every machine."""
-    return {**cost, "latency_ms": None} if isinstance(cost, dict) else cost
+    """Drop times, which are of another run and perhaps of another machine."""
+    if not isinstance(cost, dict):
+        return cost
+    return {key: value for key, value in cost.items() if key not in TIMES}
 
 
 class _About(BaseModel):
@@ -465,8 +467,8 @@ class _Contents:
         if len(wrong):
             row, value = wrong[0][0], values[tuple(wrong[0])]
             raise DataError(
-                f"{self.path}: {name}: row {row} has the label {value:g}; labels must lie in "
-                f"{low:g} to {high:g}"
+                f"{self.path}: {name}: row {row} has the label {format_number(value, 6)}; labels must lie in "
+                f"{format_number(low, 6)} to {format_number(high, 6)}"
             )
         return values if problem.numbers is None else values.astype(np.float64)
 
@@ -534,10 +536,7 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
             "--ensemble: the files hold scores without logits, of which no ensemble can be made"
         )
     costs = [p.cost for p in every if p.cost is not None]
-    cost = None
-    if len(costs) == len(every):
-        params, macs = sum(each.params for each in costs), sum(each.macs for each in costs)
-        cost = Cost(params=params, macs=macs, latency_ms=None, tokens=costs[0].tokens)
+    cost = summed_costs(costs) if len(costs) == len(every) else None
     return Predictions(
         name=" + ".join(predictions.name for predictions in every),
         kind="ensemble",

@@ -338,11 +338,33 @@ class Cost(_Record):
         unit=1000000.0,
     )
     """Average over the data set for a cascade; absent where all members always run."""
-    latency_ms: Number = column("time, ms", "lower", "ms", unit=1, default=...)
+    macs_all_tokens: Count | None = None
+    """`macs` if every layer computed all tokens, the convention of most papers; absent where an
+    older file does not say.
+    """
+    latency_ms: Number = column("time, ms", "lower", "ms", unit=1)
+    """Median time of one batch; absent without `--time`."""
+    latency_batch: Count | None = None
+    """Samples in the batch that was timed."""
     tokens: Count | None = None
     """Length of the text that `macs` are counted on, the first of the data set; absent without
     texts.
     """
+
+
+TIMES = ("latency_ms", "latency_batch")
+"""Fields of a cost that are of one machine at one moment."""
+
+
+def summed_costs(costs: Sequence[Cost]) -> Cost:
+    """Return the cost of models that run one after another on the same sample."""
+    every = [cost.macs_all_tokens for cost in costs]
+    return Cost(
+        params=sum(cost.params for cost in costs),
+        macs=sum(cost.macs for cost in costs),
+        macs_all_tokens=None if None in every else sum(filter(None, every)),
+        tokens=costs[0].tokens,
+    )
 
 
 class Result(_Record):

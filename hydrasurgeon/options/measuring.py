@@ -145,6 +145,9 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         metavar="[NAME:]PATH<=X",
         help='Exit 1 unless a number of the report keeps this limit, "id.ece<=0.02"; repeatable.',
     )
+    time: bool = option(
+        False, group=RUNS, help="Time all models in turn, on a batch of 16 samples."
+    )
     json_: PathLike | None = REPORT
     html: PathLike | None = option(
         None,

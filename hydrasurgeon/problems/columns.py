@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Problem
 
@@ -33,11 +34,11 @@ def columns_of(
 def spread(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as a spreadsheet reads it: no lists, and numbers with six digits."""
     cells = {
-        key: f"{value:.6g}" if key in NUMBERS and value is not None else value
+        key: format_number(value, 6) if key in NUMBERS and value is not None else value
         for key, value in row.items()
     }
     for number, (label, p) in enumerate(cells.pop("top", ()), 1):
-        cells |= {f"top{number}": label, f"p{number}": f"{p:.6g}"}
+        cells |= {f"top{number}": label, f"p{number}": format_number(p, 6)}
     if cells.get("labels") is not None:
         cells["labels"] = "|".join(f"{pair[0]}:{pair[1]:.6g}" for pair in cells["labels"])
     for name in ("set", "answer"):

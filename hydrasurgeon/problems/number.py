@@ -26,6 +26,7 @@ from hydrasurgeon.data.matching import MOST_NUMBER
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Decision, Joint
 from hydrasurgeon.files.manifest import Model, ProblemName
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.problems.base import (
     DOUBTS,
     Calibration,
@@ -220,7 +221,7 @@ class Numbers(Problem):
         if error >= spread * (1 - ROUNDING):
             raise DataError(
                 "the model predicts no better than the mean of the labels: its mean squared error is "
-                f"{error:.4g}, that of the mean {spread:.4g}",
+                f"{format_number(error, 4)}, that of the mean {format_number(spread, 4)}",
                 hint=LOSS,
             )
         return Calibration(fitting, constants, None, {"before": guessing, "joint": loss})
@@ -253,7 +254,7 @@ class Numbers(Problem):
 
 
 def _ranges(decision: Decision) -> list[str]:
-    bounds = ("lowest", *(f"{level:g}" for level in decision.levels), "highest")
+    bounds = ("lowest", *(format_number(level, 6) for level in decision.levels), "highest")
     return [f"{low} to {high}" for low, high in pairwise(bounds)]
 
 

@@ -118,9 +118,13 @@ def notes(texts: Iterable[str]) -> None:
             say(line)
 
 
-def view(record: Callable[[Any], Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Makes a function that shows a result one that takes `json` and `quiet`: `record` is what JSON
-    holds of it.
+def view(
+    record: Callable[[Any], Any], *, measures: bool = False
+) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
+    """Make a function that shows a result one that takes `json` and `quiet`.
+
+    `record` returns what JSON holds of it. The result of a command that `measures` is what it
+    prints, so `quiet` leaves out its notes alone.
     """
 
     def made(shown: Callable[[Any], None]) -> Callable[..., None]:
@@ -129,8 +133,10 @@ def view(record: Callable[[Any], Any]) -> Callable[[Callable[[Any], None]], Call
                 return
             if json:
                 as_json(record(result))
-            elif not quiet:
+                return
+            if not quiet:
                 notes(getattr(result, "notes", ()))
+            if measures or not quiet:
                 shown(result)
 
         return view_of

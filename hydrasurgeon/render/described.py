@@ -14,6 +14,7 @@ from hydrasurgeon.files.decision_file import DecisionFile
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import OF_WORDS
 from hydrasurgeon.heads import count
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.results import ABSENT, COST
 from hydrasurgeon.render.console import (
     Part,
@@ -26,7 +27,7 @@ from hydrasurgeon.render.console import (
     view,
 )
 from hydrasurgeon.render.tables import millions, picture, show_table, size
-from hydrasurgeon.report.columns import brief, decimals_of, tokens
+from hydrasurgeon.report.columns import brief, cost_notes, decimals_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.decided import Decision, Seen
@@ -53,9 +54,11 @@ def inspected(result: Inspection | DecisionFile | str, *, json: bool, quiet: boo
     if isinstance(result, str):
         raw(result)
     elif isinstance(result, DecisionFile):
-        _decision_file(result, json=json, quiet=quiet)
+        _decision_file(result, json=json)
     else:
-        _checkpoint(result, json=json, quiet=quiet)
+        if result.note and not json and not quiet:
+            notes([result.note])
+        _checkpoint(result, json=json)
 
 
 @view(lambda file: file.header.model_dump(mode="json"))
@@ -77,8 +80,6 @@ def _of_checkpoint(inspection: Inspection) -> dict[str, Any]:
 @view(_of_checkpoint)
 def _checkpoint(inspection: Inspection) -> None:
     manifest = inspection.manifest
-    if inspection.note:
-        notes([inspection.note])
     model = manifest.model
     show((str(inspection.path), "bold"))
     show(f"  {manifest.kind} of {model.family}:{model.arch}, {model.num_classes} classes")
@@ -128,9 +129,7 @@ def _decision(decision: Decision | None, history: Iterable[Step]) -> None:
 def verified(result: Verification, *, json: bool, quiet: bool) -> None:
     if json:
         return as_json(result.to_json())
-    if quiet:
-        return None
-    if result.note:
+    if result.note and not quiet:
         notes([result.note])
     what = ""
     if result.manifest is not None:
@@ -144,7 +143,7 @@ def verified(result: Verification, *, json: bool, quiet: bool) -> None:
     return None
 
 
-@view(lambda result: result.to_json())
+@view(lambda result: result.to_json(), measures=True)
 def monitored(result: Monitored) -> None:
     answers, seen = result.drift.answers, result.drift.validation
 
@@ -188,8 +187,6 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
         return as_json(evaluation.report.model_dump(mode="json"))
     for text in evaluation.printed.values():
         return raw(text)
-    if quiet:
-        return None
     results = evaluation.report.results
     for at, each in enumerate(brief(results)):
         if at:
@@ -200,7 +197,7 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
             for name, cells in each.lines()
         ]
         show_table(each.title, heads, rows)
-    if note := tokens([None if r.cost is None else r.cost.tokens for r in results]):
+    for note in cost_notes([result.cost for result in results]):
         show(note)
     if evaluation.headline:
         show("")
@@ -212,7 +209,7 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     return None
 
 
-@view(lambda benched: benched.model_dump(mode="json"))
+@view(lambda benched: benched.model_dump(mode="json"), measures=True)
 def benched(benched: Benched) -> None:
     results = benched.results
     if benched.engines:
@@ -235,7 +232,7 @@ def benched(benched: Benched) -> None:
         ("speed", name) for name in ("dtype", "batch", "ms", "of single", "samples/s", "peak MB")
     ]
     show_table("", heads, rows)
-    if note := tokens([contender.tokens for contender in results]):
+    for note in cost_notes(results):
         show(note)
 
 
@@ -246,7 +243,7 @@ def _engines(benched: Benched) -> None:
     rows = []
     for each in benched.engines:
         times = [f"{each.ms[str(count)]:.2f}" for count in batches]
-        difference = ABSENT if each.difference is None else f"{each.difference:.1e}"
+        difference = ABSENT if each.difference is None else format_number(each.difference, 2)
         rows.append([each.engine, *times, difference])
     show_table("", [*heads, ("largest difference", "of a probability")], rows)
     show("")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.heads import count
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.render.console import Part, as_json, fields, notes, raw, say, show, view
 from hydrasurgeon.render.tables import Head, picture, show_table, size
 
@@ -74,7 +75,7 @@ def _by_head(title: str, rows: Sequence[Sequence[float]]) -> None:
         # Bold in the upper third, dim in the lower: it shows on dark and on light terminals.
         third = (high - low) / 3
         style = "bold" if value >= high - third else "dim" if value <= low + third else ""
-        return f"{value:.3g}", style
+        return format_number(value), style
 
     heads = [str(head) for head in range(max(map(len, rows), default=0))]
     show_table(title, heads, [[f"layer {at}", *map(cell, row)] for at, row in enumerate(rows)])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.heads import Kept
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.render.console import Part, put, show
 
 if TYPE_CHECKING:
@@ -66,6 +67,6 @@ def size(nbytes: int) -> str:
     amount = float(nbytes)
     for unit in ("B", "kB", "MB"):
         if amount < 1000:
-            return f"{amount:.3g} {unit}"
+            return f"{format_number(amount)} {unit}"
         amount /= 1000
-    return f"{amount:.3g} GB"
+    return f"{format_number(amount)} GB"

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.measure import Answered
 from hydrasurgeon.measuring.results import Result
 from hydrasurgeon.report.columns import short
@@ -154,7 +155,9 @@ def histograms(rows: Drawn) -> list[str]:
             f"{100 * float((each > threshold).astype(np.float64).mean()):.1f} % of {which}"
             for which, each in sets.items()
         ]
-        says = f"Scores by {row.used}. {what} {threshold:.3g} flags {', '.join(fractions)}."
+        says = (
+            f"Scores by {row.used}. {what} {format_number(threshold)} flags {', '.join(fractions)}."
+        )
         charts.append(
             picture(
                 f"OOD scores: {name}",

@@ -149,7 +149,7 @@ def tables(results: Sequence[Result]) -> list[Table]:
         "By data set": _by_set(results, mean),
         "Under distribution shift": _grouped(SHIFT, by_shift),
     }
-    notes = {"Cost": tokens([None if r.cost is None else r.cost.tokens for r in results])}
+    notes = {"Cost": " ".join(cost_notes([r.cost for r in results]))}
     names = tuple(map(shown_name, results))
     return [
         Table(title, names, tuple(each), notes.get(title, ""))
@@ -255,14 +255,23 @@ def decimals_of(values: Sequence[float | None]) -> int:
     return max(0, min(2 - math.floor(math.log10(least)), 6))
 
 
-def tokens(lengths: Sequence[int | None]) -> str:
-    """How long the text is whose multiply-adds a table shows."""
-    present = sorted({length for length in lengths if length is not None})
-    return (
-        f"Multiply-adds are of one text of {' or '.join(map(str, present))} tokens."
-        if present
-        else ""
-    )
+def cost_notes(costs: Sequence[Any]) -> list[str]:
+    """Say what multiply-adds and times of a table are of: sentences for below it."""
+    notes = []
+    present = [cost for cost in costs if cost is not None]
+    lengths = sorted({cost.tokens for cost in present} - {None})
+    if lengths:
+        counts = " or ".join(map(str, lengths))
+        notes.append(f"Multiply-adds are of one text of {counts} tokens.")
+    if any(cost.macs_all_tokens not in (None, cost.macs) for cost in present):
+        notes.append(
+            "In the last layer only tokens that the classifier reads count; --json has both."
+        )
+    sizes = sorted({getattr(cost, "latency_batch", None) for cost in present} - {None})
+    if sizes:
+        counts = " or ".join(map(str, sizes))
+        notes.append(f"Time is that of a batch of {counts} sample{'s' * (sizes != [1])}.")
+    return notes
 
 
 def _ood(result: Result) -> dict[str, Any]:

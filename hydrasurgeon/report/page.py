@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from typing import Any
@@ -19,6 +19,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.measure import Answered, Row
 from hydrasurgeon.measuring.results import Report, Result
@@ -122,7 +123,9 @@ class Material:
         count = sum(map(len, self.differing))
         expected = count * (1 - self.level)
         return (
-            f"Of {count} intervals about {expected:.1g} exclude 0 by chance alone." if count else ""
+            f"Of {count} intervals about {format_number(expected, 1)} exclude 0 by chance alone."
+            if count
+            else ""
         )
 
 
@@ -145,7 +148,9 @@ def state_line(row: Answered) -> str:
     calibrated = f"Calibrated: {'yes' if row.calibrated else 'no'}."
     if not row.scores:
         return calibrated
-    threshold = "no threshold" if row.threshold is None else f"threshold {row.threshold:.3g}"
+    threshold = (
+        "no threshold" if row.threshold is None else f"threshold {format_number(row.threshold)}"
+    )
     return f"{calibrated} OOD by {row.used}, {threshold}."
 
 
@@ -159,12 +164,7 @@ def document(material: Material) -> str:
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
-    # Without times, which are others in the next run: the page of the same inputs is the same.
-    listed = [
-        replace(of, columns=tuple(c for c in of.columns if c.metric.key != "latency_ms"))
-        for of in material.tables
-    ]
-    metrics = [column.metric for each in listed for column in each.columns]
+    metrics = [column.metric for each in material.tables for column in each.columns]
 
     def named(name: str) -> str:
         """Names leave room for numbers, and are whole where they would look alike."""
@@ -184,7 +184,7 @@ def document(material: Material) -> str:
         data=data if isinstance(data, list) else [data] if data else [],
         ood_sizes={o.name: o.n for r in results for o in r.ood},
         level=f"{100 * material.level:.4g}",
-        tables=listed,
+        tables=material.tables,
         glossary={each.name: each.meaning for each in metrics if each.meaning} | WORDS,
         facts=_facts(material),
         colour=charts.colour,

@@ -77,9 +77,9 @@ class Hydra(nn.Module):
         self._trunk = [blocks[0] for blocks in stacks[:trunk]]
         self._own = [a.blocks[trunk:] for a in anatomies]
         self._parting = stacks[trunk:]
-        # How many leading tokens each layer must hand on; None: all of them.
-        self._tokens: list[int | None] = [None] * len(self._parting)
-        self._tokens[-1:] = [anatomies[0].reads] * len(self._tokens[-1:])
+        self.tokens: list[int | None] = [None] * len(self._parting)
+        """How many leading tokens each layer behind the trunk hands on; None: all of them."""
+        self.tokens[-1:] = [anatomies[0].reads] * len(self.tokens[-1:])
         self._grouped: Grouped | None = None
         self.why_apart = ""
         """Why members cannot run as one batched product, once that was tried."""
@@ -162,7 +162,7 @@ class Hydra(nn.Module):
         logits = []
         for i, anatomy in enumerate(self.anatomies):
             hidden = parted[i]
-            for block, tokens in zip(self._own[i], self._tokens, strict=True):
+            for block, tokens in zip(self._own[i], self.tokens, strict=True):
                 hidden = run_block(block, hidden, biases[i], tokens)
             logits.append(anatomy.readout(Stack(hidden, biases[i])))
         return logits
@@ -193,7 +193,7 @@ class Hydra(nn.Module):
         with self._grouping:
             if self._grouped is None or not self._grouped.holds:
                 try:
-                    self._grouped = Grouped(self._parting, self._tokens)
+                    self._grouped = Grouped(self._parting, self.tokens)
                 except CannotGroup as error:
                     self._grouped, self.why_apart = None, str(error)
             return self._grouped

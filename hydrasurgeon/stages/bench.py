@@ -71,6 +71,8 @@ class Contender(BaseModel, frozen=True, extra="forbid"):
     kind: str
     params: int
     macs: int
+    macs_all_tokens: int | None = None
+    """`macs` if every layer computed all tokens; None of graphs that do not say."""
     macs_ratio: float | None
     tokens: int | None = None
     """Length of the random texts, the longest that the model reads; None for images."""
@@ -191,6 +193,7 @@ def _side_by_side(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
             kind=entry.kind,
             params=cost.params,
             macs=cost.macs,
+            macs_all_tokens=cost.macs_all_tokens,
             macs_ratio=cost.macs / costs[single].macs if single else None,
             tokens=cost.tokens,
             points=tuple(points[entry.name]),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import SurgeryError, UsageError
+from hydrasurgeon.lookup import format_number
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Checkpoint
@@ -159,7 +160,7 @@ def most_on(
     taken = whole[arguments.engine].time if arguments.engine in whole else 1.0
     if most <= words:
         raise SurgeryError(
-            f"--budget {arguments.budget}: words alone take time={words:.2g} on this machine",
+            f"--budget {arguments.budget}: words alone take time={format_number(words, 2)} on this machine",
             hint="Allow more than that.",
         )
     return min(1.0, (most - words) / taken)

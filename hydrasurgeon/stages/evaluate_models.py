@@ -109,7 +109,7 @@ def of_models(
         samples = fit_classes(samples, named[0].manifest.model)
         further.append((each.name, samples, named))
     skipped: list[str] = []
-    timed, rows = SideBySide(), list[Row]()
+    timed, rows = SideBySide() if arguments.time else None, list[Row]()
     jobs = [[*range(len(opened))]] if arguments.ensemble else [[i] for i in range(len(opened))]
     for job in jobs:
         ours = [(name, samples, [named[i] for i in job]) for name, samples, named in further]
@@ -124,10 +124,9 @@ def of_models(
     hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
     if any(hashes.values()):
         classes["sets"] = hashes
-    milliseconds = timed.milliseconds()
-    for at, row in enumerate(rows):
-        time = {"latency_ms": milliseconds[row.timing or 0]}
-        rows[at] = row.but(cost=row.result.cost and row.result.cost.model_copy(update=time))
+    if timed is not None:
+        rows, note = _timed(rows, timed)
+        told.append(note)
     return Measured(
         tuple(rows),
         classes,
@@ -139,6 +138,19 @@ def of_models(
         sets.id,
         uses_of(sets, further),
     )
+
+
+def _timed(rows: Sequence[Row], timed: SideBySide) -> tuple[list[Row], str | None]:
+    """Return the rows with the time of each model, and a note where there is none."""
+    times = timed.times()
+    costs = [
+        row.result.cost
+        and row.result.cost.model_copy(update={} if row.timing is None else times[row.timing])
+        for row in rows
+    ]
+    note = "--time: these models are too large to be held together; `bench` knows no such limit"
+    done = [row.but(cost=cost) for row, cost in zip(rows, costs, strict=True)]
+    return done, note if timed.too_large else None
 
 
 def _loaded(checkpoint: Checkpoint, arguments: EvaluateOptions) -> Engine:
@@ -154,7 +166,7 @@ def _rows(
     further: Sequence[Further],
     arguments: EvaluateOptions,
     skipped: list[str],
-    timed: SideBySide,
+    timed: SideBySide | None,
     place: Path | None,
 ) -> list[tuple[Row, list[SetResult]]]:
     """Checkpoints that answer as one: their row, behind that of their cascade, and what they are
@@ -186,8 +198,9 @@ def _rows(
     if place is not None:
         write_predictions(predictions, place, data=sets.id.fingerprint()["sha256"])
     row = row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
-    one = together(models)
-    row = replace(row, timing=timed.add(one, first_inputs(model, sets.id, arguments)))
+    if timed is not None:
+        inputs = first_inputs(model, sets.id, arguments)
+        row = replace(row, timing=timed.add(together(models), inputs))
     results = []
     for called, samples, ours in further:
         # Models have the classes of the first data set.

@@ -1,4 +1,5 @@
-"""What goes where: with --json stdout is one JSON document and nothing else, with --quiet nothing is said at all."""
+"""What goes where: with --json stdout is one JSON document and nothing else, with --quiet only what was measured is
+printed."""
 
 from __future__ import annotations
 
@@ -92,6 +93,18 @@ def test_quiet_says_nothing(name: str, here: Path, capfd: pytest.CaptureFixture[
     capfd.readouterr()
     assert run([*LINES[name].split(), "--quiet"]) == 0
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["eval", "bench", "inspect", "monitor", "verify"])
+def test_quiet_prints_what_was_measured(
+    name: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    assert run([*LINES[name].split(), "--quiet"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    says = {"eval": "Acc", "bench": "samples/s", "inspect": "hydra of timm", "monitor": "promised"}
+    assert says.get(name, "holds") in out
 
 
 def test_an_error_is_said_even_when_quiet(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -108,14 +108,16 @@ def test_eval_measures_it(tmp_path: Path) -> None:
     results = []
     for checkpoint, options in ((ready, {}), (ready, {"engine": "onnx"}), (graph, {})):
         out = tmp_path / f"{len(results)}.json"
-        hs.evaluate(checkpoint, data=data, ood=[f"far:x={data}"], json=out, device="cpu", **options)
+        sets = {"data": data, "ood": [f"far:x={data}"]}
+        hs.evaluate(checkpoint, time=True, json=out, device="cpu", **sets, **options)
         results.append(json.loads(out.read_text())["results"][0])
     torch, engine, file = results
     for each in (engine, file):
         assert each["id"]["nll"] == pytest.approx(torch["id"]["nll"], abs=1e-4)
         assert each["id"]["accuracy"] == torch["id"]["accuracy"]
         assert each["ood"][0]["auroc"] == pytest.approx(torch["ood"][0]["auroc"], abs=1e-2)
-    assert engine["cost"]["macs"] == torch["cost"]["macs"]
+    for count in ("macs", "macs_all_tokens"):
+        assert engine["cost"][count] == file["cost"][count] == torch["cost"][count]
     assert engine["cost"]["latency_ms"] > 0
 
 
@@ -132,6 +134,8 @@ def test_bench_and_serve_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     engine, file = benched.results
     assert (engine.params, engine.macs) == (torch.params, torch.macs)
     assert (file.params, file.macs) == (torch.params, torch.macs)
+    assert engine.macs_all_tokens == file.macs_all_tokens == torch.macs_all_tokens
+    assert torch.macs_all_tokens > torch.macs
     assert min(engine.points[0].latency_ms, file.points[0].latency_ms) > 0
     assert run(["bench", str(graph), "--batch", "1", "--runs", "1"]) == 0
     uvicorn = pytest.importorskip("uvicorn")

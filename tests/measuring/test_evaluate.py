@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.stages.evaluate import Evaluation
@@ -67,8 +68,7 @@ def test_metrics_come_from_the_averaged_probabilities(
     # Anyone's file gives the same table.
     again = hs.evaluate([], predictions_in=[out]).report.results[0]
     assert again.id == found.id
-    assert (again.cost.params, again.cost.macs) == (found.cost.params, found.cost.macs)
-    assert again.cost.latency_ms is None  # a time is true of one machine only
+    assert again.cost == found.cost
 
 
 def test_strangers_predictions(tmp_path: Path) -> None:
@@ -114,8 +114,44 @@ def test_the_report_is_the_contracts(members: list[Path], images: SPEC, tmp_path
     }
     assert " ".join(first["id"]) == "accuracy brier nll ece aece n smece aurc augrc cov5 mis_auroc"
     assert set(first["ood"][0]) == {"name", "group", "n", "auroc", "fpr95", "aupr", "aupr_id"}
-    assert set(first["cost"]) == {"params", "macs", "latency_ms"}
+    assert set(first["cost"]) == {"params", "macs", "macs_all_tokens"}
     assert str(tmp_path) not in out.read_text()
+
+
+def test_the_report_is_the_same_bytes_unless_times_are_asked_for(
+    members: list[Path], images: SPEC, tmp_path: Path
+) -> None:
+    sets = {"data": images(), "ood": [f"near:n={images('n.npz')}"]}
+    for name in ("a", "b"):
+        hs.evaluate(members, json=tmp_path / f"{name}.json", **sets)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    out, small = tmp_path / "p.safetensors", images("small.npz", rows=10)
+    timed = hs.evaluate(members, ensemble=True, time=True, predictions=out, **sets).report
+    (cost,) = (result.cost for result in timed.results)
+    assert (cost.latency_ms > 0, cost.latency_batch) == (True, 16)
+    # A time is of one machine and one moment: a predictions file has none.
+    (again,) = hs.evaluate([], predictions_in=[out]).report.results
+    assert again.cost == cost.model_copy(update={"latency_ms": None, "latency_batch": None})
+    few = hs.evaluate(members[:2], time=True, data=small).report.results
+    assert [result.cost.latency_batch for result in few] == [10, 10]
+
+
+def test_the_table_says_what_it_counts_and_times(
+    tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["eval", str(tiny()), "--data", images(rows=10), "--quiet"]
+    convention = "In the last layer only tokens that the classifier reads count; --json has both."
+    assert run(line) == 0
+    plain = capsys.readouterr().out
+    assert convention in plain.splitlines()
+    assert " ms" not in plain
+    assert run([*line, "--time"]) == 0
+    timed = capsys.readouterr().out
+    assert " ms" in timed
+    assert "Time is that of a batch of 10 samples." in timed.splitlines()
+    assert run([*line, "--assert", "cost.latency_ms<1e9"]) == 2
+    assert "no time was measured" in capsys.readouterr().err
+    assert run([*line, "--time", "--assert", "cost.latency_ms<1e9"]) == 0
 
 
 def test_multiply_adds_by_hand(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
@@ -152,11 +188,7 @@ def test_an_ensemble_of_predictions_files_is_that_of_their_models(
         hs.evaluate([path], predictions=file, **options)
     apart = hs.evaluate([], ensemble=True, predictions_in=files).report.results
     assert len(apart) == 1
-    assert apart[0].cost.latency_ms is None
-    unnamed = {"latency_ms": together.cost.latency_ms}
-    assert (
-        apart[0].model_copy(update={"cost": apart[0].cost.model_copy(update=unnamed)}) == together
-    )
+    assert apart[0] == together
     # Beside checkpoints, a file is a result of its own.
     beside = hs.evaluate(members, ensemble=True, predictions_in=files[:1], **options).report
     assert [result.members for result in beside.results] == [3, 1]

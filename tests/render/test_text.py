@@ -102,7 +102,7 @@ def result() -> Result:
         ood_average={"far": foreign, "all": foreign},
         shift=(),
         diversity=Diversity(mi=0.0, disagreement=0.0),
-        cost=Cost(params=1, macs=2, latency_ms=None),
+        cost=Cost(params=1, macs=2),
         sets=sets,
         sets_average=quality,
     )
