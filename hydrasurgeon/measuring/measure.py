@@ -350,16 +350,36 @@ def _ood(
             "scores": {k: metrics.auroc(row.scores[k], scores[k]) for k in others} or None,
             "ci": intervals.get(str(at)),
         }
-        if predictions.ood[name].logits.size:
-            values |= row.inside.against(predictions.ood[name].logits, state)
+        logits = predictions.ood[name].logits
+        if logits.size:
+            values |= row.inside.against(logits, state)
+            if predictions.outputs.logits.shape[1] > 1 and row.inside.diversity():
+                values |= diversity_of(logits, state)
         about = {"name": name, "group": groups[name], "n": len(scores[used])}
         ood.append(OodResult.model_validate(about | values))
-    averages: dict[Literal["near", "far", "all"], OodAverage] = {
-        group: OodAverage.model_validate({**figures[group], "ci": intervals.get(group)})
-        for group in GROUPS
-        if group in figures
-    }
+    averages: dict[Literal["near", "far", "all"], OodAverage] = {}
+    for group in (group for group in GROUPS if group in figures):
+        diversity = _mean_diversity([ood[at] for at in places[group]])
+        values = {**figures[group], **diversity, "ci": intervals.get(group)}
+        averages[group] = OodAverage.model_validate(values)
     return tuple(ood), averages
+
+
+def diversity_of(logits: Logits, state: State) -> dict[str, float]:
+    """Return how far members are apart on unlabelled samples, on average over what they choose."""
+    pieces = [state.apart(state.problem.choices(rows)[0]) for (rows,) in in_pieces(logits)]
+    information, disagreement = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    return {"mi": float(information.mean()), "disagreement": float(disagreement.mean())}
+
+
+def _mean_diversity(sets: Sequence[OodResult]) -> dict[str, float]:
+    """Average it over OOD sets; nothing where some set has none."""
+    mean = {}
+    for name in Diversity.model_fields:
+        values = [value for each in sets if (value := getattr(each, name)) is not None]
+        if len(values) == len(sets):
+            mean[name] = sum(values) / len(values)
+    return mean
 
 
 def _by_place(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

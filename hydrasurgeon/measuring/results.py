@@ -230,6 +230,11 @@ class SetResult(IdResult):
     name: str
 
 
+MI = "Mutual information between answer and member: how far members are apart."
+DISAGREEMENT = "How often two members name different classes."
+"""What diversity means, for the glossary."""
+
+
 class OodAverage(_Record):
     auroc: float = column(
         "AUROC",
@@ -253,6 +258,9 @@ class OodAverage(_Record):
         default=...,
     )
     aupr_id: float
+    mi: Number = column("MI", meaning=MI)
+    """Of several members, on the OOD samples."""
+    disagreement: Number = column("disagreement", meaning=DISAGREEMENT)
     ci: dict[str, Interval] | None = None
 
 
@@ -308,12 +316,8 @@ class ShiftAverage(_Record):
 
 
 class Diversity(_Record):
-    mi: Number = column(
-        "MI", "", "MI", "Mutual information between answer and member: how far members are apart."
-    )
-    disagreement: Number = column(
-        "disagreement", "", "DI", "How often two members name different classes."
-    )
+    mi: Number = column("MI", "", "MI", MI)
+    disagreement: Number = column("disagreement", "", "DI", DISAGREEMENT)
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
