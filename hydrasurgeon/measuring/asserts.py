@@ -1,10 +1,11 @@
-"""`eval --assert`: limits that numbers of the report must keep, so that CI can hold a model to
-them.
+"""`eval --assert`: limits that numbers of the report must keep, so that CI can hold a model to them.
 
-    [RESULT:]PATH OPERATOR NUMBER     id.ece<=0.02     ood.mnist.auroc>=0.9     hydra:cost.macs<2e9
+    [RESULT:]PATH OPERATOR NUMBER                       id.ece<=0.02     hydra:cost.macs<2e9
+    [RESULT:]PATH OPERATOR OTHER[:PATH][+NUMBER]        next:id.accuracy>=base-0.01
 
 A path is the way to a number through a result of the JSON report; in lists it goes by name, in
-shifts by NAME:SEVERITY.
+shifts by NAME:SEVERITY. OTHER is another result of the same report. `differences.METRIC.low`,
+`.high` and `.difference` are those of a result from the reference.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydrasurgeon.errors import CheckFailed, UsageError
 from hydrasurgeon.lookup import format_number, nearest
-from hydrasurgeon.measuring.results import Asserted, Result
+from hydrasurgeon.measuring.results import Asserted, Report, Result
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -28,13 +29,28 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 """How a number is held to a limit, by the operator as it is typed."""
-ROOTS = [name for name in Result.model_fields if name not in ("name", "kind")]
+DIFFERENCES = "differences"
+"""What the path of a paired difference begins with."""
+ROOTS = [*(name for name in Result.model_fields if name not in ("name", "kind")), DIFFERENCES]
 """The parts of a result that hold numbers."""
+PATH = rf"(?:{'|'.join(ROOTS)})(?:\.[^<>=]+?)?"
 FORM = re.compile(
-    rf"(?:(?P<result>.+?):)?(?P<path>(?:{'|'.join(ROOTS)})(?:\.[^<>=]+?)?)"
-    rf"\s*(?P<operator>{'|'.join(OPERATORS)})\s*(?P<number>[^<>=\s]+)"
+    rf"(?:(?P<result>.+?):)?(?P<path>{PATH})\s*(?P<operator>{'|'.join(OPERATORS)})\s*(?P<limit>[^<>=]+)"
 )
-"""A limit as it is typed: [NAME:]PATH OPERATOR NUMBER."""
+"""A limit as it is typed."""
+BEHIND_NAME = re.compile(
+    rf"(?::(?P<path>{PATH}))?\s*(?P<offset>[+-]\s*[0-9.]+(?:[eE][+-]?[0-9]+)?)?"
+)
+"""What may stand behind OTHER."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit that is a number of another result, and what is added to it."""
+
+    result: str
+    path: str
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,25 +61,71 @@ class Assertion:
     result: str | None
     path: str
     operator: str
-    limit: float
+    limit: float | str | Bound
+    """A number, or a text until names of results are known."""
 
-    def holds(self, value: float | None) -> bool:
-        """What was not measured, or is not a number, keeps no limit."""
-        return value is not None and OPERATORS[self.operator](value, self.limit)
+    def holds(self, value: float | None, limit: float | None) -> bool:
+        """Return False for what was not measured or is not a number."""
+        if value is None or limit is None:
+            return False
+        return OPERATORS[self.operator](value, limit)
 
 
 def parse_assertion(text: str) -> Assertion:
+    """Read a limit; UsageError where it has another form."""
     match = FORM.fullmatch(text.strip())
+    if match is None:
+        raise _misread(text)
+    limit: float | str = match["limit"].strip()
     try:
-        limit = float(match["number"]) if match else math.nan
+        limit = float(limit)
     except ValueError:
-        limit = math.nan
-    if match is None or not math.isfinite(limit):
-        raise UsageError(
-            f"--assert {text}: not [NAME:]PATH, one of {' '.join(OPERATORS)}, and a number",
-            hint='Such as --assert "id.ece<=0.02" or --assert "hydra:ood_average.all.auroc>=0.85", in quotes.',
-        )
+        return Assertion(text.strip(), match["result"], match["path"], match["operator"], limit)
+    if not math.isfinite(limit):
+        raise _misread(text)
     return Assertion(text.strip(), match["result"], match["path"], match["operator"], limit)
+
+
+def _misread(text: str) -> UsageError:
+    return UsageError(
+        f"--assert {text}: not [NAME:]PATH, one of {' '.join(OPERATORS)}, and a number or a result",
+        hint='Such as --assert "id.ece<=0.02" or --assert "next:id.accuracy>=base-0.01", in quotes.',
+    )
+
+
+def with_bounds(assertions: Sequence[Assertion], names: Sequence[str]) -> list[Assertion]:
+    """Return the limits with the results that they name; UsageError where there is no such result."""
+    resolved = []
+    for each in assertions:
+        if each.result not in (None, *names):
+            raise UsageError(
+                f"--assert {each.text}: no result named {each.result}",
+                hint=_choice(str(each.result), names),
+            )
+        limit = each.limit
+        if isinstance(limit, str):
+            bounds = (_bound(limit, name, each.path) for name in sorted(names, key=len)[::-1])
+            found = next(filter(None, bounds), None)
+            if found is None:
+                raise UsageError(
+                    f"--assert {each.text}: {limit} is neither a number nor a result",
+                    hint=f"{_choice(limit, names)} Such as {names[0]}, {names[0]}-0.01.",
+                )
+            limit = found
+        resolved.append(replace(each, limit=limit))
+    return resolved
+
+
+def _bound(text: str, name: str, path: str) -> Bound | None:
+    """Read a limit as a number of this result, of the same path if none is given."""
+    match = BEHIND_NAME.fullmatch(text.removeprefix(name))
+    if not text.startswith(name) or match is None:
+        return None
+    try:
+        offset = float((match["offset"] or "0").replace(" ", ""))
+    except ValueError:
+        return None
+    return Bound(name, match["path"] or path, offset)
 
 
 def paths_of(result: Result) -> dict[str, float | None]:
@@ -86,49 +148,78 @@ def _numbers(value: Any, way: tuple[str, ...]) -> Iterator[tuple[str, float | No
         yield ".".join(way), value
 
 
-def check_names(assertions: Sequence[Assertion], names: Sequence[str]) -> None:
-    """Refuse a limit of a result that there is not."""
-    for each in assertions:
-        if each.result not in (None, *names):
-            raise UsageError(
-                f"--assert {each.text}: no result named {each.result}",
-                hint=_choice(str(each.result), names),
-            )
-
-
 def _choice(word: str, words: Sequence[str]) -> str:
     near = "".join(f"Did you mean {each}? " for each in nearest(word, words))
     return f"{near}There are {', '.join(words)}."
 
 
-def judged(assertions: Sequence[Assertion], results: Sequence[Result]) -> tuple[Asserted, ...]:
-    """Each limit on each result it is about."""
+def judged(assertions: Sequence[Assertion], report: Report) -> tuple[Asserted, ...]:
+    """Hold each limit against each result it is about."""
+    numbers = {result.name: _numbers_of(result, report) for result in report.results}
+    references = {each.reference for each in report.differences or ()}
     asserted = []
     for each in assertions:
-        for result in results:
-            if each.result in (None, result.name):
-                value = paths_of(result).get(each.path)
-                holds = each.holds(value)
-                asserted.append(
-                    Asserted(assertion=each.text, result=result.name, value=value, holds=holds)
-                )
+        limit = _limit_of(each, numbers)
+        for name in numbers:
+            compares = each.path.startswith(f"{DIFFERENCES}.")
+            if each.result not in (None, name) or (compares and name in references):
+                continue
+            value = numbers[name].get(each.path)
+            record = Asserted(
+                assertion=each.text,
+                result=name,
+                value=value,
+                limit=limit if isinstance(each.limit, Bound) else None,
+                holds=each.holds(value, limit),
+            )
+            asserted.append(record)
     return tuple(asserted)
 
 
-def require(asserted: Sequence[Asserted], results: Sequence[Result]) -> None:
-    """A failed check that names each broken limit and the value that broke it; a wrong usage where no
+def _limit_of(
+    assertion: Assertion, numbers: Mapping[str, Mapping[str, float | None]]
+) -> float | None:
+    """Return the number that a limit stands for; None where the other result has none."""
+    bound = assertion.limit
+    if isinstance(bound, Bound):
+        other = numbers[bound.result].get(bound.path)
+        return None if other is None else other + bound.offset
+    return float(bound)
+
+
+def _numbers_of(result: Result, report: Report) -> dict[str, float | None]:
+    """Return the numbers of a result and its differences from the reference, by path."""
+    differences = {
+        f"{DIFFERENCES}.{each.metric}.{end}": getattr(each, end)
+        for each in report.differences or ()
+        if each.name == result.name
+        for end in ("difference", "low", "high")
+    }
+    return paths_of(result) | differences
+
+
+def require(asserted: Sequence[Asserted], report: Report) -> None:
+    """Raise CheckFailed with each broken limit and the value that broke it; UsageError where no
     result has the number.
     """
+    names = [result.name for result in report.results]
     for text in dict.fromkeys(each.assertion for each in asserted):
-        if all(each.value is None for each in asserted if each.assertion == text):
-            raise _unmeasured(parse_assertion(text), results)
+        (assertion,) = with_bounds([parse_assertion(text)], names)
+        mine = [each for each in asserted if each.assertion == text]
+        if all(each.value is None for each in mine):
+            raise _unmeasured(assertion, assertion.result, assertion.path, report)
+        bound = assertion.limit
+        if isinstance(bound, Bound) and all(each.limit is None for each in mine):
+            raise _unmeasured(assertion, bound.result, bound.path, report)
     broken = [each for each in asserted if not each.holds]
     details = []
     for each in broken:
         named = "" if each.assertion.startswith(f"{each.result}:") else f"{each.result}: "
-        value = (
-            "it was not measured" if each.value is None else f"it is {format_number(each.value, 6)}"
-        )
+        value = "it was not measured"
+        if each.value is not None:
+            value = f"it is {format_number(each.value, 6)}"
+        if each.limit is not None:
+            value += f" and the limit {format_number(each.limit, 6)}"
         details.append(f"{named}{each.assertion}, but {value}")
     if broken:
         verb = "does" if len(broken) == 1 else "do"
@@ -137,20 +228,20 @@ def require(asserted: Sequence[Asserted], results: Sequence[Result]) -> None:
         )
 
 
-def _unmeasured(assertion: Assertion, results: Sequence[Result]) -> UsageError:
-    """It says what the results have, of the same part where they have that."""
-    paths = {
-        path: None
-        for result in results
-        if assertion.result in (None, result.name)
-        for path, value in paths_of(result).items()
-        if value is not None and ".ci." not in path
-    }
-    if assertion.path == "cost.latency_ms":
+def _unmeasured(assertion: Assertion, name: str | None, path: str, report: Report) -> UsageError:
+    """Say what the results have, of the same part where they have that."""
+    if path == "cost.latency_ms":
         return UsageError(f"--assert {assertion.text}: no time was measured", hint="Give --time.")
-    part = assertion.path.split(".")[0] + "."
-    alike = [path for path in paths if path.startswith(part)]
+    paths = {
+        each: None
+        for result in report.results
+        if name in (None, result.name)
+        for each, value in _numbers_of(result, report).items()
+        if value is not None and ".ci." not in each
+    }
+    part = path.split(".")[0] + "."
+    alike = [each for each in paths if each.startswith(part)]
     return UsageError(
-        f"--assert {assertion.text}: the report has no {assertion.path}",
-        hint=_choice(assertion.path, alike or [*paths]),
+        f"--assert {assertion.text}: the report has no {path}",
+        hint=_choice(path, alike or [*paths]),
     )

@@ -396,13 +396,29 @@ class Asserted(_Record):
     result: str
     value: int | float | None
     """None where the result has no such number."""
+    limit: float | None = None
+    """What it was compared with, where that is a number of another result."""
     holds: bool
+
+
+class PairedDifference(_Record):
+    """By how much a result's metric lies above the reference's on the same samples."""
+
+    name: str
+    reference: str
+    metric: str
+    difference: float
+    low: float
+    """The ends of its interval, of paired bootstrap resamples at the level of `--ci`."""
+    high: float
 
 
 class Report(_Record):
     format: Literal["hydrasurgeon.eval/1"] = "hydrasurgeon.eval/1"
     settings: dict[str, Any]
     results: tuple[Result, ...]
+    differences: tuple[PairedDifference, ...] | None = None
+    """Of all results but the reference; None without `--ci`."""
     asserts: tuple[Asserted, ...] | None = None
 
     def to_json(self) -> str:

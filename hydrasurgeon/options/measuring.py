@@ -57,7 +57,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     """
 
     requires: ClassVar = {
-        "reference": ("html", "markdown"),
+        "reference": ("html", "markdown", "ci"),
         "predictions": ("checkpoints",),
         "val": ("temperature",),
     }
@@ -134,16 +134,17 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         gt=0,
         lt=1,
         metavar="P",
-        help="Bootstrap confidence intervals of the metrics, of level P.",
+        help="Bootstrap confidence intervals of level P, of metrics and of paired differences.",
     )
     reference: str | None = option(
-        None, metavar="NAME", help="The result that reports compare with; else the first."
+        None, metavar="NAME", help="The result that differences are from; else the first."
     )
     asserts: Texts = option(
         (),
         flags=("--assert",),
         metavar="[NAME:]PATH<=X",
-        help='Exit 1 unless a number of the report keeps this limit, "id.ece<=0.02"; repeatable.',
+        help='Exit 1 unless a number keeps this limit: "id.ece<=0.02", or that of another result, '
+        '"next:id.accuracy>=base-0.01"; repeatable.',
     )
     time: bool = option(
         False, group=RUNS, help="Time all models in turn, on a batch of 16 samples."

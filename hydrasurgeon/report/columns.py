@@ -67,6 +67,8 @@ class Cell:
     low: str = ""
     high: str = ""
     """The ends of its interval, where there is one."""
+    verdict: str = ""
+    """`better` or `worse` of a difference whose interval excludes 0."""
 
 
 @dataclass(frozen=True)

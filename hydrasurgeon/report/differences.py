@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hydrasurgeon.measuring.bootstrap import Difference, compared, is_paired
 from hydrasurgeon.measuring.measure import Row
 from hydrasurgeon.measuring.results import ABSENT, COMPARED
-from hydrasurgeon.report.columns import Cell, Column, Rank, Table
+from hydrasurgeon.report.columns import Cell, Column, Table
 
 OF_OOD = ("auroc", "fpr95")
 """Metrics of OOD detection."""
@@ -17,9 +17,7 @@ FEWEST = 20
 """Samples that a comparison takes: resamples of fewer repeat so few answers that their interval is
 too narrow.
 """
-MARKED: dict[str, Rank] = {"better": "best", "worse": "second", "equal": ""}
-"""How a table shows a difference."""
-NOTE = "Bold is better and underlined is worse; the interval of any other holds 0."
+NOTE = "The interval of a difference that is neither better nor worse holds 0."
 
 
 def differences(row: Row, reference: Row, *, level: float, seed: int = 0) -> tuple[Difference, ...]:
@@ -53,6 +51,7 @@ def table_of(names: Sequence[str], differing: Sequence[Sequence[Difference]]) ->
                 cells.append(Cell(ABSENT))
                 continue
             value, low, high = (f"{each:+.4f}" for each in (found.value, found.low, found.high))
-            cells.append(Cell(value, MARKED[found.judgement], low, high))
+            verdict = "" if found.judgement == "equal" else found.judgement
+            cells.append(Cell(value, low=low, high=high, verdict=verdict))
         columns.append(Column(COMPARED[metric], "", tuple(cells)))
     return Table("Differences", tuple(names), tuple(columns), NOTE)

@@ -1,5 +1,5 @@
-"""Tables as Markdown: the best bold, the second best underlined; the report, and the model card's
-section.
+"""Tables as Markdown: the best of a column bold, the second best underlined; the report, and the
+model card's section.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from hydrasurgeon.files.foreign import code, visible
 from hydrasurgeon.report.columns import Cell, Table
 from hydrasurgeon.report.page import Material
 
+RANKS = "Bold is the best number of a column, underlined the second best."
+"""What bold and underlined mean, wherever they are."""
+
 
 def markdown(material: Material) -> str:
-    """How each model compares as a list, then each table."""
+    """Write how each model compares as a list, then each table."""
     pairs = zip(material.heads, material.names, strict=True)
-    listed = [f"- **{head}**: {code(name)}" for (_, head), name in pairs]
+    listed = [f"- {head}: {code(name)}" for (_, head), name in pairs]
     listed += [f"- Note: {plain(note)}" for note in material.notes]
-    parts = ["\n".join(listed)]
+    parts = ["\n".join(listed)] + [RANKS] * bool(material.others)
     for each in material.tables:
         parts += [f"### {each.title}", results_table(each, map(code, each.names))]
         parts += [each.note] if each.note else []
@@ -43,6 +46,7 @@ def plain(text: str) -> str:
 
 def _marked(cell: Cell) -> str:
     ends = f" [{cell.low}, {cell.high}]" if cell.low else ""
+    ends += f" {cell.verdict}" if cell.verdict else ""
     # Markdown has no underline of its own; the tag is one that every reader of it knows.
     shown = {"best": f"**{cell.text}**", "second": f"<u>{cell.text}</u>", "": cell.text}
     return shown[cell.rank] + ends

@@ -22,7 +22,7 @@ from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.measure import Answered, Row
-from hydrasurgeon.measuring.results import Report, Result
+from hydrasurgeon.measuring.results import PairedDifference, Report, Result
 from hydrasurgeon.report import charts
 from hydrasurgeon.report.classes import class_tables
 from hydrasurgeon.report.columns import (
@@ -81,6 +81,24 @@ class Material:
     def others(self) -> list[str]:
         """What the other rows are called."""
         return [name for at, name in enumerate(self.names) if at != self.reference]
+
+    @property
+    def paired(self) -> tuple[PairedDifference, ...]:
+        """The same as records of the report."""
+        reference = self.rows[self.reference]
+        others = [row for row in self.rows if row is not reference]
+        return tuple(
+            PairedDifference(
+                name=row.name,
+                reference=reference.name,
+                metric=each.metric,
+                difference=each.value,
+                low=each.low,
+                high=each.high,
+            )
+            for row, differing in zip(others, self.differing, strict=True)
+            for each in differing
+        )
 
     @property
     def heads(self) -> list[tuple[str, str]]:

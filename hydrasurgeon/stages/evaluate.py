@@ -15,7 +15,14 @@ from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import UNKNOWN
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.measuring.asserts import check_names, judged, parse_assertion, require
+from hydrasurgeon.measuring.asserts import (
+    DIFFERENCES,
+    Assertion,
+    judged,
+    parse_assertion,
+    require,
+    with_bounds,
+)
 from hydrasurgeon.measuring.cascades import WHOLE, has_cascade
 from hydrasurgeon.measuring.measure import Row, with_mce
 from hydrasurgeon.measuring.results import Report
@@ -69,7 +76,7 @@ class Evaluation:
 
     def require(self) -> None:
         """CheckFailed where a limit that was asserted is broken."""
-        require(self.report.asserts or (), self.report.results)
+        require(self.report.asserts or (), self.report)
 
 
 @stage(EvaluateOptions)
@@ -82,6 +89,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     assertions = [parse_assertion(text) for text in arguments.asserts]
     labelled = labelled_sets(arguments.data, arguments.classes)
     _check(labelled, arguments)
+    _check_assertions(assertions, arguments)
     check_engine(arguments, arguments.dtype)
     outputs = _outputs(arguments)
     files = of_files(arguments)
@@ -99,7 +107,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
             f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
             hint=f"There are {', '.join(map(visible, names))}.",
         )
-    check_names(assertions, names)
+    assertions = with_bounds(assertions, names)
     measured = Measured()
     if opened:
         logits = outputs.get("predictions")
@@ -109,10 +117,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     report = Report(
         settings={**_settings(labelled, opened, files, arguments), **measured.classes},
         results=results,
-        asserts=judged(assertions, results) if assertions else None,
     )
-    if isinstance(outputs.get("json"), Path):
-        write_text(outputs["json"], report.to_json())
     notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
     for each in opened if arguments.decides else ():
         device, dtype = arguments.device, arguments.dtype
@@ -138,6 +143,12 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         measured.class_names,
         {name: sha256 for name, sha256 in hashes.items() if sha256 != UNKNOWN},
     )
+    if arguments.ci is not None:
+        report = report.model_copy(update={"differences": material.paired})
+    if assertions:
+        report = report.model_copy(update={"asserts": judged(assertions, report)})
+    if isinstance(outputs.get("json"), Path):
+        write_text(outputs["json"], report.to_json())
     printed = _written(material, outputs)
     said = material.headline if "html" in outputs and len(rows) > 1 else ""
     return Evaluation(report, measured.skipped, tuple(notes), printed, said)
@@ -212,6 +223,15 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
             check_score(kind)
 
 
+def _check_assertions(assertions: Sequence[Assertion], arguments: EvaluateOptions) -> None:
+    """Refuse limits of differences where none are measured."""
+    for each in assertions:
+        if each.path.startswith(DIFFERENCES) and arguments.ci is None:
+            raise UsageError(
+                f"--assert {each.text}: differences are measured with --ci", hint="Give --ci 0.95."
+            )
+
+
 def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
     """Where report, logits and pages go, all this command's to write."""
     force, inputs = arguments.force, arguments.sources
@@ -255,4 +275,6 @@ def _settings(
         settings[name] = getattr(arguments, name)
     if arguments.cascade:
         settings["cascade"] = True
+    if arguments.ci is not None:
+        settings["ci"] = arguments.ci
     return settings

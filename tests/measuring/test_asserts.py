@@ -13,7 +13,7 @@ import pytest
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.measuring.asserts import parse_assertion, paths_of
+from hydrasurgeon.measuring.asserts import Bound, parse_assertion, paths_of, with_bounds
 from hydrasurgeon.measuring.measure import row_of
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
 from hydrasurgeon.measuring.results import Cost, Report, Result
@@ -54,7 +54,6 @@ def test_grammar(text: str, parts: tuple[str | None, str, str, float]) -> None:
         "<=0.02",
         "id.ece=0.02",
         "id.ece!=0.02",
-        "id.ece<=low",
         "id.ece<=inf",
         "0.02>=id.ece",
         "ece<=0.02",
@@ -67,6 +66,82 @@ def test_what_is_no_assertion(text: str) -> None:
     with pytest.raises(UsageError, match="--assert") as refused:
         parse_assertion(text)
     assert "id.ece<=0.02" in str(refused.value.hint)
+
+
+NAMES = ("base", "base-0.01", "a + b", "hf:me/model", "next")
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("next:id.accuracy>=base", Bound("base", "id.accuracy")),
+        ("next:id.accuracy >= base - 0.02", Bound("base", "id.accuracy", -0.02)),
+        ("id.nll<=base+1e-2", Bound("base", "id.nll", 0.01)),
+        ("id.nll<=base-0.01", Bound("base-0.01", "id.nll")),  # a name, where there is such a one
+        ("id.nll<=a + b+0.1", Bound("a + b", "id.nll", 0.1)),
+        ("id.nll<hf:me/model:id.ece-.5", Bound("hf:me/model", "id.ece", -0.5)),
+        ("cost.macs<next:ood.a-1.auroc+2", Bound("next", "ood.a-1.auroc", 2.0)),
+    ],
+)
+def test_a_limit_that_another_result_gives(text: str, bound: Bound) -> None:
+    (found,) = with_bounds([parse_assertion(text)], NAMES)
+    assert found.limit == bound
+
+
+@pytest.mark.parametrize(
+    "limit", ["low", "base*2", "base-", "base:name", "base-0.01-0.02-x", "bas"]
+)
+def test_what_is_neither_a_number_nor_a_result(limit: str) -> None:
+    with pytest.raises(UsageError, match="is neither a number nor a result"):
+        with_bounds([parse_assertion(f"id.ece<={limit}")], NAMES)
+
+
+def test_relative_limits_in_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 100 rows `base` has 80 right and `next` 79, on the same rows but one."""
+    monkeypatch.chdir(tmp_path)
+    labels = np.arange(100) % 4
+    for name, right in (("base", 80), ("next", 79)):
+        answers = np.where(np.arange(100) < right, labels, (labels + 1 + np.arange(100) % 3) % 4)
+        logits = (3 * np.eye(4)[answers]).astype(np.float32)
+        said = Outputs(logits[:, None], None, labels)
+        write_predictions(Predictions(name, "member", said), tmp_path / f"{name}.safetensors")
+    line = ["eval", "--predictions-in", "base.safetensors", "--predictions-in", "next.safetensors"]
+    assert run([*line, "--quiet", "--assert", "next:id.accuracy>=base-0.011"]) == 0
+    report = ["--json", "report.json"]
+    assert run([*line, *report, "--quiet", "--assert", "next:id.accuracy>=base-0.009"]) == 1
+    said = "next:id.accuracy>=base-0.009, but it is 0.79 and the limit 0.791"
+    assert said in capsys.readouterr().err
+    (record,) = json.loads((tmp_path / "report.json").read_text())["asserts"]
+    assert record == {
+        "assertion": "next:id.accuracy>=base-0.009",
+        "result": "next",
+        "value": 0.79,
+        "limit": pytest.approx(0.791),
+        "holds": False,
+    }
+    # The interval of the paired difference says whether it is chance; by hand: 1 of 100 rows.
+    paired = ["--ci", "0.95", "--force", *report]
+    low = "next:differences.accuracy.low>=-0.031"
+    assert run([*line, *paired, "--assert", low, "--assert", "differences.accuracy.high<=0"]) == 0
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert [each["result"] for each in found["asserts"]] == ["next", "next"]
+    (accuracy,) = (each for each in found["differences"] if each["metric"] == "accuracy")
+    assert (accuracy["name"], accuracy["reference"]) == ("next", "base")
+    assert accuracy["difference"] == pytest.approx(-0.01)
+    # Of resamples of 100 rows the one that differs is drawn 0 to 3 times in 95 %.
+    assert (accuracy["low"], accuracy["high"]) == (pytest.approx(-0.03), 0)
+    assert run([*line, "--assert", low]) == 2
+    assert "differences are measured with --ci" in capsys.readouterr().err
+    assert run([*line, *paired, "--reference", "next"]) == 0
+    turned = json.loads((tmp_path / "report.json").read_text())["differences"]
+    assert {(each["name"], each["reference"]) for each in turned} == {("base", "next")}
+    by_metric = {each["metric"]: each["difference"] for each in turned}
+    for each in found["differences"]:
+        assert by_metric[each["metric"]] == pytest.approx(-each["difference"])
+    assert run([*line, "--force", *report]) == 0
+    assert "differences" not in json.loads((tmp_path / "report.json").read_text())
 
 
 def measured(name: str, *, cost: bool = True) -> Result:
@@ -92,7 +167,7 @@ def test_every_number_has_a_path() -> None:
     assert paths["cost.macs"] == 9
     assert paths["members"] == 2
     # members, id with five more, two OOD sets, three averages, three shifts and their averages, diversity, cost
-    assert len(paths) == 1 + 11 + 2 * 5 + 3 * 4 + 3 * 3 + 3 + 2 * 3 + 2 + 2
+    assert len(paths) == 1 + 11 + 2 * 7 + 3 * 6 + 3 * 3 + 3 + 2 * 3 + 2 + 2
 
 
 def test_in_the_command(

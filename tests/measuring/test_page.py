@@ -203,7 +203,16 @@ def test_a_few_samples_decide_nothing(tmp_path: Path) -> None:
 def test_markdown(files: list[Path], tmp_path: Path) -> None:
     hs.evaluate([], predictions_in=files, markdown=tmp_path / "r.md", ci=0.9)
     text = (tmp_path / "r.md").read_text(encoding="utf-8")
-    assert text.startswith("- **reference**: `base`\n- **better**: `")
+    assert text.startswith("- reference: `base`\n- better: `")
+    legend = "Bold is the best number of a column, underlined the second best."
+    assert legend in text
+    differences, _, rest = text.partition("### Differences")[2].partition("### ")
+    assert re.search(r"\| \+0\.\d+ \[\+0\.\d+, \+0\.\d+\] better \|", differences)
+    assert " worse |" in differences
+    assert not re.search(r"\*\*|<u>", differences)
+    bold = re.findall(r"\*\*([\d.]+)\*\*", rest)
+    best = hs.evaluate([], predictions_in=files).report.results[1].id
+    assert bold[:2] == [f"{best.accuracy:.3f}", f"{best.brier:.3f}"]
     assert "### Differences\n\n|  | accuracy ↑ | Brier ↓ | NLL ↓ | ECE ↓ |" in text
     assert "### In distribution\n\n|  | accuracy ↑ | Brier ↓ |" in text
     assert r"near \<\$set\$\> (near): AUROC" in text  # dollars would be read as mathematics
