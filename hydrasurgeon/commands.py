@@ -109,7 +109,7 @@ COMMANDS = (
         SURGERY,
         (
             "vit pair --data test/ --ood far:others=others/",
-            "vit pair --data test/ --ci 0.95 --html report.html",
+            "vit pair deep=t1+t2 --data test/ --ci 0.95 --html report.html",
         ),
         record="measuring:EvaluateOptions",
         stage="evaluate:evaluate",

@@ -51,6 +51,23 @@ class Content:
     config: dict[str, Any] | None = None
 
 
+NAMED = re.compile(r"([\w-]+)=(.+)")
+"""NAME=CKPT."""
+
+
+def parts_of(text: str) -> tuple[str | None, list[str]]:
+    """Split [NAME=]CKPT[+CKPT…] into its name and its checkpoints; a path that is there stays whole."""
+    name, match = None, NAMED.fullmatch(text)
+    if match is not None and not _is_there(text):
+        name, text = match[1], match[2]
+    return name, [text] if _is_there(text) else text.split("+")
+
+
+def _is_there(text: str) -> bool:
+    """Return True if the text is a path, or one with the suffix that may be left out."""
+    return present(Path(text)) or present(Path(f"{text}.safetensors"))
+
+
 def find(text: str) -> Path:
     """The path behind a name: as it stands, or with the suffix that may be left out."""
     path = Path(text)

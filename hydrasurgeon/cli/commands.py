@@ -32,8 +32,6 @@ from hydrasurgeon.options.base import (
 
 NAMED = re.compile(r"[^=/]*=")
 """What a data set is called, in front of it."""
-MODEL = re.compile(r"^[\w-]+=")
-"""What a checkpoint is called, in front of it."""
 
 
 def add(app: typer.Typer, commands: Iterable[Command]) -> None:
@@ -90,7 +88,7 @@ def _look(options: Options) -> None:
     """Refuse names of nothing at once: stages take seconds to import, and may read the second file
     after an hour.
     """
-    from hydrasurgeon.checkpoints.folder import find, present
+    from hydrasurgeon.checkpoints.folder import find, parts_of, present
     from hydrasurgeon.checkpoints.hub import is_hub_id
     from hydrasurgeon.data.places import is_there, located
     from hydrasurgeon.options.columns import DataSpec
@@ -105,8 +103,7 @@ def _look(options: Options) -> None:
 
         if recipe != "auto":
             load_recipe(recipe, {})
-    for given in options.reading(CHECKPOINTS):
-        text = given if present(Path(given)) else MODEL.sub("", given)
+    for text in (part for each in options.reading(CHECKPOINTS) for part in parts_of(each)[1]):
         if not (text.startswith(FRESH) or is_hub_id(text) or present(Path(text))):
             find(text.partition("#")[0])
     for text in options.reading(LABELLED, UNLABELLED):

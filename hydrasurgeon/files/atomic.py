@@ -189,15 +189,16 @@ def _within(path: Path, folder: Path) -> bool:
 
 
 def _named(argument: object) -> Iterator[Path]:
-    """The files and folders that an argument names: checkpoints, and data as D, NAME=D,
-    near:NAME=D.
+    """The files and folders that an argument names: checkpoints, also as NAME=A+B, and data as D,
+    NAME=D, near:NAME=D.
     """
     if isinstance(argument, (list, tuple)):
         for each in argument:
             yield from _named(each)
     elif argument is not None:
         text = str(argument)
-        for name in {text, text.partition("=")[2], text.rpartition("=")[2]} - {""}:
+        specs = {text, text.partition("=")[2], text.rpartition("=")[2]}
+        for name in specs.union(*(spec.split("+") for spec in specs)) - {""}:
             paths = (
                 Path(name),
                 Path(name + SUFFIX),

@@ -518,8 +518,10 @@ class _Contents:
         return tensor
 
 
-def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
-    """All their members as one model's; DataError where they did not answer for the same samples."""
+def ensembled(files: Sequence[tuple[Path, Predictions]], *, name: str | None = None) -> Predictions:
+    """Return all their members as one model's; DataError where they did not answer for the same
+    samples.
+    """
     (first_path, first), *others = files
     for path, other in others:
         for what, mine in _samples_of(first).items():
@@ -538,7 +540,7 @@ def ensembled(files: Sequence[tuple[Path, Predictions]]) -> Predictions:
     costs = [p.cost for p in every if p.cost is not None]
     cost = summed_costs(costs) if len(costs) == len(every) else None
     return Predictions(
-        name=" + ".join(predictions.name for predictions in every),
+        name=name or " + ".join(predictions.name for predictions in every),
         kind="ensemble",
         problem=first.problem,
         outputs=_joined([each.outputs for each in every]),

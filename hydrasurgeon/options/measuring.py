@@ -76,7 +76,10 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     )
 
     checkpoints: Paths = argument(
-        reads=CHECKPOINTS, metavar="CKPT...", help="Checkpoints to compare.", default=()
+        reads=CHECKPOINTS,
+        metavar="CKPT...",
+        help="Checkpoints to compare, perhaps as NAME=CKPT; A+B+C is their Deep Ensemble.",
+        default=(),
     )
     data: Texts = option((), metavar="[NAME=]D", group=LABELLED, help=f"{DATA}; repeatable.")
     ood: Texts = option(
@@ -112,7 +115,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     )
     ensemble: bool = option(
         False,
-        help="Treat the checkpoints, or else the files of --predictions-in, as one Deep Ensemble.",
+        help="Treat all checkpoints, or else all files of --predictions-in, as one Deep Ensemble.",
     )
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] | Literal["fit"] | None = option(
         None,
@@ -166,11 +169,6 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     predictions: PathLike | None = option(
         None, metavar="F", group=WRITTEN, help="Write the logits as safetensors."
     )
-
-    @property
-    def decides(self) -> bool:
-        """Whether models decide by their states, which were fitted to the answers of one model."""
-        return not (self.ensemble or self.no_decision)
 
 
 class BenchOptions(Engines, Bare, Device, Columns, Force):

@@ -125,8 +125,10 @@ class Table:
 
 
 def shown_name(result: Result) -> str:
-    """What a row is called: an ensemble by its size, for its name is that of all its members."""
-    return f"ensemble of {result.members}" if result.kind == "ensemble" else result.name
+    """What a row is called: an ensemble without a name of its own by its size."""
+    if result.kind == "ensemble" and " + " in result.name:
+        return f"ensemble of {result.members}"
+    return result.name
 
 
 def short(text: str) -> str:

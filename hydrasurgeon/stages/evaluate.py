@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.checkpoints.folder import parts_of
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.engines import check_engine, chosen, fitted_otherwise, open_models
 from hydrasurgeon.errors import CheckpointError, UsageError
@@ -43,6 +44,7 @@ from hydrasurgeon.report.page import Material, document
 from hydrasurgeon.runtime.answering import CALIBRATE
 from hydrasurgeon.stages.evaluate_models import (
     Measured,
+    TableEntry,
     by_file,
     few_ood,
     of_files,
@@ -93,11 +95,8 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     check_engine(arguments, arguments.dtype)
     outputs = _outputs(arguments)
     files = of_files(arguments)
-    opened = by_path(
-        open_models(arguments.checkpoints, arch=arguments.arch, engine=arguments.engine),
-        arguments.checkpoints,
-    )
-    names = _names(opened, arguments)
+    opened, entries = _opened(arguments)
+    names = _names(opened, entries, arguments)
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
@@ -109,28 +108,31 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         )
     assertions = with_bounds(assertions, names)
     measured = Measured()
+    single = {entry.name: opened[entry.members[0]] for entry in entries if not entry.is_ensemble}
+    deciding = {} if arguments.no_decision else single
     if opened:
         logits = outputs.get("predictions")
-        measured = of_models(opened, labelled, arguments, logits, files)
+        measured = of_models(opened, entries, labelled, arguments, logits, files)
     rows = with_mce([*measured.rows, *files])
     results = tuple(row.result for row in rows)
     report = Report(
-        settings={**_settings(labelled, opened, files, arguments), **measured.classes},
+        settings={**_settings(labelled, deciding, files, arguments), **measured.classes},
         results=results,
     )
     notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
-    for each in opened if arguments.decides else ():
+    for name, each in deciding.items():
         device, dtype = arguments.device, arguments.dtype
         engine = chosen(each, arguments.engine, device=device, dtype=dtype)
         notes += filter(None, [fitted_otherwise(each, engine)])
         decision = each.manifest.decision
         if not arguments.cascade and decision and decision.words and decision.words.mode == "first":
             told = "measured whole; with --cascade as it answers, words first"
-            notes.append(f"{name_of([each])}: {told}")
+            notes.append(f"{name}: {told}")
     at = 0 if wanted is None else [row.name for row in rows].index(wanted)
-    models = {name_of([each]): each.hub_id or each.path.name for each in opened}
+    models = {name: each.hub_id or each.path.name for name, each in single.items()}
     notes += unlike_notes(rows, rows[at], models)
     hashes = {name_of([each]): each.manifest.weights_sha256 for each in opened}
+    hashes |= {name: each.manifest.weights_sha256 for name, each in single.items()}
     if "html" in outputs:
         hashes |= {use: each.fingerprint()["sha256"] for use, each in measured.uses.items()}
     material = Material(
@@ -154,24 +156,56 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     return Evaluation(report, measured.skipped, tuple(notes), printed, said)
 
 
-def _names(opened: Sequence[Checkpoint], arguments: EvaluateOptions) -> list[str]:
-    """What the rows of models will be called, once each is known to be sound."""
+def _opened(arguments: EvaluateOptions) -> tuple[list[Checkpoint], list[TableEntry]]:
+    """Open each checkpoint once; return them, and which of them make a row of the table."""
+    named = [parts_of(str(text)) for text in arguments.checkpoints]
+    specs = [*dict.fromkeys(spec for _, parts in named for spec in parts)]
+    opened = by_path(open_models(specs, arch=arguments.arch, engine=arguments.engine), specs)
+    entries = []
+    for name, parts in named:
+        members = tuple(specs.index(spec) for spec in parts)
+        given = name or name_of([opened[at] for at in members])
+        entries.append(TableEntry(given, members))
+        if name is not None and [entry.name for entry in entries].count(name) > 1:
+            raise UsageError(f"eval: {name} is there twice", hint="Tell them apart by NAME=CKPT.")
+    if not (arguments.ensemble and entries):
+        return opened, entries
+    several = next((entry for entry in entries if entry.is_ensemble), None)
+    if several is not None:
+        raise UsageError(
+            f"--ensemble: {several.name} is an ensemble already", hint="Leave --ensemble out."
+        )
+    joined = TableEntry(
+        " + ".join(entry.name for entry in entries),
+        tuple(at for entry in entries for at in entry.members),
+    )
+    return opened, [joined]
+
+
+def _names(
+    opened: Sequence[Checkpoint], entries: Sequence[TableEntry], arguments: EvaluateOptions
+) -> list[str]:
+    """Return what the rows of models will be called, once each is known to be sound."""
     wanted = {
         "--html": arguments.html,
         "--shift": arguments.shift,
     }
-    if arguments.cascade and opened and not any(map(has_cascade, opened)):
+    cascades = [
+        entry.name
+        for entry in entries
+        if not entry.is_ensemble and has_cascade(opened[entry.members[0]])
+    ]
+    if arguments.cascade and opened and not cascades:
         what = f"--cascade: {opened[0].name} has no cascade in a decision state"
         raise CheckpointError(what, hint=CALIBRATE)
     for checkpoint in opened:
         for option in (name for name, given in wanted.items() if given):
             need_feature(problem_of(checkpoint.manifest.model), option, checkpoint.name)
         checkpoint.check_weights()
-    jobs = [opened] if arguments.ensemble and opened else [[each] for each in opened]
     names = []
-    for job in jobs:
-        name = name_of(job)
-        names += [name, name + WHOLE] if arguments.cascade and has_cascade(job[0]) else [name]
+    for entry in entries:
+        names.append(entry.name)
+        names += [entry.name + WHOLE] * (arguments.cascade and entry.name in cascades)
     return names
 
 
@@ -208,7 +242,7 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
     if arguments.predictions is not None and len(checkpoints) > 1 and not arguments.ensemble:
         raise UsageError(
             "--predictions holds one model's logits",
-            hint="Give one checkpoint, or several with --ensemble.",
+            hint="Give one checkpoint, or several as A+B.",
         )
     if arguments.temperature == "fit" and files:
         raise UsageError(
@@ -248,12 +282,12 @@ def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
 
 def _settings(
     labelled: Sequence[LabelledSet],
-    opened: Sequence[Checkpoint],
+    deciding: Mapping[str, Checkpoint],
     files: Sequence[Row],
     arguments: EvaluateOptions,
 ) -> dict[str, Any]:
     """What the report says of how it came about; `decision`: as each model's decision state has it."""
-    decided = arguments.decides and any(each.manifest.decision for each in opened)
+    decided = any(each.manifest.decision for each in deciding.values())
     decided = decided or any(row.decided for row in files)
     data: str | list[str] | None = None
     if len(labelled) == 1:

@@ -44,7 +44,6 @@ from hydrasurgeon.measuring.sets import (
     check_classes,
     check_same_classes,
     in_samples,
-    name_of,
     open_sets,
     uses_of,
 )
@@ -54,6 +53,23 @@ from hydrasurgeon.statistics.temperature import temperature_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.options.measuring import EvaluateOptions
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """Checkpoints that answer as one row of the table."""
+
+    name: str
+    members: tuple[int, ...]
+    """Their places among all checkpoints, each of which is opened once."""
+
+    @property
+    def is_ensemble(self) -> bool:
+        return len(self.members) > 1
+
+    def of(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Return its checkpoints."""
+        return [checkpoints[at] for at in self.members]
 
 
 ALIKE = "what no model can tell apart makes every OOD figure worse"
@@ -84,12 +100,13 @@ class Measured:
 
 def of_models(
     plain: Sequence[Checkpoint],
+    entries: Sequence[TableEntry],
     labelled: Sequence[LabelledSet],
     arguments: EvaluateOptions,
     predictions: Path | None,
     files: Sequence[Row],
 ) -> Measured:
-    """Every checkpoint, or all of them as one ensemble, on all data sets."""
+    """Measure every entry on all data sets."""
     first, *others = labelled
     limit, seed = arguments.limit, arguments.seed
     samples = open_data(first.spec, limit=limit, seed=seed)
@@ -109,15 +126,27 @@ def of_models(
         samples = fit_classes(samples, named[0].manifest.model)
         further.append((each.name, samples, named))
     skipped: list[str] = []
-    timed, rows = SideBySide() if arguments.time else None, list[Row]()
-    jobs = [[*range(len(opened))]] if arguments.ensemble else [[i] for i in range(len(opened))]
-    for job in jobs:
-        ours = [(name, samples, [named[i] for i in job]) for name, samples, named in further]
-        checkpoints = [opened[i] for i in job]
-        more = _rows(checkpoints, sets, ours, arguments, skipped, timed, predictions)
-        rows += [
+    timed = SideBySide() if arguments.time else None
+    answered: dict[int, Predictions] = {}
+    """What members of ensembles said that are entries themselves."""
+    of_entry: dict[int, list[Row]] = {}
+    # Members come first, so that an ensemble can be made of what they said.
+    for place in sorted(range(len(entries)), key=lambda at: entries[at].is_ensemble):
+        entry = entries[place]
+        ours = [(name, samples, entry.of(named)) for name, samples, named in further]
+        parts = [answered[at] for at in entry.members if at in answered and entry.is_ensemble]
+        whole = parts if len(parts) == len(entry.members) else None
+        job = entry.of(opened)
+        more, said = _rows(
+            entry.name, job, sets, ours, arguments, skipped, timed, predictions, whole
+        )
+        (at, *rest) = entry.members
+        if not rest and any(at in other.members for other in entries if other.is_ensemble):
+            answered[at] = said
+        of_entry[place] = [
             over_sets(row, others, first=first.name) if others else row for row, others in more
         ]
+    rows = [row for place in range(len(entries)) for row in of_entry[place]]
     told = [*sets.notes, *(samples.note for _, samples, _ in further)]
     told += [trained_on(sets.id, each.manifest.history) for each in opened]
     classes: dict[str, Any] = dict(record_of(opened[0].manifest.model))
@@ -161,6 +190,7 @@ def _loaded(checkpoint: Checkpoint, arguments: EvaluateOptions) -> Engine:
 
 
 def _rows(
+    name: str,
     job: Sequence[Checkpoint],
     sets: DataSets,
     further: Sequence[Further],
@@ -168,38 +198,47 @@ def _rows(
     skipped: list[str],
     timed: SideBySide | None,
     place: Path | None,
-) -> list[tuple[Row, list[SetResult]]]:
-    """Checkpoints that answer as one: their row, behind that of their cascade, and what they are
-    worth on further data.
+    parts: Sequence[Predictions] | None,
+) -> tuple[list[tuple[Row, list[SetResult]]], Predictions]:
+    """Measure checkpoints that answer as one; return their row, behind that of their cascade, with
+    what they are worth on further data, and what they said.
+
+    An ensemble is made of the `parts` that its members said, if there are some.
     """
-    models = [_loaded(checkpoint, arguments) for checkpoint in job]
-    model, problem, name = models[0], problem_of(job[0].manifest.model), name_of(job)
+    models: list[Engine] = []
+    if not (parts and sets.val is None and timed is None and not further):
+        models = [_loaded(checkpoint, arguments) for checkpoint in job]
+    problem = problem_of(job[0].manifest.model)
+    decides = len(job) == 1 and not arguments.no_decision
     temperature = arguments.temperature
     if sets.val is not None:  # the temperature is fitted
         said, _ = said_of(models, sets.val, arguments, skipped)
         temperature = temperature_of(*problem.choices(said.logits, said.truth))
     state = State.unfitted(problem, float(temperature or 1))
-    own = model.state if arguments.decides and model.state else state
+    own = (decides and models[0].state) or state
     kinds = scores_wanted(arguments.ood_score, own, name)
     if temperature is None:
         state = own
-    predictions = predicted(
-        sets,
-        lambda samples, scored: said_of(
-            models, samples, arguments, skipped, own.fitted if scored else None
-        ),
-        name=name,
-        kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
-        # Of a text without the padding that others bring.
-        cost=cost_of(models, first_inputs(model, sets.id, arguments, 1)),
-        problem=problem,
-        decision=own.record if own.is_fitted else None,
-    )
+    if parts is not None:
+        predictions = ensembled([(Path(part.name), part) for part in parts], name=name)
+    else:
+        predictions = predicted(
+            sets,
+            lambda samples, scored: said_of(
+                models, samples, arguments, skipped, own.fitted if scored else None
+            ),
+            name=name,
+            kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
+            # Of a text without the padding that others bring.
+            cost=cost_of(models, first_inputs(models[0], sets.id, arguments, 1)),
+            problem=problem,
+            decision=own.record if own.is_fitted else None,
+        )
     if place is not None:
         write_predictions(predictions, place, data=sets.id.fingerprint()["sha256"])
     row = row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
     if timed is not None:
-        inputs = first_inputs(model, sets.id, arguments)
+        inputs = first_inputs(models[0], sets.id, arguments)
         row = replace(row, timing=timed.add(together(models), inputs))
     results = []
     for called, samples, ours in further:
@@ -210,11 +249,11 @@ def _rows(
         inside = as_decided(grouped(said, samples), scores, state)
         values = measure(inside, state.found, ci=arguments.ci, seed=arguments.seed)
         results.append(SetResult(name=called, **values))
-    if not (arguments.cascade and has_cascade(job[0])):
-        return [(row, results)]
+    if not (arguments.cascade and len(job) == 1 and has_cascade(job[0])):
+        return [(row, results)], predictions
     another, ci, seed = _loaded(job[0], arguments), arguments.ci, arguments.seed
     both = with_cascade(row, another, sets, arguments, timed, kinds, ci=ci, seed=seed)
-    return [(each, []) for each in both]
+    return [(each, []) for each in both], predictions
 
 
 def of_files(arguments: EvaluateOptions) -> list[Row]:
@@ -226,7 +265,7 @@ def of_files(arguments: EvaluateOptions) -> list[Row]:
     paths = [Path(path) for path in arguments.predictions_in]
 
     def row(predictions: Predictions, called: str) -> Row:
-        if not arguments.decides:
+        if arguments.no_decision or arguments.ensemble:
             predictions = replace(predictions, decision=None)
         kinds = scores_in(arguments.ood_score, predictions, called)
         state = State.unfitted(predictions.problem, float(arguments.temperature or 1))

@@ -55,6 +55,62 @@ def test_a_hydra_and_its_unfused_ensemble_agree(
     )
 
 
+def test_an_ensemble_stands_beside_its_members_and_a_hydra(
+    members: list[Path], images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hs.fuse(members, out="h.safetensors")
+    options = {"data": images(), "ood": [f"near:n={images('n.npz', seed=5)}"], "ci": 0.9}
+    rows = ["m0", "next=h", "deep=m0+m1.safetensors+m2", "m1+m2"]
+    found = hs.evaluate(rows, asserts=["next:id.nll<=deep+0.001"], **options).report
+    assert [each.name for each in found.results] == ["m0", "next", "deep", "m1 + m2"]
+    assert [each.kind for each in found.results] == ["member", "hydra", "ensemble", "ensemble"]
+    deep, pair = found.results[2:]
+    for ours, parts in ((deep, members), (pair, members[1:])):
+        (alone,) = hs.evaluate(parts, ensemble=True, **options).report.results
+        assert ours.model_copy(update={"name": alone.name}) == alone
+    assert found.asserts is not None
+    assert [each.holds for each in found.asserts] == [True]
+    # Of members that are rows too nothing else is run; where more is measured, they are run again.
+    further = [f"one={options['data']}", f"two={images('b.npz', seed=7)}"]
+    every = ["m0", "m1", "m2", "deep=m0+m1+m2"]
+    for more in (
+        {"data": further},
+        {"data": options["data"], "temperature": "fit", "val": images("v.npz", seed=8)},
+    ):
+        *_, ours = hs.evaluate(every, **more).report.results
+        (alone,) = hs.evaluate(members, ensemble=True, **more).report.results
+        assert ours.model_copy(update={"name": alone.name}) == alone
+    timed = hs.evaluate(every, data=options["data"], time=True).report.results
+    assert min(each.cost.latency_ms for each in timed) > 0
+
+
+def test_what_is_no_ensemble(
+    members: list[Path],
+    images: SPEC,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", images(rows=10)]
+    for words, code, says in (
+        (["m0+gone"], 3, "gone: no such checkpoint"),
+        (["m0+"], 3, "'' is not a checkpoint's path"),
+        (["m0+m1", "m2", "--ensemble"], 2, "--ensemble: m0 + m1 is an ensemble already"),
+        (["a=m0", "a=m1"], 2, "eval: a is there twice"),
+        (["m0+m1", "--json", "m1.safetensors", "--force"], 2, "is an input of this command"),
+        (["m0+m1", "m2", "--predictions", "p"], 2, "--predictions holds one model's logits"),
+    ):
+        assert run(["eval", *words, *data]) == code, words
+        assert says in capsys.readouterr().err
+    # A file whose name has a plus is one checkpoint.
+    members[0].rename("m1+m2.safetensors")
+    (result,) = hs.evaluate(["m1+m2"], data=data[1]).report.results
+    assert (result.name, result.kind) == ("m1+m2", "member")
+    assert run(["eval", "m1+m2", *data, "--predictions", "p.safetensors"]) == 0
+
+
 def test_metrics_come_from_the_averaged_probabilities(
     members: list[Path], images: SPEC, tmp_path: Path
 ) -> None:
