@@ -22,7 +22,7 @@ from hydrasurgeon.data.images import MAX_BYTES, decode, is_picture, plain
 from hydrasurgeon.data.labels import UNLABELLED, Column, Labels
 from hydrasurgeon.data.matching import UnknownClass, matched
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import read_bytes
+from hydrasurgeon.files.foreign import portable, read_bytes
 from hydrasurgeon.files.manifest import Inputs, Model
 from hydrasurgeon.statistics import words
 from hydrasurgeon.statistics.drawing import Drawing
@@ -166,7 +166,12 @@ class Samples(ABC):
             total.update(np.ascontiguousarray(labels, dtype=kind).tobytes())
             if self.written.chances is not None:
                 total.update(np.ascontiguousarray(self.written.chances, dtype="<f4").tobytes())
-        return {"spec": self.spec, "rows": len(self), "sha256": total.hexdigest()}
+        return {"spec": self.portable_spec, "rows": len(self), "sha256": total.hexdigest()}
+
+    @property
+    def portable_spec(self) -> str:
+        """Where it lies, without folders."""
+        return portable(self.spec)
 
     def content_hash(self) -> str:
         """A hash of the samples in any order, whatever their labels."""
@@ -379,6 +384,10 @@ class Joined(Samples):
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
+
+    @property
+    def portable_spec(self) -> str:
+        return f"{self.first.portable_spec} and {self.second.portable_spec}"
 
     def _at(self, i: int) -> tuple[Samples, int]:
         if i < len(self.first):

@@ -36,8 +36,8 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import (
     decoding,
     open_regular,
-    portable,
     readable,
+    unrooted,
 )
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
@@ -82,7 +82,7 @@ def open_data(
         samples = _npz(spec, paths[0])
     if not len(samples):
         raise DataError(f"{spec}: holds no samples")
-    samples.spec = portable(spec)
+    samples.spec = unrooted(spec)
     if LABELS in roles and samples.written is not None:
         samples.written = replace(samples.written, reading=roles[LABELS])
     samples = limited(samples, limit, seed)
@@ -113,7 +113,7 @@ def in_pieces(spec: str, *, at_once: int, carried: Collection[str] = ()) -> Iter
     done = 0
     for table in tables:
         samples = rows(table, columns)
-        samples.spec = portable(spec) if done == 0 else f"{portable(spec)} from row {done} on"
+        samples.spec = unrooted(spec) if done == 0 else f"{unrooted(spec)} from row {done} on"
         done += len(samples)
         yield samples
     if not done:

@@ -29,6 +29,10 @@ UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
 
 QUERY = re.compile(r"\?[^#]*")
 """What a web address asks for, and is signed by."""
+SCHEME = re.compile(r"[A-Za-z][\w.+-]*:")
+"""What stands in front of a name that is no path: `hf:`, `demo:`, `timm:`."""
+ENTRY = re.compile(r"(?P<name>[^/=#]*=)(?P<spec>.+)", re.DOTALL)
+"""NAME=D, near:NAME=D or NAME:SEVERITY=D."""
 Error = type[HydraError]
 
 
@@ -191,9 +195,25 @@ def is_name(text: str) -> bool:
     )
 
 
+def portable_entry(entry: str) -> str:
+    """Return D, or NAME=D as options take it, by `portable`."""
+    match = ENTRY.fullmatch(entry)
+    if match is None or os.path.exists(entry):
+        return portable(entry)
+    return match["name"] + portable(match["spec"])
+
+
+def unrooted(text: str) -> str:
+    """Return the name of an absolute path, a URL without its password and signature, and any other
+    text as it is.
+    """
+    return portable(text) if os.path.isabs(text) or "://" in text else text
+
+
 def portable(spec: str) -> str:
-    """A path without the folders of this machine: what files record is the same everywhere; a URL
-    without its password and signature.
+    """Return a path without its folders, so that the same job writes the same bytes in any of them;
+    a URL without its password and signature. Columns behind a path stay, and so do names with a
+    scheme.
     """
     if "://" in spec:
         scheme, _, rest = spec.partition("://")
@@ -201,7 +221,10 @@ def portable(spec: str) -> str:
         if scheme in ("http", "https"):
             path = QUERY.sub("", path)
         return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-    return Path(spec).name if os.path.isabs(spec) else spec
+    place, mark, columns = spec.partition("#")
+    if SCHEME.match(place) and not os.path.isabs(place) and not os.path.exists(place):
+        return spec
+    return (Path(place).name or place) + mark + columns
 
 
 def visible(text: object) -> str:

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.files.foreign import portable
+from hydrasurgeon.files.foreign import unrooted
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
 
 # What is printed before the options, not as one.
@@ -24,7 +24,9 @@ def step(
     seed: int | None = None,
     uses: Sequence[str] = (),
 ) -> Step:
-    """One history entry; arguments that were not given are left out, paths are cut to names."""
+    """Return a history entry. Arguments that were not given are left out; paths are cut to names, of
+    options that may hold anything else only absolute ones.
+    """
     return Step(
         command=command,
         args={
@@ -82,7 +84,7 @@ def _portable(value: Any) -> Any:
     if isinstance(value, Path):
         return value.name
     if isinstance(value, str):
-        return portable(value)
+        return unrooted(value)
     if isinstance(value, list):
         return [_portable(each) for each in value]
     return value

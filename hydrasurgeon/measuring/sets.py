@@ -16,7 +16,7 @@ from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.files.foreign import is_name, portable, visible
+from hydrasurgeon.files.foreign import is_name, visible
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.options.shared import ClassNames
 
@@ -141,14 +141,6 @@ def uses_of(sets: DataSets, further: Sequence[Further]) -> dict[str, Samples]:
     for (name, severity), samples in sets.shift.items():
         uses[f"shift {name}{'' if severity is None else f':{severity}'}"] = samples
     return uses if sets.val is None else uses | {"val": sets.val}
-
-
-def portable_entry(entry: str | None) -> str | None:
-    """`NAME=D` or D without folders of this machine."""
-    if entry is None:
-        return None
-    name, spec = _split(entry)
-    return portable(spec) if name is None else f"{name}={portable(spec)}"
 
 
 def _split(entry: str) -> tuple[str | None, str]:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from hydrasurgeon.errors import HydraWarning, UsageError
 from hydrasurgeon.files.atomic import claims
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.foreign import portable_entry, visible
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.lookup import did_you_mean
 
@@ -249,18 +249,22 @@ class Options(BaseModel):
         return f"{shown}{value}: {reason}".replace("'", "")
 
     def recorded(self) -> dict[str, Any]:
-        """What history keeps; `()` and the like say no more than None."""
-        fields = self.ordered()
-        kept = {
-            name: getattr(self, name)
-            for name, field in fields.items()
-            if about(field).get("recorded")
-        }
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in kept.items()
-            if not (value is None or value is False or value in ((), {}))
-        }
+        """Return what history keeps: of data, checkpoints and recipes the names without folders.
+
+        `()` and the like say no more than None.
+        """
+        kept: dict[str, Any] = {}
+        for name, field in self.ordered().items():
+            value, said = getattr(self, name), about(field)
+            if not said.get("recorded") or value is None or value is False or value in ((), {}):
+                continue
+            if said.get("reads") in (*KINDS, RECIPES):
+                several = value if isinstance(value, tuple) else (value,)
+                names = [portable_entry(str(each)) for each in several]
+                kept[name] = names if isinstance(value, tuple) else names[0]
+            else:
+                kept[name] = [*value] if isinstance(value, tuple) else value
+        return kept
 
     @classmethod
     def recalled(cls, args: Mapping[str, Any]) -> Self:

@@ -162,10 +162,14 @@ class ClassNames(Options):
     template: Texts = TEMPLATE
 
     def recorded(self) -> dict[str, Any]:
-        """A file of names by its name alone."""
+        """Record files of names and of prompts without their folders."""
         kept = super().recorded()
         if self.classes is not None and os.path.isfile(self.classes):
             kept["classes"] = Path(self.classes)
+        if self.template:
+            kept["template"] = [
+                Path(each).name if os.path.isfile(each) else each for each in self.template
+            ]
         return kept
 
 

@@ -28,6 +28,7 @@ from hydrasurgeon.engines import (
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.files.foreign import portable
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cost import (
     answer,
@@ -41,7 +42,6 @@ from hydrasurgeon.measuring.cost import (
 )
 from hydrasurgeon.measuring.results import Cost
 from hydrasurgeon.measuring.sets import by_path, name_of
-from hydrasurgeon.measuring.sets import portable_entry as portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions
 from hydrasurgeon.runtime.answering import Engine

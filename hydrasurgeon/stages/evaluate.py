@@ -13,7 +13,7 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.engines import check_engine, chosen, fitted_otherwise, open_models
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.foreign import portable, portable_entry, visible
 from hydrasurgeon.files.manifest import UNKNOWN
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import (
@@ -32,7 +32,6 @@ from hydrasurgeon.measuring.sets import (
     by_path,
     labelled_sets,
     name_of,
-    portable_entry,
 )
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import EvaluateOptions
@@ -291,9 +290,9 @@ def _settings(
     decided = decided or any(row.decided for row in files)
     data: str | list[str] | None = None
     if len(labelled) == 1:
-        data = portable_entry(labelled[0].spec)
+        data = portable(labelled[0].spec)
     elif labelled:
-        data = [f"{each.name}={portable_entry(each.spec)}" for each in labelled]
+        data = [f"{each.name}={portable(each.spec)}" for each in labelled]
     temperature: object = arguments.temperature
     if temperature is None:
         temperature = "decision" if decided else 1.0
@@ -301,7 +300,7 @@ def _settings(
         "data": data,
         "ood": [portable_entry(o) for o in arguments.ood],
         "shift": [portable_entry(s) for s in arguments.shift],
-        "val": portable_entry(arguments.val),
+        "val": arguments.val and portable(arguments.val),
         "temperature": temperature,
         "ood_score": arguments.ood_score or ("decision" if decided else "msp"),
     }

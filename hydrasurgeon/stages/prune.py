@@ -107,7 +107,7 @@ def prune(arguments: PruneOptions) -> Pruned:
         )
     if repaired and samples is not None:
         fitted = known.record(samples)
-        data = (*(each for each in data if each.spec != fitted.spec), fitted)
+        data = (*(each for each in data if each.sha256 != fitted.sha256), fitted)
     elif samples is None and arguments.compensate is None and key and criterion(key).needs_data:
         notes.insert(0, "nothing was refitted: give --data D to repair what stays by least squares")
     uses = ["torch", opened.manifest.model.family] if repaired else []
