@@ -144,12 +144,15 @@ def _write(
     return final[-1]
 
 
-def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
-    """Give the checkpoint at `path` another manifest; weights that carry none are never written to."""
+def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> Path:
+    """Give the checkpoint at `path` another manifest, and return what was written; weights that
+    carry none are never written to.
+    """
     folder = path.is_dir()
     if HEADER_KEY not in file.metadata:
-        write_text(path / "heads.json" if folder else real(sidecar(path)), manifest.to_json())
-        return
+        beside = path / "heads.json" if folder else sidecar(path)
+        write_text(beside if folder else real(beside), manifest.to_json())
+        return beside
     # A link within a folder may lead into a cache of the hub's: it is replaced, what it leads to
     # stays.
     weights = file.path if folder else real(file.path)
@@ -159,6 +162,7 @@ def record_in_place(path: Path, file: TensorFile, manifest: Manifest) -> None:
         fill(text, manifest.to_json().encode())
     if folder:
         _record_names(path / "config.json", manifest)
+    return path
 
 
 def _record_names(place: Path, manifest: Manifest) -> None:

@@ -14,7 +14,7 @@ from hydrasurgeon.render.tables import Head, picture, show_table, size
 
 if TYPE_CHECKING:
     from hydrasurgeon.building.table import Row as BuildRow
-    from hydrasurgeon.files.manifest import Score
+    from hydrasurgeon.files.manifest import Manifest, Score
     from hydrasurgeon.stages.build import Built
     from hydrasurgeon.stages.calibrate import Calibrated
     from hydrasurgeon.stages.export import Export
@@ -43,9 +43,18 @@ TRIMMED = ("tokens", "texts", "changed", "rare")
 """What is told of a vocabulary."""
 
 
+def identity(manifest: Manifest | None) -> dict[str, str]:
+    """Return the kind and hash of what was written; nothing of a decision state for any model."""
+    if manifest is None:
+        return {}
+    return {"kind": manifest.kind, "weights_sha256": manifest.weights_sha256}
+
+
 @view(
     lambda r: (
         fields("method", "notes")(r)
+        | identity(r.manifest)
+        | {"written": r.written or r.path}
         | {"score": r.result.model_dump(mode="json", exclude_none=True)}
     )
 )
@@ -64,7 +73,7 @@ def scored(result: Scored) -> None:
             f"{len(said['clusters'])} clusters; "
             f"its own number of clusters is {said['automatic']} ({why})"
         )
-    show("written into ", (str(result.path), "bold"))
+    show("written into ", (str(result.written or result.path), "bold"))
 
 
 def _by_head(title: str, rows: Sequence[Sequence[float]]) -> None:
@@ -100,6 +109,7 @@ def _removals(method: str, result: Score) -> None:
 @view(
     lambda r: (
         fields("removed", "parameters", "notes")(r)
+        | identity(r.manifest)
         | {
             "kept": r.manifest.kept,
             "vocabulary": r.vocabulary and {name: getattr(r.vocabulary, name) for name in TRIMMED},
@@ -134,7 +144,13 @@ TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 """What is told of a training."""
 
 
-@view(lambda r: fields("notes")(r) | {name: getattr(r.trained, name) for name in TRAINED})
+@view(
+    lambda r: (
+        fields("notes")(r)
+        | identity(r.manifest)
+        | {name: getattr(r.trained, name) for name in TRAINED}
+    )
+)
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
     for name in result.skipped:
@@ -167,7 +183,8 @@ def _on_val(entry: Mapping[str, float]) -> str:
 
 def _fused(result: Fused) -> dict[str, Any]:
     manifest = result.manifest
-    return fields("bytes_members", "bytes_stored", "notes")(result) | {
+    about = fields("bytes_members", "bytes_stored", "notes")(result) | identity(manifest)
+    return about | {
         "members": result.members,
         "fusion": manifest.fusion and manifest.fusion.model_dump(exclude_none=True),
         "agreement": vars(result.agreement) if result.agreement else None,
@@ -240,7 +257,11 @@ def _table(title: str, rows: Sequence[BuildRow]) -> None:
 
 
 @view(
-    lambda result: fields("notes")(result) | {"decision": result.decision.model_dump(mode="json")}
+    lambda result: (
+        fields("notes")(result)
+        | identity(result.manifest)
+        | {"decision": result.decision.model_dump(mode="json")}
+    )
 )
 def calibrated(result: Calibrated) -> None:
     for name in result.skipped:

@@ -29,10 +29,13 @@ class Scored:
     """What `score` found and where it was written."""
 
     path: Path
+    """The scored checkpoint, or its copy."""
     manifest: Manifest
     method: str
     notes: tuple[str, ...] = ()
     """What was assumed of the checkpoint."""
+    written: Path | None = None
+    """The file that holds the scores, where that is not `path`: beside weights without a manifest."""
 
     @property
     def result(self) -> Score:
@@ -85,13 +88,15 @@ def _score(arguments: ScoreOptions) -> Scored:
             world.gather(None)
     if not is_main_process():
         return Scored(target, manifest(record.sha256), name)
+    place = target
     if copy is not None:
-        written = save(copy, opened.tensors.planned(), manifest, files=opened.files)
+        final = save(copy, opened.tensors.planned(), manifest, files=opened.files)
     else:
-        written = manifest(record.sha256)
-        record_in_place(opened.path, opened.tensors.files[0], written)
+        final = manifest(record.sha256)
+        place = record_in_place(opened.path, opened.tensors.files[0], final)
     clear_search(target, name)
-    return Scored(target, written, name, notes=(opened.note,) if opened.note else ())
+    notes = (opened.note,) if opened.note else ()
+    return Scored(target, final, name, notes, None if place == target else place)
 
 
 def _opened(arguments: ScoreOptions, key: ScoreKey) -> tuple[Single, Path | None, Samples | None]:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,45 @@ def test_json_is_all_there_is(name: str, here: Path, capfd: pytest.CaptureFixtur
     assert out.startswith("{")
     assert out.isascii()
     json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("score", "backbone"),
+        ("prune", "member"),
+        ("finetune", "member"),
+        ("fuse", "hydra"),
+        ("calibrate", "backbone"),
+    ],
+)
+def test_json_says_what_was_written(
+    name: str, kind: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    assert run([*LINES[name].split(), "--quiet", "--json"]) == 0
+    made = json.loads(capfd.readouterr().out)
+    assert run(["inspect", made["path"], "--json"]) == 0
+    manifest = json.loads(capfd.readouterr().out)["manifest"]
+    assert made["kind"] == manifest["kind"] == kind
+    assert made["weights_sha256"] == manifest["weights_sha256"]
+
+
+def test_scores_of_a_bare_file_are_written_beside_it(
+    bare: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights without a manifest are never written to, and the message names what was."""
+    bare("vit.safetensors")
+    before = (tmp_path / "vit.safetensors").read_bytes()
+    line = ["score", "vit", "--method", "magnitude"]
+    assert run(line) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "written into vit.heads.json"
+    assert (tmp_path / "vit.safetensors").read_bytes() == before
+    assert run([*line, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["path"], made["written"]) == ("vit.safetensors", "vit.heads.json")
+    assert run(["score", "vit", "--method", "random", "-o", "copy"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "written into copy.safetensors"
 
 
 @pytest.mark.parametrize("name", ["prune", "fuse", "predict"])
