@@ -177,12 +177,14 @@ class Samples(ABC):
         """A hash of the samples in any order, whatever their labels."""
         return hashlib.sha256(np.sort(self.digests).view(np.uint8).data).hexdigest()
 
+    def is_in(self, other: Samples) -> NDArray[np.bool_]:
+        """Whether each sample is exactly one of another set's; what cannot be read is like nothing."""
+        shared: NDArray[np.bool_] = np.isin(self.digests, other.digests) & (self.digests != EMPTY)
+        return shared
+
     def shared_with(self, other: Samples) -> int:
-        """How many of the samples are exactly one of another set's; what cannot be read is like
-        nothing.
-        """
-        mine = self.digests[self.digests != EMPTY]
-        return int(np.isin(mine, other.digests).sum())
+        """How many of the samples are exactly one of another set's."""
+        return int(self.is_in(other).sum())
 
 
 class Arrays(Samples):

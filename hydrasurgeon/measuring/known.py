@@ -1,6 +1,6 @@
-"""Rows that a model has seen: what certifies must be distinct, and not what it was trained on.
+"""Rows that a model has seen: what certifies must be distinct, and not what anything was fitted on.
 
-`finetune`, `score`, what `prune` refits on and the `--fit-data` of `calibrate` record four bytes of the
+`finetune`, `score`, what `prune` refits on, `--fit-data` and `--unlabelled` of `calibrate` record four bytes of the
 sha256 of what the model reads of each row, `seen` of their data, in base64; of more than `MOST` rows those with the smallest hashes, so that later rows with as small
 ones are known for certain and stand for the others.
 """
@@ -14,17 +14,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hydrasurgeon.data.samples import EMPTY
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import MOST_SEEN, DataRecord, Step
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
+    from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.problems.base import Outputs
 
 MANY = 0.1
 """The fraction of rows that a model was trained on from which on they are no validation data."""
+CERTIFIES_NOTHING = (
+    "What it was trained on certifies nothing: give labelled data that it has not seen."
+)
+ROUNDING = 1e-4
+"""How far a row's features may be apart in two runs, in standard deviations."""
 Hashes = NDArray[np.uint32]
+Flags = NDArray[np.bool_]
+"""A value for each row."""
 
 
 def hashes(samples: Samples) -> Hashes:
@@ -38,31 +47,43 @@ def record(samples: Samples) -> DataRecord:
     return DataRecord(**samples.fingerprint(), seen=base64.b64encode(few.tobytes()).decode())
 
 
-def is_seen(samples: Samples, seen: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def is_seen(samples: Samples, seen: str) -> tuple[Flags, Flags]:
     """Which rows are among those that were recorded, and of which rows that can be said."""
     known = np.frombuffer(base64.b64decode(seen), dtype="<u4")
     mine = hashes(samples)
     told = np.ones(len(mine), dtype=bool)
     if len(known) >= MOST_SEEN:
         told = mine <= known[-1]
-    return np.isin(mine, known), told
+    return np.isin(mine, known) & (samples.digests != EMPTY), told
 
 
-TRAINED = "trained it"
+TRAINED = "trained the model"
 """What rows were for from which a weight, or a part of the decision state, was learnt."""
+CHOSE_MODEL = "chose the model, which looks a little better on them than on new ones"
+CHOSE_HEADS = "chose the model's heads: on them it looks a little better than on new ones"
+"""What rows were for by which something was chosen."""
+TAUGHT = "taught the bag-of-words model without their labels: it looks a little better on them"
+"""What rows of `--unlabelled` were for."""
+CHOOSING = (CHOSE_HEADS, CHOSE_MODEL, TAUGHT)
+"""Uses that certifying rows may have had."""
 
 
 def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
-    """What rows were for, and their hashes; of `finetune` the second set is --val, where it is given."""
+    """What rows were for, and their hashes; of `finetune` the second set is --val, and of `calibrate`
+    the last one --unlabelled, where it is given.
+    """
     for step in history:
         for number, data in enumerate(step.data):
             if data.seen is None:
                 continue
             use = TRAINED
             if step.command == "score":
-                use = "chose the model's heads"
+                use = CHOSE_HEADS
+            elif step.command == "calibrate":
+                is_last = number == len(step.data) - 1
+                use = TAUGHT if is_last and "unlabelled" in step.args else TRAINED
             elif number == 1 and "val" in step.args:
-                use = "chose the model"
+                use = CHOSE_MODEL
             yield use, data.seen
 
 
@@ -80,35 +101,48 @@ def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
     )
 
 
-def certifying(
-    samples: Samples, history: Sequence[Step], option: str = "--data"
-) -> tuple[Samples, list[str]]:
-    """The rows that may certify: each once, and none that the model was trained on; DataError where
-    that was more than a tenth.
-    """
-    keep, notes = np.ones(len(samples), dtype=bool), []
-    called = f"{option} {visible(samples.spec)}"
-    for use, seen in dict.fromkeys(_uses(history)):
-        rows, told = is_seen(samples, seen)
-        count, share = int(rows.sum()), float(rows.sum() / max(1, told.sum()))
-        if not count:
-            continue
-        if use != TRAINED:
-            notes.append(
-                f"{called}: {count:,} of its {len(rows):,} samples {use}: on them it looks a little "
-                "better than on new ones"
-            )
-            continue
-        if share > MANY:
-            raise DataError(
-                f"{called}: the model was trained on {'about ' * (not told.all())}{100 * share:.0f} % "
-                "of these samples",
-                hint="What it was trained on certifies nothing: give labelled data that it has not seen.",
-            )
-        keep &= ~rows
-        notes.append(
-            f"{called}: {count:,} of its {len(rows):,} samples trained the model, and are left out"
+def check_share(called: str, trained: Flags, told: Flags, reasons: Sequence[str]) -> None:
+    """Refuse data of which more than a tenth was trained on, as far as that can be told."""
+    share = max(float(trained.mean()), float(trained[told].mean()) if told.any() else 0.0)
+    if share > MANY:
+        about = "about " * (not told.all())
+        why = " or ".join(dict.fromkeys(reasons))
+        raise DataError(
+            f"{called}: {about}{100 * share:.0f} % of these samples {why}", hint=CERTIFIES_NOTHING
         )
+
+
+def certifying(
+    samples: Samples,
+    history: Sequence[Step],
+    option: str = "--data",
+    *,
+    fitted: tuple[str, Samples] | None = None,
+) -> tuple[Samples, list[str]]:
+    """Return the rows that may certify, and notes: each row once, and none that anything was fitted
+    on, by the history or by this command to the data that `fitted` holds behind its option.
+
+    Raises:
+        DataError: Anything was fitted on more than a tenth of the rows.
+    """
+    called = f"{option} {visible(samples.spec)}"
+    uses = [(use, *is_seen(samples, seen)) for use, seen in dict.fromkeys(_uses(history))]
+    if fitted is not None:
+        rows = samples.is_in(fitted[1])
+        uses.append((f"are in {fitted[0]} {visible(fitted[1].spec)} too", rows, np.ones_like(rows)))
+    trained, told = np.zeros(len(samples), dtype=bool), np.ones(len(samples), dtype=bool)
+    notes, reasons = [], []
+    for use, rows, sure in uses:
+        rows = rows & ~trained
+        count = f"{called}: {rows.sum():,} of its {len(rows):,} samples {use}"
+        if rows.any() and use in CHOOSING:
+            notes.append(count)
+        elif rows.any():
+            notes.append(f"{count}, and are left out")
+            reasons.append(use)
+            trained, told = trained | rows, told & sure
+    check_share(called, trained, told, reasons)
+    keep = ~trained
     queries: Sequence[Any] = samples.groups or [None] * len(samples)
     first: dict[Any, int] = {}
     copies = 0
@@ -136,3 +170,67 @@ def distinct(outputs: Outputs, name: str) -> tuple[NDArray[np.int64], str | None
         return every, None
     note = f"{name}: {copies:,} of its {len(rows):,} samples are copies of others, and count once"
     return np.sort(first), note
+
+
+def without(
+    samples: Samples, option: str, other: Samples, its_option: str
+) -> tuple[Samples, str | None]:
+    """Return the samples that another set does not hold, and a note.
+
+    Raises:
+        DataError: The other set holds all of them.
+    """
+    rows = samples.is_in(other)
+    called, its_name = f"{option} {visible(samples.spec)}", f"{its_option} {visible(other.spec)}"
+    if rows.all():
+        what = f"{called}: all of its {len(rows):,} samples are in {its_name} too"
+        raise DataError(what, hint=f"Give samples that {its_option} does not hold.")
+    if not rows.any():
+        return samples, None
+    count = f"{called}: {rows.sum():,} of its {len(rows):,} samples are in {its_name} too"
+    return samples.at(np.flatnonzero(~rows)), f"{count}, and are left out"
+
+
+def unfitted(
+    val: Predictions, fit: Predictions, name: str, fit_name: str
+) -> tuple[NDArray[np.int64], str | None]:
+    """Return the rows of predictions that are none of those that are fitted on, and a note. Rows are
+    compared by their texts or tokens, and by their features up to rounding.
+
+    Raises:
+        DataError: More than a tenth of the rows is fitted on.
+    """
+    shared = np.zeros(len(val), dtype=bool)
+    if val.read is not None and fit.read is not None and val.read.made_of == fit.read.made_of:
+        texts = {ids.tobytes() for ids in fit.read.ids}
+        shared |= np.array([ids.tobytes() in texts for ids in val.read.ids])
+    features, others = val.outputs.features, fit.outputs.features
+    if features is not None and others is not None:
+        shared |= _nearly_in(features.reshape(len(val), -1), others.reshape(len(fit), -1))
+    if not shared.any():
+        return np.arange(len(val)), None
+    use = f"are in --fit-predictions {fit_name} too"
+    check_share(name, shared, np.ones_like(shared), [use])
+    note = f"{name}: {shared.sum():,} of its {len(val):,} samples {use}, and are left out"
+    return np.flatnonzero(~shared), note
+
+
+def _nearly_in(rows: NDArray[Any], others: NDArray[Any]) -> Flags:
+    """Return for each row whether it is one of the others up to rounding. Only rows whose projections
+    on a random direction lie close to each other are compared; a single number must be equal.
+    """
+    scale = others.std(axis=0, dtype=np.float64)
+    scale = np.maximum(scale, 1e-6 * np.abs(others).max(axis=0)) + 1e-30
+    rows, others = rows / scale, others / scale
+    width = rows.shape[1]
+    reach = ROUNDING * np.sqrt(width) * (width > 1)
+    direction = np.random.default_rng(0).normal(size=width)
+    direction /= np.linalg.norm(direction)
+    places, first = np.unique(others @ direction, return_index=True)
+    at = rows @ direction
+    starts, ends = np.searchsorted(places, at - reach), np.searchsorted(places, at + reach, "right")
+    found = np.zeros(len(rows), dtype=bool)
+    for row in np.flatnonzero(ends > starts):
+        distances = np.linalg.norm(others[first[starts[row] : ends[row]]] - rows[row], axis=1)
+        found[row] = distances.min() <= reach
+    return found

@@ -33,10 +33,9 @@ from hydrasurgeon.data.samples import part_of
 from hydrasurgeon.decision.fitting import FEWEST_OOD, check_count, too_few_ood
 from hydrasurgeon.errors import CheckFailed, DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
-from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.files.processes import process_count
-from hydrasurgeon.measuring.known import certifying, record
+from hydrasurgeon.measuring.known import certifying
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -120,14 +119,12 @@ def build(options: BuildOptions) -> Built:
         models = [classifying(body, options)]
         model, data, val = _of_data(body.manifest.model, data, val, options)
     options = _for_numbers(model, models[0].name, options)
+    shared: list[str] = []
+    for opened in models:  # calibrate would refuse, or leave out, the same after the work
+        val, more = certifying(val, opened.manifest.history, "--val", fitted=("--data", data))
+        shared += more
     sets, notes = _data(model, models[0].name, data, val, options)
-    histories = [each.manifest.history for each in models]
-    if body is not None:
-        histories = [
-            (*body.manifest.history, step("finetune", args={}, inputs=(), data=[record(data)]))
-        ]
-    for history in histories:  # calibrate would refuse the same after the work
-        certifying(val, history, "--val")
+    notes = [*dict.fromkeys([*shared, *notes])]
     for note in notes:
         options.note(f"note: {note}")
     for counts in filter(None, map(class_counts, (data, val))):

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from hydrasurgeon.statistics.scores.evidence import Evidence
 
 
+LEARNT = ("--fit-data", "--unlabelled")
+"""Options whose rows anything is fitted on."""
 TIMED = 16
 """Samples in the batch that OpenVINO's precisions are timed on, and how often."""
 
@@ -104,19 +106,22 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     for line in (class_counts(val), *(f"note: {note}" for note in doubts)):
         if line is not None:
             arguments.note(line)
-    val, seen = known.certifying(val, begun.manifest.history)
+    fitted = ("--fit-data", fit[0]) if fit else None
+    val, seen = known.certifying(val, begun.manifest.history, fitted=fitted)
     for number, samples in enumerate(certify):
-        certify[number], more = known.certifying(samples, begun.manifest.history, "--certify")
+        certify[number], more = known.certifying(
+            samples, begun.manifest.history, "--certify", fitted=fitted
+        )
         seen += more
     sets = {"--data": [val], "--certify": certify, "--fit-data": fit}
     sets["--ood"] = [read(spec) for spec in arguments.ood]
     options = [(option, samples) for option, each in sets.items() for samples in each]
-    rule = "What certifies must be neither what was fitted on nor OOD data."
-    odd = apart(options, rule)
+    odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
     if arguments.unlabelled is not None:
-        sets["--unlabelled"] = [read(arguments.unlabelled)]
-        options.append(("--unlabelled", sets["--unlabelled"][0]))
-        odd += apart([options[0], options[-1]], rule)
+        unlabelled, note = known.without(read(arguments.unlabelled), "--unlabelled", val, "--data")
+        sets["--unlabelled"] = [unlabelled]
+        options.append(("--unlabelled", unlabelled))
+        odd.append(note)
     opened = with_inputs(with_data_names(opened, val), val)
     few = check_count(
         len(val) + sum(map(len, certify)),
@@ -131,7 +136,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         args=arguments.recorded(),
         inputs=[begun.record(digests)],
         data=[
-            known.record(samples) if option == "--fit-data" else DataRecord(**samples.fingerprint())
+            known.record(samples) if option in LEARNT else DataRecord(**samples.fingerprint())
             for option, samples in options
         ],
         seed=arguments.seed,
@@ -243,10 +248,13 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
             hint = "What certifies must be neither what was fitted on nor OOD data."
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
+    train, ids, shared = others[0][1] if fit else None, first.read, None
+    if train is not None:
+        kept, shared = known.unfitted(first, train, path.name, Path(fit[0]).name)
+        val, ids = val.at(kept), ids and ids.at(kept)
     kept, copies = known.distinct(val, path.name)
-    val, ids = val.at(kept), None if first.read is None else first.read.at(kept)
+    val, ids = val.at(kept), ids and ids.at(kept)
     few = check_count(len(val.logits), arguments, problem)
-    train = others[0][1] if fit else None
     fit_outputs = None if train is None else problem.outputs(train.outputs)
     foreign, few_ood = [], []
     for name, given in others[len(fit) :]:
@@ -267,7 +275,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
     Alone(state, classes, members, names=names).save(target, entry)
-    every_note = (copies, few, words_note, *few_ood, *notes)
+    every_note = (shared, copies, few, words_note, *few_ood, *notes)
     return Calibrated(target, state.record, None, tuple(filter(None, every_note)))
 
 

@@ -149,10 +149,10 @@ def test_rows_of_train_in_val_are_said_first(place: Place) -> None:
     write(place.val, rows(2) + rows(1)[:5])
     with pytest.raises(Ran):
         place.build(progress=progress)
-    assert told[0].startswith("note: --data ")
-    assert "5 of its 60 samples are in" in told[0]
+    assert told[0].startswith("note: --val ")
+    assert "samples are in --data" in told[0]
     write(place.val, rows(2) + rows(1)[:20])
-    with pytest.raises(DataError, match=r"--val .*: the model was trained on 25 % of these"):
+    with pytest.raises(DataError, match=r"--val .*: 25 % of these samples are in --data"):
         place.build()
 
 
