@@ -69,7 +69,7 @@ def compatible(members: Sequence[Member]) -> bool:
 def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> Command:
     """What trains a model on TRAIN."""
     usual = {"data": options.data, "val": options.choosing, "limit": options.limit}
-    usual |= {**options.names, "seed": options.seed}
+    usual |= {**options.names, "seed": options.seed, "skip_bad": options.skip_bad}
     return Command("finetune", (source,), usual | words, file)
 
 

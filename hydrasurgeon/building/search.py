@@ -291,7 +291,7 @@ class Search:
         """What a reader of words says; None where there is none, or nothing to keep it in."""
         model, problem = self.opened.manifest.model, self.asked.problem
         text = getattr(self._transform, "kind", "image") == "text"
-        if self.options.stock or self.options.skip_bad or not text:
+        if self.options.stock or not text:
             return None
         if lacks(problem, model.num_classes, self.data, first=False) is not None:
             return None

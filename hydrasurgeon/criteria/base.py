@@ -77,7 +77,7 @@ class Subject:
 
     def fed(self, samples: Samples, ood: Sequence[str], *, in_turn: bool = False) -> Subject:
         """The same with the live model, the data and the OOD sets."""
-        from hydrasurgeon.data import Batches, by_length, fit_classes, open_data
+        from hydrasurgeon.data import Batches, by_length, fit_classes, read_data
         from hydrasurgeon.runtime.classifier import live_module
         from hydrasurgeon.runtime.processes import own_device
         from hydrasurgeon.runtime.tensors import device_of, dtype_of
@@ -85,7 +85,7 @@ class Subject:
         checkpoint, run = self.checkpoint, self.run
         model, family = checkpoint.manifest.model, checkpoint.family
         sets = [fit_classes(samples, model)]
-        sets += [open_data(spec, limit=run.limit, seed=run.seed) for spec in ood]
+        sets += [read_data(spec, run, labelled=False) for spec in ood]
         device = device_of(own_device(run.device))
         size = run.batch_size or (256 if device.type == "cuda" else 64)
         dtype = dtype_of(run.dtype)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
         moved,
     )
     from hydrasurgeon.data.samples import Samples, fit_classes, fit_held_out
-    from hydrasurgeon.data.sources import open_data
+    from hydrasurgeon.data.sources import open_data, read_data
 
 _HOME = {
     **dict.fromkeys(
         ("Batch", "Batches", "by_length", "first_batch", "is_prepared", "moved"), "batches"
     ),
     **dict.fromkeys(("Samples", "fit_classes", "fit_held_out"), "samples"),
-    "open_data": "sources",
+    **dict.fromkeys(("open_data", "read_data"), "sources"),
 }
 """The module of each name."""
 

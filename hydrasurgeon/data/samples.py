@@ -48,6 +48,8 @@ NOT_SHOWN = ("Cc", "Cf", "Zl", "Zp", "Zs")
 NO_TEXT = (
     "Give each row its text, or leave such rows out by --skip-bad (bench and export have none)."
 )
+FEW_NAMED = 3
+"""Rows that a note names."""
 EMPTY = np.void(hashlib.sha256().digest())
 """The digest of a sample that cannot be read."""
 
@@ -73,6 +75,10 @@ class Samples(ABC):
     """The columns of the table that they come from."""
     used: tuple[str, ...] = ()
     """Those of them that hold texts, images and groups."""
+    places: Sequence[int] | None = None
+    """The row of the table that each sample comes from, where rows before it were left out."""
+    left_out: tuple[str, ...] = ()
+    """Why rows of the table were left out, with their places."""
     grouping: Sequence[Any] | None = None
     """The column of a table that says which query each sample belongs to."""
 
@@ -105,7 +111,11 @@ class Samples(ABC):
         """What a sample is called in a list of answers: its file below the folder of all, else its
         row.
         """
-        return self.columns["id"][i] if "id" in self.columns else i
+        return self.columns["id"][i] if "id" in self.columns else self.row(i)
+
+    def row(self, i: int) -> int:
+        """The number of a sample's row in the table that it comes from."""
+        return i if self.places is None else self.places[i]
 
     def carried(self, name: str, i: int) -> Any:
         """A sample's value in one of `columns`."""
@@ -277,19 +287,25 @@ class Rows(Samples):
         raise DataError(f"{self.spec}, row {i}: holds {type(value).__name__}, not an image")
 
     def _text(self, i: int) -> str:
-        value = self.column[i]
-        if is_missing(value):
-            raise DataError(f"{self.spec}: row {i} has no {self.called}", hint=NO_TEXT)
-        try:
-            value.encode()
-        except (AttributeError, UnicodeEncodeError) as error:  # bytes of a pipe may be neither
-            what = f"{self.spec}: row {i} holds {type(value).__name__}, not text in UTF-8"
-            raise DataError(what) from error
-        if len(value) > MAX_TEXT:
-            raise DataError(
-                f"{self.spec}: row {i} holds {len(value):,} characters; at most {MAX_TEXT:,} are read"
-            )
+        value: str = self.column[i]
+        why = why_unreadable(value, self.called)
+        if why is not None:
+            hint = NO_TEXT if is_missing(value) else None
+            raise DataError(f"{self.spec}: row {self.row(i)} {why}", hint=hint)
         return value
+
+
+def why_unreadable(value: Any, called: str) -> str | None:
+    """Return what is wrong with a cell that should hold a text, or None."""
+    if is_missing(value):
+        return f"has no {called}"
+    try:
+        value.encode()
+    except (AttributeError, UnicodeEncodeError):  # bytes of a pipe may be neither
+        return f"holds {type(value).__name__}, not text in UTF-8"
+    if len(value) > MAX_TEXT:
+        return f"holds {len(value):,} characters; at most {MAX_TEXT:,} are read"
+    return None
 
 
 def is_missing(value: Any) -> bool:
@@ -337,7 +353,7 @@ class Subset(Samples):
         self.parent, self.index = parent, range(len(parent)) if index is None else index
         self.kind, self.inputs = parent.kind, parent.inputs
         self.columns, self.found, self.used = parent.columns, parent.found, parent.used
-        self.refused = parent.refused
+        self.refused, self.left_out = parent.refused, parent.left_out
 
     def __len__(self) -> int:
         return len(self.index)
@@ -403,6 +419,26 @@ class Joined(Samples):
     def content(self, i: int) -> bytes:
         samples, at = self._at(i)
         return samples.content(at)
+
+
+def left_out_of(*sets: Samples | None) -> list[str]:
+    """Why rows of some sets were left out, with the set and the place of each."""
+    return [
+        f"{samples.spec}, {why}"
+        for samples in sets
+        if samples is not None
+        for why in samples.left_out
+    ]
+
+
+def left_out_note(samples: Samples) -> str | None:
+    """A note on the rows of a set that were left out, of which it names the first."""
+    if not samples.left_out:
+        return None
+    some = "; ".join(samples.left_out[:FEW_NAMED])
+    more = "; …" * (len(samples.left_out) > FEW_NAMED)
+    count = len(samples.left_out)
+    return f"{samples.spec}: {count:,} row{'s' * (count > 1)} left out: {some}{more}"
 
 
 def limited(samples: Samples, limit: int | None, seed: int) -> Samples:

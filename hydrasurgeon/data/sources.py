@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.options.columns import LABELS, PART, DataSpec
 
+if TYPE_CHECKING:
+    from hydrasurgeon.options.shared import Run
+
 
 def open_data(
     spec: str,
@@ -51,6 +54,8 @@ def open_data(
     seed: int = 0,
     carried: Collection[str] = (),
     model: Model | None = None,
+    labelled: bool = True,
+    skip_bad: bool = False,
 ) -> Samples:
     """Samples behind a spec.
 
@@ -60,11 +65,15 @@ def open_data(
         seed: Which subset.
         carried: Columns of a table that go along if they are there.
         model: The samples must be labelled, and their labels become the numbers of its classes.
+        labelled: Labels that cannot be read are refused at once, if there are any.
+        skip_bad: Rows of a table without a readable text, or without a label where these are
+            needed, are left out; `left_out` says which.
     """
     place, roles = DataSpec.parse(spec)
     roles = dict(roles)
     part = roles.pop(PART, None)
-    paths, columns = located(place), Columns(roles, carried, limit)
+    paths = located(place)
+    columns = Columns(roles, carried, limit, labelled=labelled, skip_bad=skip_bad)
     tables = _tables(spec, place, paths, columns)
     if tables is not None:
         samples = rows(joined(spec, [*tables], columns), columns)
@@ -91,6 +100,18 @@ def open_data(
     return samples if model is None else fit_classes(samples, model)
 
 
+def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool = True) -> Samples:
+    """Open data as the options of a command say: its limit, its seed, and whether it skips bad rows."""
+    return open_data(
+        spec,
+        limit=run.limit,
+        seed=run.seed,
+        model=model,
+        labelled=labelled,
+        skip_bad=run.skip_bad,
+    )
+
+
 def _tables(
     spec: str, place: str, paths: Sequence[Path], columns: Columns
 ) -> Iterator[Table] | None:
@@ -105,10 +126,10 @@ def _tables(
 def in_pieces(spec: str, *, at_once: int, carried: Collection[str] = ()) -> Iterator[Samples]:
     """Samples behind a spec; those of tables in pieces of so many rows, each as it is asked for."""
     place, roles = DataSpec.parse(spec)
-    columns = Columns(roles, carried, at_once=at_once)
+    columns = Columns(roles, carried, at_once=at_once, labelled=False)
     tables = _tables(spec, place, located(place), columns)
     if tables is None:
-        yield open_data(spec, carried=carried)
+        yield open_data(spec, carried=carried, labelled=False)
         return
     done = 0
     for table in tables:

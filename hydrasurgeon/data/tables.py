@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import os
+from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from hydrasurgeon.data.labels import (
 )
 from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
-from hydrasurgeon.data.samples import Rows, Samples, TextPairs
+from hydrasurgeon.data.samples import Rows, Samples, TextPairs, is_missing, why_unreadable
 from hydrasurgeon.data.tags import rows_of_conll, tagged, with_entities
 from hydrasurgeon.data.words import Tokens, of_tokens
 from hydrasurgeon.errors import DataError
@@ -91,6 +92,8 @@ SMALL = 8 << 20
 MAX_BLANK = 1_000_000
 # Rows of a text file that are Python's objects at once.
 PIECE = 1 << 14
+FIRST_WORDS = 40
+"""Characters by which a row is told."""
 # Rows of a table; a limited one is drawn from the first of them.
 MAX_ROWS = 50_000_000
 DRAWN_FROM = 1_000_000
@@ -109,6 +112,10 @@ class Columns:
     """How many rows will be drawn from those that are read."""
     at_once: int | None = None
     """How many rows a table may have; None: all."""
+    labelled: bool = True
+    """Whether labels are needed."""
+    skip_bad: bool = False
+    """Whether rows are left out that have no readable text, or no label where labels are needed."""
 
     @property
     def wanted(self) -> set[str]:
@@ -141,8 +148,22 @@ class Table:
     """The names of the classes, for columns of class numbers that have them."""
     root: Path | None = None
     """Where paths in it start."""
+    lines: Sequence[int] = ()
+    """The line of the file that each row begins in, counted from 1; empty where there are none."""
     hint: str = "Name the columns: --columns text=NAME,label=NAME."
     """What next, where a column is missing."""
+
+    def place(self, row: int) -> str:
+        """Where a row stands in the file."""
+        return f"line {self.lines[row]}" if self.lines else f"row {row}"
+
+    def at(self, rows: Sequence[int]) -> Table:
+        """Some of the rows."""
+        columns = {}
+        for name, values in self.columns.items():
+            columns[name] = growing(values)
+            columns[name].extend(values[row] for row in rows)
+        return replace(self, columns=columns, lines=[self.lines[row] for row in rows if self.lines])
 
     def find(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.columns), None)
@@ -234,14 +255,15 @@ def _whole(pieces: Iterator[Table]) -> Table:
     second = next(pieces, None)
     if second is None:
         return first
-    table, columns = first, dict[str, Packed | list[Any]]()
+    table, columns, lines = first, dict[str, Packed | list[Any]](), array("q")
     for number, table in enumerate(chain([first, second], pieces)):
         for name, values in table.columns.items():
             if name not in columns:
                 columns[name] = growing(values)
                 columns[name].extend([None] * number * PIECE)
             columns[name].extend(values)
-    return replace(table, columns=columns)
+        lines.extend(table.lines)
+    return replace(table, columns=columns, lines=lines)
 
 
 @dataclass(frozen=True)
@@ -293,13 +315,17 @@ class Source:
         return False
 
     def tables(
-        self, records: Iterable[Mapping[str, Any]], names: Iterable[str] = ()
+        self, records: Iterable[tuple[int, Mapping[str, Any]]], names: Iterable[str] = ()
     ) -> Iterator[Table]:
-        """Records as tables of so many rows; a record may have columns that no other has."""
+        """Records, each behind the line that it begins in (0 where there are no lines), as tables of
+        so many rows; a record may have columns that no other has.
+        """
         known = dict.fromkeys(names)
         columns: dict[str, list[Any]] = {name: [] for name in self.wanted.chosen(known)}
-        rows, begun, at_once = 0, 0, self.wanted.at_once or PIECE
-        for record in records:
+        rows, begun, at_once, lines = 0, 0, self.wanted.at_once or PIECE, array("q")
+        for line, record in records:
+            if line:
+                lines.append(line)
             for name in record:
                 if name not in known:
                     known[name] = None
@@ -309,15 +335,17 @@ class Source:
                 values.append(record.get(name))
             rows += 1
             if rows - begun == at_once:
-                yield self.table(known, columns)
-                columns, begun = {name: [] for name in columns}, rows
+                yield self.table(known, columns, lines)
+                columns, begun, lines = {name: [] for name in columns}, rows, array("q")
             if self.is_enough(rows):
                 break
         if rows > begun or not rows:
-            yield self.table(known, columns)
+            yield self.table(known, columns, lines)
 
-    def table(self, names: Iterable[str], columns: Mapping[str, Sequence[Any]]) -> Table:
-        return Table(self.spec, tuple(names), columns, root=self.root)
+    def table(
+        self, names: Iterable[str], columns: Mapping[str, Sequence[Any]], lines: Sequence[int]
+    ) -> Table:
+        return Table(self.spec, tuple(names), columns, root=self.root, lines=lines)
 
 
 def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
@@ -351,6 +379,8 @@ def rows(table: Table, columns: Columns) -> Samples:
     """Images, texts or pairs of texts, with labels and groups where there are columns of them."""
     if not table.names:
         raise DataError(f"{table.spec}: holds no samples")
+    if columns.skip_bad and (bad := _incomplete(table, columns)):
+        return _without(table, columns, bad)
     if (words := _words(table, columns)) is not None:
         return words
     image = second = None
@@ -368,13 +398,66 @@ def rows(table: Table, columns: Columns) -> Samples:
     group = table.column("group", columns, GROUPS)
     chances = [name for name in table.names if name.startswith(CHANCE) and name in table.columns]
     by_name = {name.removeprefix(CHANCE): table.columns[name] for name in chances}
-    if len(by_name) > 1:
-        _learn(made, table, labels, by_name)
-    elif labels is not None:
-        made.written = _labels(table, labels)
+    try:
+        if len(by_name) > 1:
+            _learn(made, table, labels, by_name)
+        elif labels is not None:
+            made.written = _labels(table, labels)
+    except DataError as error:
+        if columns.labelled:
+            raise
+        made.refused = error
     if group is not None:
         made.grouping = table.columns[group]
     return _with_columns(made, table, columns, first, second, group)
+
+
+def _incomplete(table: Table, columns: Columns) -> dict[int, str]:
+    """Return why rows are left out that lack a text, or a label where labels are needed."""
+    texts: dict[str, str] = {}
+    if {"text", "text_pair"} & columns.named.keys() or not table.find(columns.images):
+        alone = "text" in columns.named
+        first = table.column("text", columns, (*TEXTS, TOKENS))
+        second = table.column(SECOND, columns, () if alone else (SECOND,))
+        called = {first: "text", second: f"second text ({second})"}
+        texts = {name: what for name, what in called.items() if name is not None}
+    label = table.column("label", columns, (*LABELS, *TAGS, ENTITIES))
+    chances = [name for name in table.columns if name.startswith(CHANCE)]
+    labels = [] if label is None else [label]
+    if len(chances) > 1:
+        labels += chances
+    bad: dict[int, str] = {}
+    for row in range(len(next(iter(table.columns.values()), ()))):
+        cells = {name: table.columns[name][row] for name in (*texts, *labels)}
+        why = None
+        for name, what in texts.items():
+            if not isinstance(cells[name], list | tuple):
+                why = why or why_unreadable(cells[name], what)
+        unlabelled = bool(labels) and all(is_missing(cells[name]) for name in labels)
+        if why is None and columns.labelled and unlabelled:
+            why = "has no label"
+        if why is not None:
+            cell = next((value for value in cells.values() if not is_missing(value)), None)
+            bad[row] = f"{table.place(row)} {why}" + f" ({first_words(cell)})" * (cell is not None)
+    return bad
+
+
+def _without(table: Table, columns: Columns, bad: Mapping[int, str]) -> Samples:
+    """Samples of the other rows, which keep their numbers."""
+    count = len(next(iter(table.columns.values())))
+    kept = [row for row in range(count) if row not in bad]
+    if not kept:
+        what = f"{table.spec}: none of its {count:,} rows can be used; {next(iter(bad.values()))}"
+        raise DataError(what, hint="Name the columns: --columns text=NAME,label=NAME.")
+    made = rows(table.at(kept), replace(columns, skip_bad=False))
+    made.places, made.left_out = kept, tuple(bad.values())
+    return made
+
+
+def first_words(cell: Any) -> str:
+    """The beginning of a cell, as one line."""
+    words = " ".join(str(cell).split())
+    return repr(words if len(words) <= FIRST_WORDS else f"{words[: FIRST_WORDS - 1]}…")
 
 
 def _with_columns(made: Samples, table: Table, columns: Columns, *used: str | None) -> Samples:
@@ -485,7 +568,7 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
     return first, second
 
 
-def _records(source: Source) -> Iterator[dict[str, Any]]:
+def _records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(source.lines(), 1):
         if line.isspace():
             continue
@@ -495,7 +578,7 @@ def _records(source: Source) -> Iterator[dict[str, Any]]:
             raise DataError(
                 f"{where}: is no record", hint='Each line is one, {"text": …, "label": …}.'
             )
-        yield record
+        yield number, record
 
 
 def _json(source: Source) -> Iterator[Table]:
@@ -507,13 +590,13 @@ def _json(source: Source) -> Iterator[Table]:
     if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
         hint = 'Such as [{"text": …, "label": …}, …].'
         raise DataError(f"{spec}: is no list of records", hint=hint)
-    yield from source.tables(value)
+    yield from source.tables((0, record) for record in value)
 
 
 def _conll(source: Source) -> Iterator[Table]:
     rows = rows_of_conll(source.lines())
     names = TOKENS, TAGS[0]
-    yield from source.tables((dict(zip(names, row, strict=True)) for row in rows), names)
+    yield from source.tables(((0, dict(zip(names, row, strict=True))) for row in rows), names)
 
 
 def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
@@ -527,14 +610,18 @@ def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
         yield from source.tables(_rows(spec, names, lines), names)
 
 
-def _rows(spec: str, names: Sequence[str], lines: Any) -> Iterator[dict[str, str]]:
-    for fields in filter(None, lines):
-        if len(fields) != len(names):
+def _rows(spec: str, names: Sequence[str], lines: Any) -> Iterator[tuple[int, dict[str, str]]]:
+    """Records behind the lines that they begin in: a cell may hold line breaks."""
+    begun = lines.line_num
+    for fields in lines:
+        if fields and len(fields) != len(names):
             raise DataError(
                 f"{spec}, line {lines.line_num}: has {len(fields)} fields, the first line "
                 f"{len(names)}"
             )
-        yield dict(zip(names, fields, strict=True))
+        if fields:
+            yield begun + 1, dict(zip(names, fields, strict=True))
+        begun = lines.line_num
 
 
 def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ ones are known for certain and stand for the others.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +175,8 @@ def distinct(outputs: Outputs, name: str) -> tuple[NDArray[np.int64], str | None
 
 def without(
     samples: Samples, option: str, other: Samples, its_option: str
-) -> tuple[Samples, str | None]:
-    """Return the samples that another set does not hold, and a note.
+) -> tuple[Samples, list[str]]:
+    """Return the samples that another set does not hold, and a note where it holds some.
 
     Raises:
         DataError: The other set holds all of them.
@@ -186,9 +187,9 @@ def without(
         what = f"{called}: all of its {len(rows):,} samples are in {its_name} too"
         raise DataError(what, hint=f"Give samples that {its_option} does not hold.")
     if not rows.any():
-        return samples, None
+        return samples, []
     count = f"{called}: {rows.sum():,} of its {len(rows):,} samples are in {its_name} too"
-    return samples.at(np.flatnonzero(~rows)), f"{count}, and are left out"
+    return samples.at(np.flatnonzero(~rows)), [f"{count}, and are left out"]
 
 
 def unfitted(
@@ -219,13 +220,13 @@ def _nearly_in(rows: NDArray[Any], others: NDArray[Any]) -> Flags:
     """Return for each row whether it is one of the others up to rounding. Only rows whose projections
     on a random direction lie close to each other are compared; a single number must be equal.
     """
-    scale = others.std(axis=0, dtype=np.float64)
-    scale = np.maximum(scale, 1e-6 * np.abs(others).max(axis=0)) + 1e-30
+    spread = others.std(axis=0, dtype=np.float64)
+    scale = np.maximum(spread, 1e-6 * np.abs(others).max(axis=0)) + 1e-30
     rows, others = rows / scale, others / scale
     width = rows.shape[1]
-    reach = ROUNDING * np.sqrt(width) * (width > 1)
+    reach = ROUNDING * math.sqrt(width) * (width > 1)
     direction = np.random.default_rng(0).normal(size=width)
-    direction /= np.linalg.norm(direction)
+    direction /= np.sqrt((direction**2).sum())
     places, first = np.unique(others @ direction, return_index=True)
     at = rows @ direction
     starts, ends = np.searchsorted(places, at - reach), np.searchsorted(places, at + reach, "right")

@@ -18,7 +18,7 @@ from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.foreign import is_name, visible
 from hydrasurgeon.files.manifest import Manifest
-from hydrasurgeon.options.shared import ClassNames
+from hydrasurgeon.options.shared import ClassNames, Run
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -195,15 +195,15 @@ def open_sets(
     ood: Sequence[str],
     shift: Sequence[str],
     val: str | None,
-    limit: int | None,
-    seed: int,
+    run: Run,
 ) -> DataSets:
-    from hydrasurgeon.data import fit_classes, open_data
+    """All data of an evaluation."""
+    from hydrasurgeon.data import fit_classes, read_data
 
     model = checkpoint.manifest.model
 
     def labelled(spec: str) -> Samples:
-        return open_data(spec, limit=limit, seed=seed, model=model)
+        return read_data(spec, run, model=model)
 
     outside, shifts = [parse_ood(entry) for entry in ood], [parse_shift(entry) for entry in shift]
     check_once("--ood", [name for _, name, _ in outside])
@@ -213,7 +213,7 @@ def open_sets(
     )
     return DataSets(
         fit_classes(inside, model),
-        {name: open_data(spec, limit=limit, seed=seed) for _, name, spec in outside},
+        {name: read_data(spec, run, labelled=False) for _, name, spec in outside},
         [name for group, name, _ in outside if group == "near"],
         {(name, severity): labelled(spec) for name, severity, spec in shifts},
         None if val is None else labelled(val),

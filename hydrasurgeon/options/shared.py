@@ -222,7 +222,8 @@ class Run(Device, Columns):
         False,
         group=READ,
         recorded=True,
-        help="Leave out images that cannot be read and rows without text, and name them.",
+        help="Leave out images that cannot be read, rows without text and, where labels are needed, "
+        "rows without a label, and name them.",
     )
 
     def tick(self, what: str, done: int, total: int) -> None:

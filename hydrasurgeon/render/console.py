@@ -31,6 +31,8 @@ Part = str | tuple[str, str]
 """A piece of a line, or a piece and its style."""
 
 
+MOST_SKIPPED = 20
+"""Samples that were left out which are named."""
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
 """What in the environment asks rich for a terminal's colours wherever a stream leads."""
 
@@ -77,6 +79,16 @@ def say(text: str, *, style: str = "") -> None:
     """A line about the work, on stderr."""
     _SAID.add(text)
     _print([(text, style)], stderr=True)
+
+
+def say_skipped(reasons: Sequence[str]) -> None:
+    """How many samples were left out, and why the first of them, on stderr."""
+    if reasons:
+        say(f"skipped: {len(reasons):,} sample{'s' * (len(reasons) > 1)}")
+    for reason in reasons[:MOST_SKIPPED]:
+        say(f"  {reason}")
+    if len(reasons) > MOST_SKIPPED:
+        say(f"  … and {len(reasons) - MOST_SKIPPED:,} more")
 
 
 def failed(error: HydraError) -> None:

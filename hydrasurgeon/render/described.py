@@ -22,7 +22,7 @@ from hydrasurgeon.render.console import (
     fields,
     notes,
     raw,
-    say,
+    say_skipped,
     show,
     view,
 )
@@ -180,8 +180,7 @@ def monitored(result: Monitored) -> None:
 
 def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     if not quiet:
-        for name in evaluation.skipped:
-            say(f"skipped: {name}")
+        say_skipped(evaluation.skipped)
         notes(evaluation.notes)
     if json:
         return as_json(evaluation.report.model_dump(mode="json"))

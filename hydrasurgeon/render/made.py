@@ -9,7 +9,16 @@ from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.heads import count
 from hydrasurgeon.lookup import format_number
-from hydrasurgeon.render.console import Part, as_json, fields, notes, raw, say, show, view
+from hydrasurgeon.render.console import (
+    Part,
+    as_json,
+    fields,
+    notes,
+    raw,
+    say_skipped,
+    show,
+    view,
+)
 from hydrasurgeon.render.tables import Head, picture, show_table, size
 
 if TYPE_CHECKING:
@@ -153,8 +162,7 @@ TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 )
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
-    for name in result.skipped:
-        say(f"skipped: {name}")
+    say_skipped(result.skipped)
     kept = ""
     if trained.kept_epoch == 0 and trained.steps:
         kept = ", of which none was better on --val: the start is written"
@@ -264,8 +272,7 @@ def _table(title: str, rows: Sequence[BuildRow]) -> None:
     )
 )
 def calibrated(result: Calibrated) -> None:
-    for name in result.skipped:
-        say(f"skipped: {name}")
+    say_skipped(result.skipped)
     show((str(result.path), "bold"), ": calibrated")
     for line in decision_lines(result.decision):
         show(f"  {line}")

@@ -149,7 +149,9 @@ def _side_by_side(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
         raise UsageError("--dtype bfloat16: this device lacks it", hint="Use float16 or float32.")
     torch.manual_seed(options.seed)
     model = checkpoints[0].manifest.model
-    samples = None if options.data is None else open_data(options.data, seed=options.seed)
+    samples = (
+        None if options.data is None else open_data(options.data, seed=options.seed, labelled=False)
+    )
     notes = [checkpoint.note for checkpoint in checkpoints]
     costs: dict[str, Cost] = {}
     points: dict[str, list[Point]] = {entry.name: [] for entry in entries}
@@ -231,7 +233,9 @@ def _every_engine(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
     first = next(iter(opened.values()))
     first.check_weights()
     live = {name: engine_of(each, engine=name, device="cpu") for name, each in opened.items()}
-    samples = None if options.data is None else open_data(options.data, seed=options.seed)
+    samples = (
+        None if options.data is None else open_data(options.data, seed=options.seed, labelled=False)
+    )
     model, cpu = first.manifest.model, torch.device("cpu")
     torch.manual_seed(options.seed)
     ms: dict[str, dict[str, float]] = {name: {} for name in live}

@@ -19,7 +19,7 @@ from hydrasurgeon.building.work import STATE, State, Workshop, unfinished
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
-from hydrasurgeon.data import Samples, fit_classes, fit_held_out, open_data
+from hydrasurgeon.data import Samples, fit_classes, fit_held_out, read_data
 from hydrasurgeon.data.label_check import (
     class_counts,
     collecting,
@@ -29,7 +29,7 @@ from hydrasurgeon.data.label_check import (
     text_errors,
 )
 from hydrasurgeon.data.perturbed import Perturbed
-from hydrasurgeon.data.samples import part_of
+from hydrasurgeon.data.samples import left_out_note, part_of
 from hydrasurgeon.decision.fitting import FEWEST_OOD, check_count, too_few_ood
 from hydrasurgeon.errors import CheckFailed, DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
@@ -107,10 +107,8 @@ def build(options: BuildOptions) -> Built:
     _check(options)
     out, ours = _output(options, several=len(budgets) > 1)
     body = _body(options)
-    data, val = (
-        open_data(spec, limit=options.limit, seed=options.seed)
-        for spec in (options.data, options.val)
-    )
+    data, val = (read_data(spec, options) for spec in (options.data, options.val))
+    left_out = [left_out_note(samples) for samples in (data, val)]
     if body is None:
         models = _opened(options, val)
         model = models[0].manifest.model
@@ -124,7 +122,7 @@ def build(options: BuildOptions) -> Built:
         val, more = certifying(val, opened.manifest.history, "--val", fitted=("--data", data))
         shared += more
     sets, notes = _data(model, models[0].name, data, val, options)
-    notes = [*dict.fromkeys([*shared, *notes])]
+    notes = [*dict.fromkeys(filter(None, [*left_out, *shared, *notes]))]
     for note in notes:
         options.note(f"note: {note}")
     for counts in filter(None, map(class_counts, (data, val))):
@@ -217,7 +215,7 @@ def _search(
     """What is chosen from; `begun` is the probe of a body."""
     first, val = models[0], sets["val"][0]
     problem = problem_of(first.manifest.model)
-    train = open_data(options.data, model=first.manifest.model, limit=SCORED, seed=options.seed)
+    train = read_data(options.data, options.but(limit=SCORED), model=first.manifest.model)
     ood = [*sets["ood"]]
     if ood:  # those given are of one kind: what is chosen by them alone may tell no other
         ood.append(Perturbed(val, options.seed))
@@ -359,7 +357,7 @@ def _data(
     model: Model, name: str, data: Samples, val: Samples, options: BuildOptions
 ) -> tuple[dict[str, list[Samples]], list[str]]:
     """What is read: training, validation and OOD data, all different; and what is odd about them."""
-    ood = [open_data(spec, limit=options.limit, seed=options.seed) for spec in options.ood]
+    ood = [read_data(spec, options, labelled=False) for spec in options.ood]
     in_turn = [("--val", val), ("--data", data), *(("--ood", samples) for samples in ood)]
     notes = [samples.note for _, samples in in_turn if samples.note is not None]
     for samples in (data, val):

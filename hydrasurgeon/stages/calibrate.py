@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,17 +80,17 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     """
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))
-    from hydrasurgeon.data import open_data
+    from hydrasurgeon.data import read_data
     from hydrasurgeon.data.label_check import class_counts, label_notes
+    from hydrasurgeon.data.samples import left_out_of
     from hydrasurgeon.decision.fitting import check_count
     from hydrasurgeon.decision.state import state_in
     from hydrasurgeon.files.tensors import planned
     from hydrasurgeon.problems import problem_of
 
     checkpoint, data = arguments.needed()
-    read = partial(open_data, limit=arguments.limit, seed=arguments.seed)
     opened = open_checkpoint(checkpoint, arch=arguments.arch)
-    val = read(data)
+    val = read_data(data, arguments)
     source = classifying(opened, arguments, val)
     need_classes(source.manifest, source.path)
     arguments = _checked(arguments, source)
@@ -114,14 +113,15 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         )
         seen += more
     sets = {"--data": [val], "--certify": certify, "--fit-data": fit}
-    sets["--ood"] = [read(spec) for spec in arguments.ood]
+    sets["--ood"] = [read_data(spec, arguments, labelled=False) for spec in arguments.ood]
     options = [(option, samples) for option, each in sets.items() for samples in each]
     odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
     if arguments.unlabelled is not None:
-        unlabelled, note = known.without(read(arguments.unlabelled), "--unlabelled", val, "--data")
+        texts = read_data(arguments.unlabelled, arguments, labelled=False)
+        unlabelled, more = known.without(texts, "--unlabelled", val, "--data")
         sets["--unlabelled"] = [unlabelled]
         options.append(("--unlabelled", unlabelled))
-        odd.append(note)
+        odd += more
     opened = with_inputs(with_data_names(opened, val), val)
     few = check_count(
         len(val) + sum(map(len, certify)),
@@ -129,7 +129,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         problem_of(model),
         fitting=len(val) if certify else None,
     )
-    skipped: list[str] = []
+    skipped = left_out_of(*(samples for _, samples in options))
     state, fitted_notes, arguments = _fit(opened, state_in(begun), sets, arguments, skipped)
     entry = step(
         "calibrate",
@@ -166,13 +166,13 @@ def _labelled(
     """Return VAL, --certify and --fit-data with the model's classes; all that is wrong with them is
     one error.
     """
-    from hydrasurgeon.data import fit_classes, open_data
+    from hydrasurgeon.data import fit_classes, read_data
     from hydrasurgeon.data.label_check import collecting, raise_all, text_errors
 
     errors, sets = list[DataError](), [val]
     labelled: list[Samples] = []
     specs = filter(None, (arguments.certify, arguments.fit_data))
-    sets += [open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in specs]
+    sets += [read_data(spec, arguments) for spec in specs]
     for samples in sets:
         errors += text_errors(samples, skip_bad=arguments.skip_bad)
         with collecting(errors):

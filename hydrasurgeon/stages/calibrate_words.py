@@ -69,10 +69,7 @@ def reading_of(
     text = getattr(engine.transform, "kind", "image") == "text"
     if wanted == "off" or (wanted == "auto" and stored is None and (train is None or not text)):
         return None, None
-    why = None
-    if len(outputs.logits) != len(val):
-        why = "words: left out, for some of --data cannot be read"
-    elif stored is not None:
+    if stored is not None:
         rows = split(outputs, arguments.seed)
         parts = seer(engine.transform), lesson(val), outputs, rows
         reading, _ = weigh(stored, *parts, instead=wanted == "alone")
@@ -80,10 +77,8 @@ def reading_of(
     about = seer(engine.transform), model.preprocess.get("files_sha256")
     learnt = None if train is None else lesson(train)
     for samples, said in unlabelled:
-        if len(said.logits) != len(samples):
-            why = "words: left out, for some of --unlabelled cannot be read"
         learnt = learnt and replace(learnt, more=(samples, said.logits))
-    return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, why)
+    return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, None)
 
 
 def reading_alone(

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.reading import Checkpoint, without_words
-from hydrasurgeon.data import Samples, fit_classes, open_data
+from hydrasurgeon.data import Samples, fit_classes, read_data
+from hydrasurgeon.data.samples import left_out_of
 from hydrasurgeon.decision.fitting import FEWEST_OOD
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines import engine_of
@@ -108,8 +109,7 @@ def of_models(
 ) -> Measured:
     """Measure every entry on all data sets."""
     first, *others = labelled
-    limit, seed = arguments.limit, arguments.seed
-    samples = open_data(first.spec, limit=limit, seed=seed)
+    samples = read_data(first.spec, arguments)
     opened = first.named(plain, arguments.template, samples)
     check_same_classes(opened)
     for row in files[:1]:
@@ -117,15 +117,15 @@ def of_models(
             opened[0].name, opened[0].manifest.model.num_classes, row.name, row.answers.classes
         )
     val = arguments.val if arguments.temperature == "fit" else None
-    sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, val, limit, seed)
+    sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, val, arguments)
     further: list[Further] = []
     for each in others:
-        samples = open_data(each.spec, limit=limit, seed=seed)
+        samples = read_data(each.spec, arguments)
         named = each.named(plain, arguments.template, samples)
         check_same_classes(named)
         samples = fit_classes(samples, named[0].manifest.model)
         further.append((each.name, samples, named))
-    skipped: list[str] = []
+    skipped = left_out_of(*uses_of(sets, further).values())
     timed = SideBySide() if arguments.time else None
     answered: dict[int, Predictions] = {}
     """What members of ensembles said that are entries themselves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,7 @@ class _Material:
 @stage(FinetuneOptions)
 def finetune(arguments: FinetuneOptions) -> Finetuned:
     """Train a checkpoint on labelled data, and write the result."""
+    from hydrasurgeon.data.samples import left_out_of
     from hydrasurgeon.tuning.loop import Diverged, train
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.state import TRAINING, TrainingState
@@ -203,8 +204,9 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         notes.append("nothing was left to resume: trained from the beginning")
     notes += _assumed_orders(material)
     notes += _doubts(trained)
-    sets = filter(None, (material.samples, material.held_out))
-    skipped = tuple(why for samples in sets for _, why in sorted(samples.unread.items()))
+    sets = [each for each in (material.samples, material.held_out) if each is not None]
+    unread = [why for samples in sets for _, why in sorted(samples.unread.items())]
+    skipped = (*left_out_of(*sets, material.unlabelled), *unread)
     return Finetuned(target, written, trained, probed, tuple(filter(None, notes)), skipped)
 
 
@@ -317,8 +319,10 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     from hydrasurgeon.data.samples import Subset
 
     source = starting_point(arguments.checkpoint, arguments.arch)
-    held_out = None if arguments.val is None else open_data(arguments.val, seed=arguments.seed)
-    samples = open_data(arguments.training, limit=arguments.limit, seed=arguments.seed)
+    read = partial(open_data, seed=arguments.seed, skip_bad=arguments.skip_bad)
+    held_out = None if arguments.val is None else read(arguments.val)
+    labelled = arguments.data is not None
+    samples = read(arguments.training, limit=arguments.limit, labelled=labelled)
     if arguments.data is None:
         samples = Subset(samples, None)  # without labels that it may have
     if source.checkpoint is not None:
@@ -356,7 +360,7 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     unlabelled = (
         None
         if arguments.unlabelled is None or arguments.data is None
-        else open_data(arguments.unlabelled, seed=arguments.seed)
+        else read(arguments.unlabelled, labelled=False)
     )
     return _taught(_Material(source, recipe, model, samples, held_out, unlabelled), arguments)
 

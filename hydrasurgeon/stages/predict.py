@@ -427,7 +427,7 @@ def _samples(
         pieces = iter([in_memory(texts, "text")])
     elif at_once is None:
         limit, seed = arguments.limit, arguments.seed
-        pieces = iter([open_data(data, limit=limit, seed=seed, carried=carried)])
+        pieces = iter([open_data(data, limit=limit, seed=seed, carried=carried, labelled=False)])
     else:
         pieces = in_pieces(data, at_once=at_once, carried=carried)
     for samples in pieces:

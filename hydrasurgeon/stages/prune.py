@@ -17,6 +17,7 @@ from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.neurons import choose_neurons
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.criteria.selection import kept_from_file
+from hydrasurgeon.data.samples import left_out_note
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import (
@@ -71,7 +72,8 @@ def prune(arguments: PruneOptions) -> Pruned:
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
     target = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
     scores, data = dict(opened.manifest.scores), tuple[DataRecord, ...]()
-    notes = [opened.note] if opened.note else []
+    left_out = None if samples is None else left_out_note(samples)
+    notes = [note for note in (opened.note, left_out) if note]
     kept: Kept = opened.manifest.kept
     neurons = dict(opened.manifest.kept_neurons or {})
 
@@ -178,9 +180,9 @@ def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples |
     scored = data is not None and method is not None and criterion(method).needs_data
     samples = None
     if data is not None and (scored or repairs):
-        from hydrasurgeon.data import open_data
+        from hydrasurgeon.data import read_data
 
-        samples = open_data(data, limit=arguments.limit, seed=arguments.seed)
+        samples = read_data(data, arguments)
     opened = named_by(opened, arguments, samples if scored else None)
     if method is None or arguments.mask is not None or not named:
         return opened, None, samples

@@ -12,6 +12,7 @@ from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, r
 from hydrasurgeon.criteria import ScoreKey, criterion, score_key
 from hydrasurgeon.criteria.circuits import clear_search
 from hydrasurgeon.criteria.scoring import check_keep, compute
+from hydrasurgeon.data.samples import left_out_note
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import Manifest, Score
@@ -95,8 +96,9 @@ def _score(arguments: ScoreOptions) -> Scored:
         final = manifest(record.sha256)
         place = record_in_place(opened.path, opened.tensors.files[0], final)
     clear_search(target, name)
-    notes = (opened.note,) if opened.note else ()
-    return Scored(target, final, name, notes, None if place == target else place)
+    notes = [opened.note, None if samples is None else left_out_note(samples)]
+    written_to = None if place == target else place
+    return Scored(target, final, name, tuple(filter(None, notes)), written_to)
 
 
 def _opened(arguments: ScoreOptions, key: ScoreKey) -> tuple[Single, Path | None, Samples | None]:
@@ -117,7 +119,7 @@ def _opened(arguments: ScoreOptions, key: ScoreKey) -> tuple[Single, Path | None
         opened = open_single(arguments.checkpoint, arch=arguments.arch)
     samples = None
     if arguments.data is not None and criterion(key).needs_data:
-        from hydrasurgeon.data import open_data
+        from hydrasurgeon.data import read_data
 
-        samples = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed)
+        samples = read_data(arguments.data, arguments)
     return named_by(opened, arguments, samples), copy, samples

@@ -64,8 +64,9 @@ def trim(opened: Single, arguments: PruneOptions) -> Trimmed:
             f"{opened.path}: {model.arch} reads no texts, so it has no vocabulary to trim",
             hint="Leave --vocabulary out.",
         )
+    limit, seed = arguments.limit, arguments.seed
     sets = [
-        open_data(spec, limit=arguments.limit, seed=arguments.seed) for spec in arguments.vocabulary
+        open_data(spec, limit=limit, seed=seed, labelled=False) for spec in arguments.vocabulary
     ]
     held = [[*_texts(samples, skip=arguments.skip_bad)] for samples in sets]
     texts = [text for some in held for text in some]

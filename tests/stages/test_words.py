@@ -148,14 +148,12 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
     bare = undecided(open_checkpoint(again.path)).manifest
     probe = open_checkpoint(place / "probe").manifest
     assert (bare.history, bare.weights_sha256) == (probe.history, probe.weights_sha256)
-    # Where some rows cannot be read they cannot be weighed: what to do is told.
+    # They are weighed by the rows that can be read.
     lines = (place / "val.csv").read_text().splitlines()
     (tmp_path / "bad.csv").write_text("\n".join([*lines, ",praise"]) + "\n")
-    if way == "first":
-        bad = {"data": str(tmp_path / "bad.csv"), "fit_data": None, "skip_bad": True}
-        with pytest.raises(UsageError) as refused:
-            calibrated(place, place / way, tmp_path / "bad", **bad)
-        assert refused.value.hint == "Give --words off."
+    bad = {"data": str(tmp_path / "bad.csv"), "fit_data": None, "skip_bad": True}
+    calibrated(place, place / way, tmp_path / "bad", **bad)
+    assert decision(tmp_path / "bad") == after
     # Half of VAL weighs them otherwise; nobody who says off has them.
     lines = (place / "val.csv").read_text().splitlines()
     (tmp_path / "half.csv").write_text("\n".join(lines[:101]) + "\n")
