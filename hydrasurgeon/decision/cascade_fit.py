@@ -1,5 +1,5 @@
-"""Fit a cascade to a decision state: the half of the validation data that fits chooses how sure the
-first reader must be, the other one certifies what is promised of the answers of both stages.
+"""Fit a cascade to a decision state: the validation data that fit choose how sure the first reader
+must be, the others certify what is promised of the answers of both stages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.decision.fitting import split
+from hydrasurgeon.decision.promising import promised
+from hydrasurgeon.decision.split import split
 from hydrasurgeon.decision.state import (
     State,
     answers_in_stages,
@@ -21,12 +22,12 @@ from hydrasurgeon.decision.state import (
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.decided import Cascade
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Certifying, Outputs
+from hydrasurgeon.problems.base import Certifying, Outputs, Part
 from hydrasurgeon.run.shapes import Bool
 from hydrasurgeon.statistics.probabilities import TINY, Scores, falling, of_labels
 
 MAX_LOSS = 0.01
-"""Nats by which the calibrated NLL may rise on the half that fits, unless --max-loss says more."""
+"""Nats by which the calibrated NLL may rise on the rows that fit, unless --max-loss says more."""
 LOST = 0.02
 """Of OOD samples, the fraction that the whole model flags and a first reader may answer."""
 FAMILIAR = 0.95
@@ -46,24 +47,32 @@ def fit_cascade(
     words: bool = False,
     most_on: float | None = None,
 ) -> State:
-    """The state with the cascade that `gated` makes on one half, whose promises the other half
-    certifies; `first` and `whole` are what each says of the validation data.
+    """The state with the cascade that `gated` makes on the rows that fit, whose promises the others
+    certify; `first` and `whole` are what each says of the validation data.
     """
-    record, problem = state.record, state.problem
-    fitting, certifying = split(whole, promise.seed)
+    problem, rows = state.problem, split(whole, promise.seed)
     most = MAX_LOSS if promise.max_loss is None else promise.max_loss
-    fits = (first.at(fitting), whole.at(fitting))
+    fits = (first.at(rows.fitting), whole.at(rows.fitting))
     state = gated(state, *fits, foreign=foreign, words=words, most=most, most_on=most_on)
     cascade = state.cascade
-    parts = in_stages(state, first.at(certifying), whole.at(certifying))
-    answers = answers_in_stages(state, parts)
-    familiar = np.ones(len(certifying), dtype=bool)  # to the first all that it answers
-    _, late = parts
-    familiar[late.rows] = state.ood_score(late.logits, late.features) <= record.ood.threshold
-    by = Certifying(whole.at(certifying), answers, familiar, promise)
+    fitted, *parts = (
+        _answered(state, first.at(part), whole.at(part)) for part in (rows.fitting, *rows.parts)
+    )
+    by = Certifying(fitted, parts, promise, {})
+    thresholds = promised(problem, by, len(whole.logits))
     going = going_on(state.stages[True], cascade.threshold, first)
     share = float(going.astype(np.float64).mean())
-    return _with(state, cascade.model_copy(update={**problem.promised(by), "share_on": share}))
+    return _with(state, cascade.model_copy(update={**thresholds, "share_on": share}))
+
+
+def _answered(state: State, first: Outputs, whole: Outputs) -> Part:
+    """Samples as both stages answer them."""
+    stages = in_stages(state, first, whole)
+    familiar = np.ones(len(whole.logits), dtype=bool)  # to the first all that it answers
+    _, late = stages
+    score = state.ood_score(late.logits, late.features)
+    familiar[late.rows] = score <= state.record.ood.threshold
+    return Part(whole, answers_in_stages(state, stages), familiar)
 
 
 def gated(

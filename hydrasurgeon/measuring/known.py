@@ -1,4 +1,4 @@
-"""Rows that a model has seen: what certifies must be distinct, and not what anything was fitted on.
+"""Rows that a model has seen: what anything was fitted on certifies nothing. Rows that are copies of others.
 
 `finetune`, `score`, what `prune` refits on, `--fit-data` and `--unlabelled` of `calibrate` record four bytes of the
 sha256 of what the model reads of each row, `seen` of their data, in base64; of more than `MOST` rows those with the smallest hashes, so that later rows with as small
@@ -144,33 +144,27 @@ def certifying(
             trained, told = trained | rows, told & sure
     check_share(called, trained, told, reasons)
     keep = ~trained
-    queries: Sequence[Any] = samples.groups or [None] * len(samples)
-    first: dict[Any, int] = {}
-    copies = 0
-    for at, pair in enumerate(zip(samples.digests.tolist(), queries, strict=True)):
-        if first.setdefault(pair, at) != at:
-            copies += keep[at]
-            keep[at] = False
-    if copies:
-        notes.append(
-            f"{called}: {copies:,} of its {len(keep):,} samples are copies of others, and count once"
-        )
     return (samples if keep.all() else samples.at(np.flatnonzero(keep))), notes
 
 
-def distinct(outputs: Outputs, name: str) -> tuple[NDArray[np.int64], str | None]:
-    """The rows of predictions without copies, which features tell; and a note."""
-    every = np.arange(len(outputs.logits))
+def inputs_of(samples: Samples) -> NDArray[np.int64]:
+    """Number the inputs of samples: copies share a number, but in another query."""
+    queries: Sequence[Any] = samples.groups or [None] * len(samples)
+    numbers: dict[Any, int] = {}
+    pairs = zip(samples.digests.tolist(), queries, strict=True)
+    return np.array([numbers.setdefault(pair, len(numbers)) for pair in pairs], dtype=np.int64)
+
+
+def inputs_by_features(outputs: Outputs) -> NDArray[np.int64] | None:
+    """Number the inputs of predictions: copies share logits and features; None where there are no
+    features, which copies are told by.
+    """
     if outputs.features is None or outputs.groups is not None:
-        return every, None
-    parts = [each.reshape(len(every), -1) for each in (outputs.logits, outputs.features)]
-    rows = np.concatenate(parts, axis=1, dtype=np.float64)
-    _, first = np.unique(rows, axis=0, return_index=True)
-    copies = len(rows) - len(first)
-    if not copies:
-        return every, None
-    note = f"{name}: {copies:,} of its {len(rows):,} samples are copies of others, and count once"
-    return np.sort(first), note
+        return None
+    arrays = [array.reshape(len(array), -1) for array in (outputs.logits, outputs.features)]
+    rows = np.concatenate(arrays, axis=1, dtype=np.float64)
+    _, numbers = np.unique(rows, axis=0, return_inverse=True)
+    return numbers.reshape(-1).astype(np.int64)
 
 
 def without(

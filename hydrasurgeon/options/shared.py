@@ -280,7 +280,7 @@ class Scoring(Options):
     degree: int | None = option(
         None,
         metavar="N",
-        unset=6,
+        unset="6",
         ge=2,
         le=20,
         recorded=True,

@@ -24,6 +24,7 @@ from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics import words
+from hydrasurgeon.statistics.abstain import Graded
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.probabilities import Labels, Scores, yes_or_no
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, scores_of
@@ -65,6 +66,8 @@ class Outputs:
     """The number of the query that each sample belongs to."""
     certifies: Bool[ndarray, " sample"] | None = None
     """Which samples certify, where the data say so: the others fit."""
+    inputs: Int[ndarray, " sample"] | None = None
+    """The number of each sample's input, which copies share; None where copies cannot be told."""
 
     def at(self, rows: ndarray | slice) -> Outputs:
         parts = vars(self).values()
@@ -244,10 +247,8 @@ def digits(values: ndarray) -> list[float]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What one half of the validation data fitted, and what the other one says of it."""
+    """What a part of the validation data fitted, and what the other one says of it."""
 
-    fitting: Outputs
-    """That half."""
     constants: Constants
     accuracy: float | None
     losses: Mapping[str, float]
@@ -255,15 +256,26 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Certifying:
-    """What thresholds are taken by: samples that fitted nothing, and what was answered."""
+class Part:
+    """Validation samples, and how they are answered."""
 
     outputs: Outputs
     answers: ndarray
     familiar: Bool[ndarray, " sample"]
+
+
+@dataclass(frozen=True)
+class Certifying:
+    """Samples that thresholds are taken by."""
+
+    fitting: Part
+    """Those that fitted the answers: they say in which order thresholds are tested."""
+    parts: Sequence[Part]
+    """Those that fitted nothing; and, where some are copies, the same without the copies. A promise
+    holds for each.
+    """
     promise: CalibrateOptions
-    fit: Calibration | None = None
-    """None of a cascade, for which nothing else was fitted."""
+    constants: Constants
 
 
 class Reads(Protocol):
@@ -495,11 +507,15 @@ class Problem(ABC):
 
     @abstractmethod
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """Constants that the first half fits; DataError where the labels do not fit the answers."""
+        """Constants that the first part fits; DataError where the labels do not fit the answers."""
+
+    def graded(self, part: Part) -> Graded:
+        """Familiar answers, and whether they are right."""
+        raise self._without_classes
 
     @abstractmethod
     def promised(self, by: Certifying) -> dict[str, Any]:
-        """Thresholds, as fields of a `Decision`."""
+        """Thresholds, as fields of a `Decision`; Unpromised where none keeps the risk."""
 
 
 def need_feature(

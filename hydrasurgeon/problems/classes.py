@@ -27,6 +27,7 @@ from hydrasurgeon.problems.base import (
     Constants,
     Judged,
     Outputs,
+    Part,
     Prediction,
     Problem,
     Reads,
@@ -34,9 +35,9 @@ from hydrasurgeon.problems.base import (
     digits,
 )
 from hydrasurgeon.run.shapes import Bool, Float, Int
-from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.abstain import Graded, fit_abstention
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, summed
-from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
+from hydrasurgeon.statistics.conformal import fit_conformal, largest, prediction_sets
 from hydrasurgeon.statistics.metrics import BINS, bins_of, smooth_ece
 from hydrasurgeon.statistics.probabilities import (
     TINY,
@@ -387,10 +388,10 @@ class Classes(Problem):
         right = np.concatenate([answers == fitting.truth, others == certifying.truth])
         accuracy = float(right.astype(np.float64).mean())
         self._check_fit(fitting.joined(certifying), accuracy)
-        return Calibration(fitting, constants, accuracy, losses)
+        return Calibration(constants, accuracy, losses)
 
     def _check_fit(self, outputs: Outputs, accuracy: float) -> None:
-        """By constants of all rows: those of a half may be far off where it is small."""
+        """By constants of all rows: those of a part may be far off where it is small."""
         constants = self.fitted(outputs)
         unfit.check_fit(
             self.losses_of(outputs, constants)["temperature"],
@@ -451,13 +452,19 @@ class Classes(Problem):
 
     def promised(self, by: Certifying) -> dict[str, Any]:
         """Prediction sets, and when to abstain."""
-        sets = fit_conformal(by.answers, by.outputs.truth, coverage=by.promise.coverage)
+        coverage = by.promise.coverage
+        sets = largest(
+            fit_conformal(part.answers, part.outputs.truth, coverage=coverage) for part in by.parts
+        )
         kept = {} if by.promise.risk is None else self._kept(by, by.promise.risk)
         return {"conformal": sets, **kept}
 
     def _kept(self, by: Certifying, risk: float) -> dict[str, Any]:
         """What keeps a risk: a promise about familiar samples, which alone are answered."""
-        confidence, label = surest(by.answers[by.familiar])
-        right = label == by.outputs.truth[by.familiar]
-        made = fit_abstention(confidence, right, risk=risk)
-        return {"abstain": made.among(len(confidence) / len(by.answers))}
+        certifying = [self.graded(part) for part in by.parts]
+        abstain = fit_abstention(self.graded(by.fitting), certifying, risk=risk)
+        return {"abstain": abstain.among(float(by.parts[0].familiar.mean()))}
+
+    def graded(self, part: Part) -> Graded:
+        confidence, label = surest(part.answers[part.familiar])
+        return Graded(confidence, label == part.outputs.truth[part.familiar])

@@ -45,7 +45,7 @@ from hydrasurgeon.problems.classes import ClassPrediction
 from hydrasurgeon.problems.yes_no import JudgedYesNo, YesNo
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows
-from hydrasurgeon.statistics.conformal import prediction_sets
+from hydrasurgeon.statistics.conformal import largest, prediction_sets
 from hydrasurgeon.statistics.metrics import labelling
 from hydrasurgeon.statistics.probabilities import (
     TINY,
@@ -199,7 +199,7 @@ class ManyLabels(YesNo):
         right = (chances >= _row(labels.thresholds)) == truth.astype(bool)
         accuracy = float(right.astype(np.float64).mean())
         _check_fit(fitting.joined(certifying), accuracy)
-        return Calibration(fitting, constants, accuracy, losses)
+        return Calibration(constants, accuracy, losses)
 
     def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
         truth = outputs.truth.astype(np.float64)
@@ -222,8 +222,11 @@ class ManyLabels(YesNo):
         return {"temperature": 1.0, "labels": labels}
 
     def promised(self, by: Certifying) -> dict[str, Any]:
-        truth = by.outputs.truth.astype(bool)
-        return {"conformal": fit_sets(by.answers, truth, by.promise.coverage)}
+        sets = (
+            fit_sets(part.answers, part.outputs.truth.astype(bool), by.promise.coverage)
+            for part in by.parts
+        )
+        return {"conformal": largest(sets)}
 
     def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
         return {"sets": prediction_sets(record.conformal, decided.probabilities)}
@@ -324,7 +327,7 @@ def fit_sets(chances: Chances, truth: Bool[ndarray, "sample label"], coverage: f
             "are missed"
         )
         raise DataError(
-            what, hint="Give more --data (half of it certifies), or a smaller --coverage."
+            what, hint="Give more --data (two thirds certify), or a smaller --coverage."
         )
     # What a sample's labels lose as λ passes each of their probabilities.
     weights = truth.astype(np.float64) / truth.sum(axis=1, keepdims=True)

@@ -5,8 +5,8 @@ logarithm of its variance.
     σ²      = a² · u + e² · v²                     u: 1, or the members' mean of exp(second output)
     low, high = ŷ ∓ q σ                            q: the ⌈(n + 1) · coverage⌉-th smallest |y − ŷ| / σ
 
-`a` and `e` have the smallest Gaussian NLL on half of the validation data; q is taken on the other
-half (split conformal), so that the interval holds the truth with probability ≥ coverage, whatever
+`a` and `e` have the smallest Gaussian NLL on a third of the validation data; q is taken on the
+others (split conformal), so that the interval holds the truth with probability ≥ coverage, whatever
 the model. OOD scores are those that features alone fit.
 """
 
@@ -44,7 +44,7 @@ from hydrasurgeon.problems.base import (
 from hydrasurgeon.problems.unfit import ROUNDING
 from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows, Values
-from hydrasurgeon.statistics.conformal import sets_of
+from hydrasurgeon.statistics.conformal import largest, sets_of
 from hydrasurgeon.statistics.probabilities import Scores
 
 TINY = 1e-12
@@ -224,14 +224,18 @@ class Numbers(Problem):
                 f"{format_number(error, 4)}, that of the mean {format_number(spread, 4)}",
                 hint=LOSS,
             )
-        return Calibration(fitting, constants, None, {"before": guessing, "joint": loss})
+        return Calibration(constants, None, {"before": guessing, "joint": loss})
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return {"joint": _fitted(outputs)}
 
     def promised(self, by: Certifying) -> dict[str, Any]:
-        value, deviation = by.answers.T
-        sets = sets_of(np.abs(_truth(by.outputs) - value) / deviation, by.promise.coverage)
+        errors = (
+            np.abs(_truth(part.outputs) - part.answers[:, 0]) / part.answers[:, 1]
+            for part in by.parts
+        )
+        sets = largest(sets_of(scores, by.promise.coverage) for scores in errors)
+        value = by.parts[0].answers[:, 0]
         levels = np.quantile(value, np.arange(1, RANGES) / RANGES).tolist()
         # As their names have them.
         rounded = tuple(sorted({float(f"{level:g}") for level in levels}))

@@ -14,7 +14,6 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
-from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import LOGITS, Abstention, Cover, Decision
 from hydrasurgeon.files.decided import Entities as EntitiesRecord
 from hydrasurgeon.files.manifest import Model, ProblemName
@@ -23,6 +22,7 @@ from hydrasurgeon.problems.base import (
     Certifying,
     Constants,
     Outputs,
+    Part,
     Problem,
     Reads,
     Watched,
@@ -40,16 +40,16 @@ from hydrasurgeon.problems.entities import (
     tags_of,
 )
 from hydrasurgeon.run.shapes import Bool, Float, Int
-from hydrasurgeon.statistics.abstain import DELTA
+from hydrasurgeon.statistics.abstain import DELTA, Unpromised
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
-from hydrasurgeon.statistics.conformal import sets_of
+from hydrasurgeon.statistics.conformal import largest, sets_of
 from hydrasurgeon.statistics.entities import (
     are_right,
     entities_of,
     joint_chances,
 )
 from hydrasurgeon.statistics.metrics import ece_of
-from hydrasurgeon.statistics.probabilities import TINY, of_labels, softmax, tempered
+from hydrasurgeon.statistics.probabilities import TINY, Scores, of_labels, softmax, tempered
 from hydrasurgeon.statistics.words import are_there, widened
 
 BEYOND = 0.01
@@ -165,7 +165,7 @@ class Tokens(Problem):
         """The temperature of words, and how entities are as probable as they are."""
         by_word = Classes().calibrated(self._words(fitting), self._words(certifying))
         constants = self._with_entities(by_word.constants, fitting)
-        return replace(by_word, fitting=fitting, constants=constants)
+        return replace(by_word, constants=constants)
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return self._with_entities(Classes().fitted(self._words(outputs)), outputs)
@@ -189,19 +189,17 @@ class Tokens(Problem):
 
     def promised(self, by: Certifying) -> dict[str, Any]:
         """Sets of tags that hold the true one of every word of a text, and what is answered."""
-        answers, promise, fit = by.answers, by.promise, by.fit
-        truth = _beside(_tags(by.outputs), answers)
-        of_truth = of_labels(answers, np.maximum(truth, 0))
-        known = (truth != UNLABELLED) & _are_said(answers)
-        sets = sets_of(np.where(known, 1 - of_truth, 0.0).max(axis=1), promise.coverage)
-        if promise.risk is None or fit is None:
+        promise = by.promise
+        sets = largest(sets_of(_least_sure(part), promise.coverage) for part in by.parts)
+        if promise.risk is None:
             return {"conformal": sets}
-        entities = fit.constants["entities"]
+        entities = by.constants["entities"]
         risk = Risk(promise.risk, DELTA, entities.most, promise.promise == "missed")
-        fitting = self.answers(fit.fitting.logits, fit.constants)
-        outcomes = _outcomes(fitting, fit.fitting, risk, entities.probability)
-        others = _outcomes(answers, by.outputs, risk, entities.probability)
-        return {"conformal": sets, **_kept(Plan.of(outcomes, risk), risk, answers, others)}
+        fitting, *parts = (
+            _outcomes(part.answers, part.outputs, risk, entities.probability)
+            for part in (by.fitting, *by.parts)
+        )
+        return {"conformal": sets, **_kept(Plan.of(fitting, risk), risk, by, parts)}
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedTokens:
         logits, constants = widened(logits, labels.shape[1], 2), reading.constants
@@ -237,19 +235,24 @@ def _are_said(answers: Chances) -> Bool[ndarray, "text word"]:
     return np.any(answers > 0, axis=-1)
 
 
-def _kept(plan: Plan, promise: Risk, answers: Chances, outcomes: Outcomes) -> dict[str, Any]:
+def _least_sure(part: Part) -> Scores:
+    """How far the true tag of each text's least certain word is from certain."""
+    truth = _beside(_tags(part.outputs), part.answers)
+    of_truth = of_labels(part.answers, np.maximum(truth, 0))
+    labelled = (truth != UNLABELLED) & _are_said(part.answers)
+    distances: Scores = np.where(labelled, 1 - of_truth, 0.0).max(axis=1)
+    return distances
+
+
+def _kept(plan: Plan, promise: Risk, by: Certifying, parts: Sequence[Outcomes]) -> dict[str, Any]:
     """The threshold that keeps a promise, as a field of a `Decision`."""
-    threshold = plan.kept(outcomes, promise)
+    threshold = plan.kept(parts, promise)
+    outcomes, answers = parts[0], by.parts[0].answers
     if threshold is None:
-        what = "missing true entities" if promise.missed else "wrong entities"
-        sure, surest = outcomes.value >= plan.thresholds[0], ""
-        if not promise.missed and sure.any():
-            wrong = int((sure & outcomes.wrong).sum())
-            surest = f"Of the surest {int(sure.sum())}, {wrong} are wrong: "
-        raise DataError(
-            f"{len(answers)} texts with {len(outcomes.text)} entities cannot promise a risk of "
-            f"{promise.risk:g} of {what} with confidence {1 - promise.delta:g}",
-            hint=f"{surest}give more --data (half of it certifies), or a larger --risk.",
+        what = "of true entities missed" if promise.missed else "of wrong entities"
+        raise Unpromised(
+            f"no threshold keeps a risk of {promise.risk:g} {what}",
+            needed=plan.needed(outcomes, promise),
         )
     kept = {"risk": promise.risk, "delta": promise.delta}
     if promise.missed:

@@ -18,13 +18,14 @@ from hydrasurgeon.problems.base import (
     Columns,
     Constants,
     Outputs,
+    Part,
     Reads,
     Watched,
     digits,
 )
 from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
 from hydrasurgeon.run.shapes import Float, Int
-from hydrasurgeon.statistics.abstain import DELTA, fit_limits
+from hydrasurgeon.statistics.abstain import DELTA, Graded, fit_limits
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.found import fit_found, measures_of
 from hydrasurgeon.statistics.metrics import ranking
@@ -164,12 +165,18 @@ class YesNo(Classes):
 
     def _kept(self, by: Certifying, risk: float) -> dict[str, Any]:
         """Two limits, of yes and of no; and where there are groups, when one has an answer."""
-        yes, truth, group = by.answers[:, 1], by.outputs.truth, None
-        if by.outputs.groups is not None:
-            group = fit_found(yes, truth, by.outputs.groups, risk=risk, delta=DELTA)
-        some = yes[by.familiar]
-        limits = fit_limits(some, truth[by.familiar].astype(bool), risk=risk)
-        return {"limits": limits.among(len(some) / len(yes)), "group": group}
+        part, group = by.parts[0], None
+        if part.outputs.groups is not None:
+            yes, truth = part.answers[:, 1], part.outputs.truth
+            group = fit_found(yes, truth, part.outputs.groups, risk=risk, delta=DELTA)
+        certifying = [self.graded(part) for part in by.parts]
+        limits = fit_limits(self.graded(by.fitting), certifying, risk=risk)
+        return {"limits": limits.among(float(part.familiar.mean())), "group": group}
+
+    def graded(self, part: Part) -> Graded:
+        """Familiar answers by the probability of yes, and where yes is true."""
+        familiar = part.familiar
+        return Graded(part.answers[familiar, 1], part.outputs.truth[familiar].astype(bool))
 
     def given(self, probs: ndarray, record: Decision) -> Int[ndarray, " choice"] | None:
         if record.limits is None:

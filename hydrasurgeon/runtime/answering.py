@@ -352,13 +352,16 @@ def collected(
     features: bool = False,
     grouped: bool = False,
     certifies: ndarray | None = None,
+    inputs: ndarray | None = None,
     skipped: list[str] | None = None,
 ) -> Outputs:
-    """All that models say of samples side by side (a hydra contributes all its members), with their groups if asked for and whether each `certifies`; `skipped` gets the reasons why
-    some could not be read.
+    """Collect all that models say of samples side by side (a hydra contributes all its members), with
+    their groups if asked for, whether each `certifies`, and the numbers of their `inputs`; `skipped`
+    gets the reasons why some could not be read.
     """
     answering = Answering(models, samples, run, features=features)
-    numbers = {} if certifies is None else {"certifies": certifies}
+    given_numbers = {"certifies": certifies, "inputs": inputs}
+    numbers = {name: values for name, values in given_numbers.items() if values is not None}
     if grouped and samples.groups is not None:
         numbers["groups"] = numbered(samples.groups)
 

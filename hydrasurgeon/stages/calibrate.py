@@ -123,8 +123,9 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         options.append(("--unlabelled", unlabelled))
         odd += more
     opened = with_inputs(with_data_names(opened, val), val)
+    inputs = known.inputs_of(val).tolist()
     few = check_count(
-        len(val) + sum(map(len, certify)),
+        len({*inputs}) + sum(map(len, certify)),
         arguments,
         problem_of(model),
         fitting=len(val) if certify else None,
@@ -222,6 +223,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     """The same of what any model answered: a decision in a file of its own."""
     from hydrasurgeon.decision.file import Decision as Alone
     from hydrasurgeon.decision.fitting import check_count, fit_alone, too_few_ood
+    from hydrasurgeon.decision.split import copies
     from hydrasurgeon.measuring.predictions import read_outputs
 
     out, folder = named(arguments.out)
@@ -252,9 +254,8 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     if train is not None:
         kept, shared = known.unfitted(first, train, path.name, Path(fit[0]).name)
         val, ids = val.at(kept), ids and ids.at(kept)
-    kept, copies = known.distinct(val, path.name)
-    val, ids = val.at(kept), ids and ids.at(kept)
-    few = check_count(len(val.logits), arguments, problem)
+    val = replace(val, inputs=known.inputs_by_features(val))
+    few = check_count(len(val.logits) - copies(val), arguments, problem)
     fit_outputs = None if train is None else problem.outputs(train.outputs)
     foreign, few_ood = [], []
     for name, given in others[len(fit) :]:
@@ -275,7 +276,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
     Alone(state, classes, members, names=names).save(target, entry)
-    every_note = (shared, copies, few, words_note, *few_ood, *notes)
+    every_note = (shared, few, words_note, *few_ood, *notes)
     return Calibrated(target, state.record, None, tuple(filter(None, every_note)))
 
 
@@ -373,7 +374,12 @@ def _fit(
     for samples in sets["--certify"]:
         certifies = np.arange(len(validation) + len(samples)) >= len(validation)
         validation = Joined(validation, samples)
-    raw = said(validation, grouped="rank" in problem.columns, certifies=certifies)
+    raw = said(
+        validation,
+        grouped="rank" in problem.columns,
+        certifies=certifies,
+        inputs=known.inputs_of(validation),
+    )
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
     asked = () if arguments.words == "off" else sets.get("--unlabelled", ())
     taught = [(samples, said(samples)) for samples in asked]

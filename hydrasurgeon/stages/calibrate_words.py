@@ -62,8 +62,8 @@ def reading_of(
     arguments: CalibrateOptions,
 ) -> tuple[Reading | None, str | None]:
     """The reader of words that answers beside the model, if there is to be one; and a note."""
-    from hydrasurgeon.decision.fitting import split
     from hydrasurgeon.decision.reading import lesson, seer, weigh
+    from hydrasurgeon.decision.split import split
 
     wanted, model = arguments.words, engine.facts
     text = getattr(engine.transform, "kind", "image") == "text"
@@ -71,7 +71,7 @@ def reading_of(
         return None, None
     if stored is not None:
         rows = split(outputs, arguments.seed)
-        parts = seer(engine.transform), lesson(val), outputs, rows
+        parts = seer(engine.transform), lesson(val), outputs, (rows.fitting, rows.certifying)
         reading, _ = weigh(stored, *parts, instead=wanted == "alone")
         return reading, "words: those of the file, for no --fit-data is given"
     about = seer(engine.transform), model.preprocess.get("files_sha256")
@@ -117,8 +117,8 @@ def _weighed(
     why: str | None,
 ) -> tuple[Reading | None, str | None]:
     """The reader that is fitted to TRAIN, where it pays or is asked for; and why there is none."""
-    from hydrasurgeon.decision.fitting import split
     from hydrasurgeon.decision.reading import fit_reading, lacks
+    from hydrasurgeon.decision.split import split
 
     wanted = arguments.words
     why = lacks(problem, outputs.logits.shape[-1], train, first=wanted == "first") or why
@@ -127,7 +127,8 @@ def _weighed(
             return None, why if problem.link is not None else None
         raise UsageError(str(why), hint="Give --words off.")
     rows = split(outputs, arguments.seed)
-    about = (problem, see, tokenizer, train, val, outputs, rows)
+    parts = rows.fitting, rows.certifying
+    about = (problem, see, tokenizer, train, val, outputs, parts)
     reading, worth = fit_reading(*about, first=wanted == "first", instead=wanted == "alone")
     if worth.pays or wanted != "auto":
         told = "learnt from --unlabelled too" if reading.taught else "better without --unlabelled"

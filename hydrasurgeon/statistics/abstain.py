@@ -1,27 +1,118 @@
-"""When to abstain: the threshold on the probability above which at most a share r of the answers is
-wrong, with confidence 1 − δ.
+"""When to abstain: the threshold on the probability from which on at most a share r of the answers
+is wrong, with confidence 1 − δ.
 
-Geifman and El-Yaniv, NeurIPS 2017 (SGR): of the k = ⌈log₂(n + 1)⌉ thresholds that a binary search
-may try, each is certified with δ/k by the exact binomial tail: of m answers e are wrong, and b
-solves P(Bin(m, b) ≤ e) = δ/k; b bounds the true share.
+Split fixed-sequence testing (Angelopoulos et al., 2021, Learn then Test). Rows that fit say in which
+order thresholds are tested. Of m rows with a confidence c of at least t, e are wrong. What the
+probabilities expect, ē the mean of 1 − c, counts as much as `TRUST` rows:
+
+    ρ = (e + TRUST ē) / (m + TRUST)        evidence for t: m KL(ρ ‖ r), negative where ρ > r
+
+The sequence begins at the threshold with the most evidence, and goes to lower ones. Rows that
+certify test one after another, each by δ: it passes where P(Bin(m, r) ≤ e) ≤ δ. The last one before
+the first that fails is taken.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Abstention, Limits
-from hydrasurgeon.statistics.probabilities import Scores, logsumexp
+from hydrasurgeon.run.shapes import Bool, Float, Int
+from hydrasurgeon.statistics.probabilities import Scores, logsumexp, spaced
 
 MANY = 100_000
 """More samples than this nobody is told to label."""
 DELTA = 0.05
 """How likely a promised risk may be broken."""
+TRIES = 50
+"""Thresholds of a sequence. Fewer stop sooner above what could be certified, more fail by chance."""
+TRUST = 200
+"""Rows that calibrated probabilities are worth, where they and the labels say how often a threshold
+is wrong.
+"""
+CERTIFIES = 2 / 3
+"""The fraction of VAL that certifies."""
+
+
+class Unpromised(DataError):
+    """No threshold keeps the risk; `needed` samples of VAL probably have one, None: no number does."""
+
+    def __init__(self, message: str, *, needed: int | None) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
+@dataclass(frozen=True)
+class Graded:
+    """Answers: how likely each is right, and whether it is."""
+
+    confidence: Float[ndarray, " answer"]
+    right: Bool[ndarray, " answer"]
+
+    def joined(self, other: Graded) -> Graded:
+        """These and the other's."""
+        return Graded(
+            np.concatenate([self.confidence, other.confidence]),
+            np.concatenate([self.right, other.right]),
+        )
+
+    def thresholds(self) -> Float[ndarray, " threshold"]:
+        """At most `TRIES` of the confidences, evenly ranked, from the highest on, and 0."""
+        values = np.unique(self.confidence.astype(np.float64))[::-1]
+        places = spaced(len(values) - 1, min(TRIES, len(values))).round().astype(np.int64)
+        return np.append(values[places], 0.0)
+
+    def counts(
+        self, thresholds: Float[ndarray, " threshold"]
+    ) -> tuple[
+        Int[ndarray, " threshold"], Int[ndarray, " threshold"], Float[ndarray, " threshold"]
+    ]:
+        """From each threshold on: answers, wrong ones, and how many wrong ones are expected."""
+        order = np.argsort(-self.confidence, kind="stable")
+        confidence = self.confidence[order].astype(np.float64)
+        answered = np.searchsorted(-confidence, -thresholds, side="right")
+        wrong = np.concatenate([[0], (~self.right[order]).cumsum()])
+        expected = np.concatenate([[0.0], (1 - confidence).cumsum()])
+        return answered, wrong[answered], expected[answered]
+
+    def rates(self, thresholds: Float[ndarray, " threshold"]) -> Float[ndarray, " threshold"]:
+        """How often answers from each threshold on are wrong, ρ."""
+        answered, wrong, expected = self.counts(thresholds)
+        return (wrong + TRUST * expected / np.maximum(answered, 1)) / (answered + TRUST)
+
+    def sequence(self, risk: float) -> Float[ndarray, " threshold"]:
+        """The thresholds to test for a risk, in their order."""
+        thresholds = self.thresholds()
+        answered, _, _ = self.counts(thresholds)
+        rates = np.clip(self.rates(thresholds), 1e-12, 1 - 1e-12)
+        apart = rates * np.log(rates / risk) + (1 - rates) * np.log((1 - rates) / (1 - risk))
+        evidence = np.where(rates < risk, answered, -answered) * apart
+        return thresholds[int(evidence.argmax()) :]
+
+
+def _binomial_tail(wrong: int, answered: int) -> Callable[[float], float]:
+    """P(Bin(answered, p) ≤ wrong) as a function of p between 0 and 1."""
+    j = np.arange(wrong + 1, dtype=np.float64)
+    ways = np.zeros(wrong + 1)  # ln C(answered, j)
+    ways[1:] = np.log((answered + 1 - j[1:]) / j[1:]).cumsum()
+
+    def tail(p: float) -> float:
+        logs = ways + j * math.log(p) + (answered - j) * math.log1p(-p)
+        return float(np.exp(logsumexp(logs, 0)))
+
+    return tail
+
+
+def keeps(wrong: int, answered: int, risk: float, delta: float) -> bool:
+    """True if so few wrong answers show, with confidence 1 − delta, that the risk is kept."""
+    return answered > 0 and _binomial_tail(wrong, answered)(risk) <= delta
 
 
 def risk_bound(wrong: int, answered: int, delta: float) -> float:
@@ -30,88 +121,128 @@ def risk_bound(wrong: int, answered: int, delta: float) -> float:
     """
     if answered == 0 or wrong >= answered:
         return 1.0
-    j = np.arange(wrong + 1, dtype=np.float64)
-    ways = np.zeros(wrong + 1)  # ln C(answered, j)
-    ways[1:] = np.log((answered + 1 - j[1:]) / j[1:]).cumsum()
+    tail = _binomial_tail(wrong, answered)
     low, high = wrong / answered, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        tail = np.exp(
-            logsumexp(ways + j * math.log(middle) + (answered - j) * math.log1p(-middle), 0)
-        )
-        if float(tail) > delta:
+        if tail(middle) > delta:
             low = middle
         else:
             high = middle
     return high
 
 
-def samples_needed(risk: float, delta: float) -> int:
-    """The fewest samples that can promise it: all answered, none wrong."""
-    count = 1
-    while (1 - risk) ** count > delta / _tries(count):
-        count += 1
-    return count
+def samples_needed(risk: float, delta: float = DELTA) -> int:
+    """The fewest certifying samples that can promise a risk: all answered, none wrong."""
+    return math.ceil(math.log(delta) / math.log1p(-risk) - 1e-9)
 
 
-def _tries(count: int) -> int:
-    return math.ceil(math.log2(count + 1))
+def least_risk(count: int, delta: float = DELTA) -> float:
+    """The smallest risk that so many certifying samples can promise."""
+    return float(-math.expm1(math.log(delta) / max(1, count)))
 
 
 def rows_needed(risk: float, accuracy: float, flagged: float = 0.0) -> int | None:
     """The fewest rows of VAL by which all familiar ones may be answered, `flagged` of them being
-    unfamiliar; None where as much is wrong as may be, or nearly, and `MANY` do not do. Half of them
-    certifies.
+    unfamiliar; None where as much is wrong as may be, or nearly, and `MANY` do not do.
     """
+    rates, shares = np.array([1 - accuracy]), np.array([CERTIFIES * (1 - flagged)])
+    return _fewest(risk, rates, shares, errors=1)
 
-    def promised(count: int) -> bool:
-        wrong = round(count * (1 - accuracy))
-        return risk_bound(wrong, count, DELTA / _tries(count)) <= risk
 
-    high = samples_needed(risk, DELTA)
-    while not promised(high):
+def _fewest(
+    risk: float,
+    rates: Float[ndarray, " threshold"],
+    shares: Float[ndarray, " threshold"],
+    errors: float,
+) -> int | None:
+    """The fewest rows that certify one of these thresholds: of the rows a share certifies and is
+    answered, and of these answers a rate is wrong, or by chance so many standard errors more.
+    """
+    useful = rates < risk
+    pairs = list(zip(rates[useful].tolist(), shares[useful].tolist(), strict=True))
+
+    def certified(count: int) -> bool:
+        for rate, share in pairs:
+            answered = round(count * share)
+            wrong = answered * rate + errors * math.sqrt(answered * rate * (1 - rate))
+            if keeps(round(wrong), answered, risk, DELTA):
+                return True
+        return False
+
+    if not pairs:
+        return None
+    high = math.ceil(samples_needed(risk) / max(share for _, share in pairs))
+    while not certified(high):
         high *= 2
-        if 1 - accuracy >= risk or high > MANY:
+        if high > MANY:
             return None
     low = high // 2
-    while high - low > max(1, high // 200):  # two digits are told
+    while high - low > max(1, high // 200):  # two digits are printed
         middle = (low + high) // 2
-        low, high = (low, middle) if promised(middle) else (middle, high)
-    return math.ceil(2 * high / (1 - flagged))
+        low, high = (low, middle) if certified(middle) else (middle, high)
+    return high
 
 
-def told(rows: int) -> str:
-    """Two digits of a number of rows, rounded up."""
+def two_digits(rows: int) -> str:
+    """Print a number of rows, rounded up to two digits."""
     unit = 10 ** max(0, len(str(rows)) - 2)
     return f"{-(-rows // unit) * unit:,}"
 
 
-def fit_limits(yes: Scores, truth: ndarray, *, risk: float, delta: float = DELTA) -> Limits:
-    """From which probability of yes on the precision is at least 1 − risk, and below which at most
-    a fraction `risk` of what is yes lies: the binomial tail of the positives, of which ever more
-    are missed until it is too many. A guard of rare things may keep the second promise alone: it
-    then never says yes.
+def fit_abstention(
+    ordering: Graded, certifying: Sequence[Graded], *, risk: float, delta: float = DELTA
+) -> Abstention:
+    """The last threshold of the sequence up to which all keep the promise, by each of the sets that
+    certify; it answers `coverage` of the first. Unpromised where not even the first one does.
     """
-    positives = np.sort(yes[truth].astype(np.float64))
-    # The bound grows with what is missed.
-    allowed = bisect_right(
-        range(len(positives)), risk, key=lambda missed: risk_bound(missed, len(positives), delta)
+    thresholds = ordering.sequence(risk)
+    counts = [graded.counts(thresholds) for graded in certifying]
+    passed = 0
+    while passed < len(thresholds) and all(
+        keeps(int(wrong[passed]), int(answered[passed]), risk, delta)
+        for answered, wrong, _ in counts
+    ):
+        passed += 1
+    if not passed:
+        graded = ordering.joined(certifying[0])
+        candidates = graded.thresholds()
+        shares = graded.counts(candidates)[0] / max(1, len(graded.right))
+        needed = _fewest(risk, graded.rates(candidates), CERTIFIES * shares, errors=2)
+        raise Unpromised(f"no threshold keeps a risk of {risk:g}", needed=needed)
+    last = passed - 1
+    return Abstention(
+        threshold=float(thresholds[last]),
+        risk=risk,
+        delta=delta,
+        bound=max(
+            risk_bound(int(wrong[last]), int(answered[last]), delta)
+            for answered, wrong, _ in counts
+        ),
+        coverage=int(counts[0][0][last]) / len(certifying[0].right),
     )
-    bound, threshold = 0.0, 0.0
-    if allowed:
-        bound, threshold = (
-            risk_bound(allowed - 1, len(positives), delta),
-            float(positives[allowed - 1]),
-        )
+
+
+def fit_limits(
+    ordering: Graded, certifying: Sequence[Graded], *, risk: float, delta: float = DELTA
+) -> Limits:
+    """From which probability of yes on the precision is at least 1 − risk, as an abstention; and
+    below which at most a fraction `risk` of what is yes lies, by the binomial tail: it grows with
+    what is missed, so that no order is needed. A guard of rare things may keep the second promise
+    alone: it then never says yes.
+    """
+    missing = [_missing(graded.confidence[graded.right], risk, delta) for graded in certifying]
+    threshold, bound = min(missing)
     certain, bounds = None, (0.0, bound)
     try:
-        sure = fit_abstention(yes, truth, risk=risk, delta=delta)
-    except DataError:
-        if not allowed:
+        sure = fit_abstention(ordering, certifying, risk=risk, delta=delta)
+    except Unpromised:
+        if not threshold:
             raise
     else:
         assert sure.bound is not None
         certain, bounds = sure.threshold, (sure.bound, bound)
+    yes = certifying[0].confidence
     answered = yes < threshold
     if certain is not None:
         answered |= yes >= certain
@@ -125,47 +256,13 @@ def fit_limits(yes: Scores, truth: ndarray, *, risk: float, delta: float = DELTA
     )
 
 
-def fit_abstention(
-    confidence: Scores, correct: ndarray, *, risk: float, delta: float = DELTA
-) -> Abstention:
-    """The lowest threshold found that keeps the promise; DataError where the samples cannot certify
-    any.
+def _missing(positives: Scores, risk: float, delta: float) -> tuple[float, float]:
+    """The highest threshold below which few enough positives lie, and what their share stays below;
+    0 where so few positives show nothing.
     """
-    count, needed = len(confidence), samples_needed(risk, delta)
-    if count < needed:
-        what = f"{count} samples cannot promise a risk of {risk:g} with confidence {1 - delta:g}"
-        least = (
-            f"It takes at least {needed} of them, even if none is wrong (half of the "
-            "validation data certifies); "
-        )
-        raise DataError(what, hint=f"{least}give more --data, or a larger --risk.")
-    order = confidence.argsort(kind="stable")
-    values = confidence[order].astype(np.float64)
-    wrong = (~correct[order])[::-1].cumsum()[::-1]
-    share = delta / _tries(count)
-    # Fewer answers than this certify nothing, even if none is wrong.
-    fewest = math.ceil(math.log(share) / math.log1p(-risk) - 1e-9)
-    low, high = 0, count - fewest
-    best, closest = None, 1.0
-    while low <= high:
-        at = (low + high) // 2
-        # Samples of equal confidence are answered together.
-        first = int(np.searchsorted(values, values[at]))
-        answered = count - first
-        bound = risk_bound(int(wrong[first]), answered, share)
-        closest = min(closest, bound)
-        if bound <= risk:
-            high = at - 1
-            if best is None or answered / count > best.coverage:
-                kept = {"risk": risk, "delta": delta, "bound": bound, "coverage": answered / count}
-                best = Abstention(threshold=float(values[at]), **kept)
-        else:
-            low = at + 1
-    if best is None:
-        what = (
-            f"no threshold keeps a risk of {risk:g} with confidence {1 - delta:g} on {count} "
-            "samples"
-        )
-        best_of_all = f"The best that can be promised is {closest:.3g}: "
-        raise DataError(what, hint=f"{best_of_all}give more --data, or a larger --risk.")
-    return best
+    positives = np.sort(positives.astype(np.float64))
+    count = len(positives)
+    allowed = bisect_right(range(count), risk, key=lambda missed: risk_bound(missed, count, delta))
+    if not allowed:
+        return 0.0, 0.0
+    return float(positives[allowed - 1]), risk_bound(allowed - 1, count, delta)

@@ -6,26 +6,30 @@ E[z] ≤ 0, z = min(w, C) − R min(a, C), C the most that counts of one text. W
 0 < ν < 1 / ((1 − R) C) against it makes Π (1 − ν z_i) at most 1 on average, and so 1/δ or more after
 any number of texts with probability δ at most (Waudby-Smith and Ramdas, JRSS B 2024).
 
-One half of the data says how much to stake on each rule, and on which the most is won. From that
-rule on, towards those that promise more, the other half tests them one after another, each by δ,
-until the first that fails: the last before it is kept (Learn then Test, Angelopoulos et al., 2021).
+Texts that fit say how much to stake on each rule, and on which the most is won. From that rule on,
+towards those that promise more, texts that certify test them one after another, each by δ, until the
+first that fails: the last before it is kept (Learn then Test, Angelopoulos et al., 2021).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.run.shapes import Bool, Float, Int
+from hydrasurgeon.statistics.abstain import CERTIFIES, MANY
 from hydrasurgeon.statistics.probabilities import spaced
 
 STAKES = 0.99 * 2.0 ** (-np.arange(32, dtype=np.float64) / 4)
 """Fractions of the largest stake that are tried."""
 TRIES = 256
 """Thresholds that are tried, about."""
+LOWEST = 2
+"""Thresholds below which few are missed stop at so many times the promised fraction."""
 
 Excess = Float[ndarray, "rule text"]
 
@@ -86,8 +90,11 @@ class Plan:
 
     @classmethod
     def of(cls, outcomes: Outcomes, promise: Risk) -> Plan:
-        """By the half that fits."""
+        """Order the thresholds by texts that fit."""
         values = np.unique(outcomes.value)
+        if promise.missed:  # whatever lies higher misses more than is promised
+            most = math.ceil(LOWEST * promise.risk * len(values))
+            values = values[:most]
         some = spaced(len(values) - 1, min(TRIES, len(values))).round().astype(np.int64)
         thresholds = np.concatenate([np.zeros(1), values[some]])
         if not promise.missed:
@@ -99,12 +106,25 @@ class Plan:
         first = int(won.argmax())
         return cls(thresholds[first:], stakes[which][first:])
 
-    def kept(self, outcomes: Outcomes, promise: Risk) -> float | None:
-        """The threshold that keeps the promise by the half that certifies; None where not even the
-        first does.
+    def kept(self, certifying: Sequence[Outcomes], promise: Risk) -> float | None:
+        """Return the threshold that keeps the promise by each of the sets that certify; None where
+        not even the first does.
         """
-        excess = outcomes.excess(self.thresholds, promise)
-        most = np.log1p(-self.stakes[:, None] * excess).cumsum(axis=-1).max(axis=-1)
-        passed = most >= -math.log(promise.delta)
+        passed = np.ones(len(self.thresholds), dtype=bool)
+        for outcomes in certifying:
+            passed &= self.wealth(outcomes, promise).max(axis=-1) >= -math.log(promise.delta)
         count = int(passed.cumprod().sum())
         return float(self.thresholds[count - 1]) if count else None
+
+    def needed(self, certifying: Outcomes, promise: Risk) -> int | None:
+        """Estimate how many texts of VAL would keep the promise at the first threshold; None where
+        no number does.
+        """
+        gain = float(self.wealth(certifying, promise)[0, -1]) / max(1, certifying.texts)
+        needed = -math.log(promise.delta) / CERTIFIES / gain if gain > 0 else math.inf
+        return math.ceil(needed) if needed <= MANY else None
+
+    def wealth(self, outcomes: Outcomes, promise: Risk) -> Excess:
+        """Return the logarithm of what each rule's stake has grown to after each text."""
+        excess = outcomes.excess(self.thresholds, promise)
+        return np.log1p(-self.stakes[:, None] * excess).cumsum(axis=-1)

@@ -10,6 +10,7 @@ those of the calibration, whatever the model.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy import ndarray
@@ -49,20 +50,24 @@ def quantile(scores: Scores, coverage: float) -> float:
     """The finite-sample quantile; DataError where there are too few samples to have it."""
     rank = _rank(len(scores), coverage)
     if rank > len(scores):
-        what, needed = (
+        raise DataError(
             f"{len(scores)} samples cannot promise a coverage of {coverage:g}",
-            samples_needed(coverage),
+            hint=(
+                f"It takes at least {samples_needed(coverage)} that certify, which two thirds of the "
+                "validation data do."
+            ),
         )
-        hint = (
-            f"It takes at least {needed} to calibrate with (half of the validation data certifies)."
-        )
-        raise DataError(what, hint=hint)
     return float(np.partition(scores, rank - 1)[rank - 1])
 
 
 def sets_of(scores: Scores, coverage: float) -> Conformal:
     """By how far out the truth of each calibration sample is."""
     return Conformal(method="lac", coverage=coverage, threshold=quantile(scores, coverage))
+
+
+def largest(sets: Iterable[Conformal]) -> Conformal:
+    """Choose the rule with the largest sets."""
+    return max(sets, key=lambda rule: rule.threshold)
 
 
 def fit_conformal(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Conformal:

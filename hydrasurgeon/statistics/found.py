@@ -22,7 +22,7 @@ from numpy import ndarray
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Found, GroupScore
 from hydrasurgeon.run.shapes import Bool, Float, Int
-from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.abstain import Graded, fit_abstention
 from hydrasurgeon.statistics.probabilities import YES, falling, runs, sums_at
 
 DECIMALS = 6
@@ -82,12 +82,14 @@ def fit_found(
     """The rule that answers most groups; None where the groups cannot certify any."""
     ranked = Groups.of(yes, groups)
     right = truth[ranked.first] >= YES
+    fits = np.arange(len(right)) % 3 == 0
     kinds: tuple[GroupScore, ...] = ("best", "margin", "count")
     rules = []
     for kind in kinds:
         levels, at = np.unique(ranked.score(kind), return_inverse=True)
         with suppress(DataError):
-            made = fit_abstention(at / len(levels), right, risk=risk, delta=delta / len(kinds))
+            graded = [Graded(at[part] / len(levels), right[part]) for part in (fits, ~fits)]
+            made = fit_abstention(graded[0], graded[1:], risk=risk, delta=delta / len(kinds))
             threshold = float(levels[round(made.threshold * len(levels))])
             rules.append((made, kind, threshold))
     if not rules:

@@ -79,7 +79,7 @@ def test_of_single_entities_the_best_stake_wins_by_mapies_bound() -> None:
     p_values = np.exp(-expected)[:, None]
     control = pytest.importorskip("mapie.risk_control").control_fwer
     rejected = control(p_values[:, 0], 0.1, fwer_method="fixed_sequence")
-    mine = plan.kept(outcomes, promise)
+    mine = plan.kept([outcomes], promise)
     # Ours may stop at any text, not at the last alone.
     assert mine is not None
     assert mine <= float(plan.thresholds[int(np.max(rejected))])
@@ -94,7 +94,7 @@ def test_promises_hold_over_many_splits(missed: bool, risk: float) -> None:
     for _ in range(100):
         fitting, certifying = population(100, random), population(100, random)
         promise = Risk(risk, 0.2, 6, missed)
-        threshold = Plan.of(fitting, promise).kept(certifying, promise)
+        threshold = Plan.of(fitting, promise).kept([certifying], promise)
         if threshold is None:
             continue
         answered = whole.value >= threshold
@@ -118,7 +118,7 @@ def test_entities_of_one_text_are_no_samples() -> None:
     promise = Risk(0.1, 0.1, 8, missed=False)
     for _ in range(200):
         certifying = texts()
-        broken["texts"] += Plan.of(texts(), promise).kept(certifying, promise) is not None
+        broken["texts"] += Plan.of(texts(), promise).kept([certifying], promise) is not None
         broken["entities"] += risk_bound(int(certifying.wrong.sum()), 800, 0.1) <= 0.1
     assert broken["texts"] <= 0.1 * 200
     assert broken["entities"] > 0.15 * 200
@@ -157,8 +157,8 @@ def test_of_what_is_answered_few_are_wrong() -> None:
 
 
 def test_of_what_is_true_few_are_missed() -> None:
-    tight, loose = (state_of(risk=risk, promise="missed") for risk in (0.05, 0.3))
-    for state, risk in ((tight, 0.05), (loose, 0.3)):
+    tight, loose = (state_of(risk=risk, promise="missed") for risk in (0.02, 0.3))
+    for state, risk in ((tight, 0.02), (loose, 0.3)):
         assert judged(state, 6)["missed"] <= risk
         assert state.record.abstain is None
     assert tight.record.cover is not None
@@ -168,10 +168,15 @@ def test_of_what_is_true_few_are_missed() -> None:
 
 
 def test_what_cannot_be_promised_is_refused() -> None:
-    with pytest.raises(DataError, match="cannot promise a risk") as refused:
+    with pytest.raises(DataError, match="1,200 rows cannot promise it") as refused:
         state_of(risk=0.001)
     assert refused.value.hint is not None
-    assert re.match(r"Of the surest \d+, \d+ are wrong: give more", refused.value.hint)
+    smallest = re.search(r"smallest risk that can be promised is ([\d.]+) %", refused.value.hint)
+    assert smallest is not None
+    risk = float(smallest[1]) / 100
+    assert state_of(risk=risk).record.abstain is not None
+    with pytest.raises(DataError):
+        state_of(risk=risk - 0.01)
 
 
 def test_a_state_is_read_again_and_sees_what_monitor_counts() -> None:

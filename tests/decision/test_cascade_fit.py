@@ -8,8 +8,9 @@ import torch
 from numpy import ndarray
 
 from hydrasurgeon.decision.cascade_fit import MAX_LOSS, fit_cascade
-from hydrasurgeon.decision.fitting import fit_state, halves
+from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.ood_score import Grounds
+from hydrasurgeon.decision.split import split
 from hydrasurgeon.decision.state import (
     State,
     answers_in_stages,
@@ -60,7 +61,7 @@ def test_the_fewest_go_on_that_keep_the_nll(name: str) -> None:
     promise = OF_LABELS if name == "multi_label" else PROMISE
     state = fitted(problem, whole, promise)
     cascade = state.cascade
-    fitting, _ = halves(400, 0)
+    fitting = split(whole, 0).fitting
     every = whole.at(fitting)
     first, rule = every.among([0]), state.stages[True]
     probabilities = rule.answers(first.logits)
@@ -85,7 +86,7 @@ def test_the_fewest_go_on_that_keep_the_nll(name: str) -> None:
 def test_the_first_is_calibrated_alone() -> None:
     problem, whole = PROBLEMS["single_label"], drawn("single_label", 400, seed=2)
     state = fitted(problem, whole, PROMISE)
-    fitting, _ = halves(400, 0)
+    fitting = split(whole, 0).fitting
     alone = whole.among([0]).at(fitting)
     cascade = state.cascade
     assert cascade.temperature == temperature_of(alone.logits, alone.truth)

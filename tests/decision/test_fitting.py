@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from hydrasurgeon.decision.fitting import fit_state, halves
 from hydrasurgeon.decision.ood_score import Grounds, dealt_out, evidence_of, left_out
+from hydrasurgeon.decision.split import split, split_rows
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.problems.base import Outputs
@@ -168,13 +169,14 @@ def test_classes_left_out_are_ood_in_turn() -> None:
         assert found[kind] == pytest.approx(sum(values) / 4, abs=1e-3)
 
 
-def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None:
+def test_before_and_after_are_of_the_part_that_did_not_fit(world: World) -> None:
     val = world.inside(301)
     assert val.labels is not None
     state, _ = fit_state(val, promise(ood_score="msp", seed=4), Grounds())
-    halved = halves(301, 4)
+    rows = split(val, 4)
+    parts = rows.fitting, rows.certifying
     losses = {"before": 0.0, "temperature": 0.0}
-    for here, there in (halved, halved[::-1]):
+    for here, there in (parts, parts[::-1]):
         temperature = temperature_of(val.logits[here], val.labels[here])
         for i in there.tolist():
             z, truth = val.logits[i : i + 1], int(val.labels[i])
@@ -187,13 +189,13 @@ def test_before_and_after_are_of_the_half_that_did_not_fit(world: World) -> None
     assert state.record.nll == {
         name: pytest.approx(loss, abs=1e-9) for name, loss in losses.items()
     }
-    first = temperature_of(val.logits[halved[0]], val.labels[halved[0]])
+    first = temperature_of(val.logits[rows.fitting], val.labels[rows.fitting])
     assert state.record.temperature == first
 
 
 def test_the_promises_hold_on_fresh_data(world: World) -> None:
     val = world.inside(3000)
-    wanted = promise(coverage=0.9, risk=0.1, ood_score="msp")
+    wanted = promise(coverage=0.9, risk=0.002, ood_score="msp")
     state, _ = fit_state(val, wanted, Grounds())
     fresh = world.inside(8000)
     assert fresh.labels is not None
@@ -206,7 +208,7 @@ def test_the_promises_hold_on_fresh_data(world: World) -> None:
     assert covered[0] == pytest.approx(0.9, abs=0.02)
     assert covered[1] >= covered[0]
     wrong = ((found.labels != fresh.labels)[~found.abstain]).astype(np.float64).mean()
-    assert float(wrong) <= 0.1
+    assert float(wrong) <= 0.002
     assert 0 < found.abstain.astype(np.float64).mean() < 1
     losses = state.record.nll
     assert losses["temperature"] <= losses["before"]
@@ -302,3 +304,24 @@ def test_halves_are_disjoint_and_whole() -> None:
     first, second = halves(41, 3)
     assert sorted([*first.tolist(), *second.tolist()]) == list(range(41))
     assert len(second) - len(first) == 1
+
+
+def test_a_third_fits_and_no_copy_of_what_certifies_does() -> None:
+    """The rows that certify are any two thirds of the inputs, and of the copies."""
+    plain = split_rows(41, 3)
+    assert sorted([*plain.fitting.tolist(), *plain.certifying.tolist()]) == list(range(41))
+    assert (len(plain.fitting), len(plain.parts)) == (13, 1)
+    random = np.random.default_rng(0)
+    inputs = random.permutation(np.repeat(np.arange(30), random.integers(1, 8, 30)))
+    rows = split_rows(len(inputs), 3, inputs=np.asarray(inputs))
+    copies = len(inputs) - 30
+    assert len(rows.certifying) == 20 + copies - copies // 3
+    assert len(rows.distinct) == len({*inputs[rows.distinct].tolist()}) == 20
+    assert {*rows.distinct.tolist()} < {*rows.certifying.tolist()}
+    assert {*inputs[rows.fitting].tolist()}.isdisjoint(inputs[rows.distinct].tolist())
+    assert len({*inputs[rows.fitting].tolist()}) == 10
+    assert {*rows.fitting.tolist()}.isdisjoint(rows.certifying.tolist())
+    assert [part.tolist() for part in rows.parts] == [
+        rows.certifying.tolist(),
+        rows.distinct.tolist(),
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.decision.split import split_rows
 from hydrasurgeon.files.decided import Found
 from hydrasurgeon.statistics.found import Groups, fit_found, measures_of
 
@@ -58,7 +58,7 @@ def test_the_promise_holds_over_many_draws() -> None:
         answered.append(shown["found"])
         assert abs(shown["found"] - rule.answered) < 0.12
     assert broken <= DRAWS * DELTA + 3 * np.sqrt(DRAWS * DELTA * (1 - DELTA))
-    assert len(answered) > 0.8 * DRAWS
+    assert len(answered) > 0.7 * DRAWS
     assert 0.05 < np.mean(answered) < 0.95
 
 
@@ -73,7 +73,8 @@ def test_a_query_with_one_answer_is_told_by_its_margin() -> None:
     parts = (yes, truth, groups)
     rule = fit_found(*parts, risk=0.1, delta=0.05)
     assert rule is not None
-    assert (rule.score, rule.threshold, rule.answered) == ("margin", 0.7, 0.5)
+    assert (rule.score, rule.threshold) == ("margin", 0.7)
+    assert abs(rule.answered - 0.5) < 0.05
 
 
 def test_too_few_groups_promise_nothing() -> None:
@@ -95,13 +96,14 @@ def test_what_eval_measures() -> None:
     assert np.isnan(values["found_risk"][2])
 
 
-def test_halves_keep_groups_whole() -> None:
+def test_a_split_keeps_groups_whole() -> None:
     groups = np.asarray(np.random.default_rng(4).integers(0, 40, 500))
-    first, second = halves(500, 7, groups)
-    assert sorted([*first.tolist(), *second.tolist()]) == [*range(500)]
-    apart = {*groups[first].tolist()}, {*groups[second].tolist()}
-    assert [len(each) for each in apart] == [20, 20]
+    parts = split_rows(500, 7, groups=groups)
+    rows = [*parts.fitting.tolist(), *parts.certifying.tolist()]
+    assert sorted(rows) == [*range(500)]
+    apart = {*groups[parts.fitting].tolist()}, {*groups[parts.certifying].tolist()}
+    assert [len(numbers) for numbers in apart] == [13, 27]
     assert apart[0].isdisjoint(apart[1])
-    assert len({*groups[first[:125]].tolist()}) > 15  # in no order
-    few = halves(500, 7, groups % 19)
-    assert [len(each) for each in few] == [250, 250]
+    assert len({*groups[parts.fitting[:85]].tolist()}) > 10  # in no order
+    few = split_rows(500, 7, groups=groups % 19)
+    assert (len(few.fitting), len(few.certifying)) == (166, 334)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import torch
 from scipy.stats import binom
 from sklearn.neighbors import NearestNeighbors
 
-from hydrasurgeon.decision.fitting import fit_state
+from hydrasurgeon.decision.fitting import check_count, fit_state
 from hydrasurgeon.decision.ood_score import Grounds, evidence_of
 from hydrasurgeon.decision.state import State, decide
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.statistics.abstain import rows_needed, told
+from hydrasurgeon.statistics.abstain import rows_needed, two_digits
 
 GUIDE = Path(__file__).parents[2] / "docs/guide/decision.md"
 
@@ -85,35 +87,99 @@ def test_a_risk_is_of_answered_rows() -> None:
 
     # 8 % of all rows are wrong, and 10 % of those that look familiar.
     options = promise(id_flagged=0.2, risk=0.09, ood_score="max-logit")
-    with pytest.raises(Exception, match="no threshold keeps a risk"):
+    with pytest.raises(DataError, match="30,000 rows cannot promise it") as refused:
         fit_state(some(30_000), options, Grounds())
+    assert "smallest risk that can be promised is 11 %" in str(refused.value.hint)
+    assert "More rows do not help" in str(refused.value.hint)
     state, _ = fit_state(
         some(30_000), promise(id_flagged=0.2, risk=0.12, ood_score="max-logit"), Grounds()
     )
     assert broken(state) <= 0.12
 
 
-def test_a_note_says_how_many_rows_set_none_aside() -> None:
-    _, notes = fit_state(drawn(600, 0, noise=1.9), promise(risk=0.05, ood_score="msp"), Grounds())
-    assert any(re.search(r"sets aside \d+ % .*At accuracy 0\.\d+ ", note) for note in notes), notes
+def test_a_note_says_why_rows_are_left_unanswered() -> None:
+    """Because more is wrong than is allowed; or because rows are few, and then it says how many are
+    not: with these nearly all are answered."""
+
+    def noted(outputs: Outputs, risk: float) -> str:
+        _, notes = fit_state(outputs, promise(risk=risk, ood_score="msp"), Grounds())
+        (note,) = (note for note in notes if "leaves" in note)
+        return note
+
+    wrong = noted(drawn(600, 0, noise=1.9), 0.05)
+    assert re.search(r"leaves \d+ % .*: 6.68 % of answers are wrong, more than the 5 % that", wrong)
+    assert "some rows must always be left unanswered" in wrong
+    few = noted(drawn(150, 0, noise=1.3), 0.05)
+    more = re.search(r"give about ([\d,]+) rows in all", few)
+    assert more is not None
+    count = int(more[1].replace(",", ""))
+    options = promise(risk=0.05, ood_score="msp")
+    state, notes = fit_state(drawn(count, 7, noise=1.3), options, Grounds())
+    assert not any("leaves" in note for note in notes)
+    assert state.record.abstain is not None
+
+
+def test_a_refusal_says_what_can_be_promised_and_what_would_do() -> None:
+    refused = []
+    for seed in range(40):
+        try:
+            fit_state(drawn(200, seed, noise=1.7), promise(risk=0.02, ood_score="msp"), Grounds())
+        except DataError as error:
+            refused.append((seed, error))
+    assert len(refused) > 10
+    seed, error = refused[0]
+    assert error.message == "--risk 0.02: 200 rows cannot promise it"
+    hint = re.fullmatch(
+        r"With these 200 rows the smallest risk that can be promised is ([\d.]+) %\. "
+        r"For 2 % give about ([\d,]+) rows\.",
+        str(error.hint),
+    )
+    assert hint is not None
+    smallest, count = float(hint[1]) / 100, int(hint[2].replace(",", ""))
+    val = drawn(200, seed, noise=1.7)
+    state, _ = fit_state(val, promise(risk=smallest, ood_score="msp"), Grounds())
+    assert state.record.abstain is not None
+    with pytest.raises(DataError):
+        fit_state(val, promise(risk=smallest - 0.01, ood_score="msp"), Grounds())
+    kept = 0
+    for other in range(20):
+        with contextlib.suppress(DataError):
+            more = drawn(count, 100 + other, noise=1.7)
+            fit_state(more, promise(risk=0.02, ood_score="msp"), Grounds())
+            kept += 1
+    assert kept >= 12
+
+
+def test_too_few_rows_for_any_model_are_told_how_many_do() -> None:
+    with pytest.raises(DataError, match="60 rows cannot promise it, even if no answer") as refused:
+        check_count(60, promise(risk=0.05))
+    hint = re.fullmatch(
+        r"With these 60 rows the smallest risk that can be promised is ([\d.]+) %\. "
+        r"For 5 % give about (\d+) rows\.",
+        str(refused.value.hint),
+    )
+    assert hint is not None
+    check_count(60, promise(risk=float(hint[1]) / 100))
+    check_count(int(hint[2]), promise(risk=0.05))
 
 
 def test_rows_needed_are_those_of_the_binomial_tail_and_of_the_guide() -> None:
-    """Of m rows that certify, at 95 % of them familiar."""
+    """Two thirds certify; a standard error more may be wrong than the accuracy says."""
     for risk, accuracy in ((0.05, 0.99), (0.1, 0.95)):
         needed = rows_needed(risk, accuracy)
         assert needed is not None
-
-        for half, enough in ((needed // 2, True), (int(needed / 2 * 0.7), False)):
-            tail = binom.cdf(round(half * (1 - accuracy)), half, risk)
-            assert bool(tail <= 0.05 / np.ceil(np.log2(half + 1))) is enough
+        for rows, enough in ((needed, True), (int(needed * 0.7), False)):
+            certifying = round(rows * 2 / 3)
+            wrong = certifying * (1 - accuracy)
+            tail = binom.cdf(round(wrong + np.sqrt(wrong * accuracy)), certifying, risk)
+            assert bool(tail <= 0.05) is enough
     table = GUIDE.read_text()
     rows = re.findall(r"^\| ((?:0|1)\.\d+) \|(.+)\|$", table, flags=re.MULTILINE)
     assert len(rows) == 6
     for accuracy, cells in rows:
         made = [rows_needed(r, float(accuracy), 0.05) for r in (0.01, 0.02, 0.05, 0.1, 0.2)]
         assert [cell.strip() for cell in cells.split("|")] == [
-            "–" if rows is None else told(rows) for rows in made
+            "–" if rows is None else two_digits(rows) for rows in made
         ]
 
 

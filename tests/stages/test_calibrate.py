@@ -66,7 +66,7 @@ def test_what_is_stored_is_whole_and_hashed(made: Path) -> None:
     assert decision is not None
     assert decision.ood.score == "rmds"
     assert len(decision.ood.members) == 3
-    assert (decision.fitted, decision.certified) == (60, 60)
+    assert (decision.fitted, decision.certified) == (40, 80)
     own = [name for name in opened.tensors if name.startswith(PREFIX)]
     assert own == sorted(
         f"{PREFIX}{m}.{part}"
@@ -258,14 +258,16 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         hs.calibrate(source, fit_data=str(tmp_path / "both.npz"), ood_score="rmds", **target)
     with monkeypatch.context() as patched:  # refused before a sample is run
         patched.setattr("hydrasurgeon.runtime.classifier.as_classifier", None)
-        with pytest.raises(DataError, match="57 samples cannot promise a risk"):
+        with pytest.raises(
+            DataError, match="120 rows cannot promise it, even if no answer is wrong"
+        ):
             hs.calibrate(source, risk=0.01, ood_score="msp", **target)
         with pytest.raises(DataError, match="cannot promise a coverage"):
             hs.calibrate(source, coverage=0.999, ood_score="msp", **target)
         with pytest.raises(DataError, match="are too few for a threshold"):
             hs.calibrate(source, id_flagged=0.001, ood_score="msp", **target)
     notes = hs.calibrate(source, ood_score="msp", **target).notes
-    assert [note for note in notes if "calibrated on 120 samples, of which 60 certify" in note]
+    assert [note for note in notes if "calibrated on 120 samples, of which 80 certify" in note]
     target["out"] = tmp_path / "other.safetensors"
     with pytest.raises(UsageError, match="has one"):
         hs.calibrate(source, ood_score="mi", **target)

@@ -71,10 +71,13 @@ def test_copies_promise_no_more_than_what_they_are_of(trained: Path, tmp_path: P
     for rows in (once, once * 4):
         with pytest.raises(DataError, match="too few for a threshold") as refused:
             calibrated(trained, tmp_path, rows)
-        assert refused.value.message.startswith("12 samples")
+        assert refused.value.message.startswith("16 samples")
+    # A third of the texts fits, and of the copies, but for copies of texts that certify.
     done = calibrated(trained, tmp_path, texts(60, 5) + texts(20, 5))
-    assert (done.decision.fitted, done.decision.certified) == (30, 30)
-    assert any("20 of its 80 samples are copies" in note for note in done.notes)
+    assert 20 <= done.decision.fitted <= 26
+    assert done.decision.certified == 54
+    told = "thresholds hold with and without the 20 copies within these 80 samples"
+    assert any(note.startswith(told) for note in done.notes)
 
 
 def test_what_it_was_trained_on_certifies_nothing(trained: Path, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
     for name, part in parts_of(tmp_path / "again").items():
         assert np.array_equal(part, parts_of(place / way)[name])
     # By the same VAL they are the same, and so is what goes on.
-    assert after["words"]["weights"] == pytest.approx(before["words"]["weights"], abs=1e-6)
+    assert after["words"]["weights"] == pytest.approx(before["words"]["weights"], abs=1e-4)
     if way == "first":
         shares = [each["cascade"]["share_on"] for each in (before, after)]
         assert shares[0] == pytest.approx(shares[1], abs=0.02)
@@ -140,7 +140,7 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
         rows = sentences(place)
         answers = [hs.load(path, device="cpu").decide(rows) for path in (place / way, again.path)]
         one, other = (np.asarray(each.probabilities) for each in answers)
-        assert one == pytest.approx(other, abs=1e-6)
+        assert one == pytest.approx(other, abs=1e-4)
     # All that made them is told, and taken off with the state.
     steps = open_checkpoint(again.path).manifest.history
     assert [step.command for step in steps] == ["finetune", "calibrate", "calibrate"]
@@ -202,7 +202,9 @@ def test_words_learn_what_the_model_answers_to_unlabelled_texts(
     slope = table.T @ (softmax(outputs(tmp_path / "taught", rows)) - target)
     strength = -(weight * slope).sum() / (slope**2).sum()
     assert strength > 0.1
-    assert np.linalg.norm(weight + strength * slope) < 0.05 * np.linalg.norm(weight)
+    # L-BFGS stops where the loss falls by less than a millionth, in nine columns early.
+    start = table.T @ (1 / len(names) - target)
+    assert np.linalg.norm(weight + strength * slope) < 0.01 * strength * np.linalg.norm(start)
 
 
 def told(place: Path, name: str, *, tokens: bool) -> dict[str, np.ndarray]:
