@@ -50,9 +50,10 @@ def whole_number(text: str) -> int | None:
     """What plain digits say, None for any other text: `²` is a digit too, and Python reads no more
     than 4,300 of them.
     """
-    if not (text.isascii() and text.isdigit() and len(text.lstrip("0")) <= len(str(LARGEST))):
+    digits = text.lstrip("0") or "0"
+    if not (text.isascii() and text.isdigit() and len(digits) <= len(str(LARGEST))):
         return None
-    number = int(text)
+    number = int(digits)
     return number if number <= LARGEST else None
 
 

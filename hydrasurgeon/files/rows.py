@@ -84,8 +84,19 @@ def writing_parts(place: Path, columns: Mapping[str, str]) -> Iterator[Write]:
 
 
 def line(row: Row) -> str:
-    """A row as a line of JSON."""
-    return json.dumps(row, ensure_ascii=False, allow_nan=False)
+    r"""Return a row as a line of JSON. Characters that are not printable are written as `\u009b`:
+    the same text to a parser, and nothing that a terminal obeys.
+    """
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    """Return a character as JSON escapes it, in one or two units of UTF-16."""
+    units = letter.encode("utf-16-be", "surrogatepass")
+    return "".join(rf"\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 class Appended:

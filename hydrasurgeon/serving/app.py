@@ -327,6 +327,7 @@ def app_of(services: Sequence[Service], token: str | None = None) -> FastAPI:
         lifespan=running,
         docs_url=None,  # it would load its scripts from elsewhere
         redoc_url=None,
+        openapi_url=None,  # it would be made anew for each request
         dependencies=[Depends(admitted)],
     )
     app.post("/v1/predict", **_described(reads, service.model.columns))(service.predict)
@@ -338,6 +339,7 @@ def app_of(services: Sequence[Service], token: str | None = None) -> FastAPI:
     if reads == "text":
         _text_inference(app, service)
         _system_one(app, services)
+    _openapi(app)
     return app
 
 
@@ -426,6 +428,16 @@ def _system_one(app: FastAPI, services: Sequence[Service]) -> None:
 
     app.post("/v1/systemone")(answer)
     app.get("/v1/models")(listed)
+
+
+def _openapi(app: FastAPI) -> None:
+    """Add the route that describes all others, whose reply is made once. It needs no token."""
+    content = JSONResponse(app.openapi()).body
+
+    async def described(_: Request) -> Response:
+        return Response(content, media_type=JSON)
+
+    app.add_route("/openapi.json", described, include_in_schema=False)
 
 
 def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:

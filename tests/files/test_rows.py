@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from hydrasurgeon.errors import DataError, OutputError
-from hydrasurgeon.files.rows import GROUP, Appended, harmless, read_rows, writing
+from hydrasurgeon.files.rows import GROUP, Appended, harmless, line, read_rows, writing
 
 COLUMNS = {"id": "text", "total": "number", "unfamiliar": "flag", "set": "json"}
 ROWS: list[dict[str, Any]] = [
@@ -35,6 +36,17 @@ def test_lines_and_parquet_are_read_back_as_they_were(tmp_path: Path) -> None:
     cells = [row for _, row in read_rows(tmp_path / "a.csv")]
     assert [float(row["total"]) for row in cells] == [row["total"] for row in ROWS]
     assert [row["unfamiliar"] for row in cells] == ["true", "false"] * 4 + ["true"]
+
+
+def test_a_line_shows_what_a_terminal_would_obey() -> None:
+    """C1 controls, bidirectional marks, DEL and what lies above U+FFFF: the same text to a parser."""
+    text = "é 漢 👍 \x1b[31m \x9b31m \x90 \u202eabc\u2069 \x7f \u200b \ufeff \U000e0041 \u2028 \ud800"
+    shown = line({"id": text, text: [text]})
+    assert shown.isprintable()
+    assert json.loads(shown) == {"id": text, text: [text]}
+    assert shown.startswith('{"id": "é 漢 👍 \\u001b[31m \\u009b31m \\u0090 \\u202eabc\\u2069 \\u007f')
+    assert r"\udb40\udc41" in shown
+    assert line({"id": "é 漢 👍"}) == '{"id": "é 漢 👍"}'
 
 
 def test_parquet_in_groups(tmp_path: Path) -> None:

@@ -415,6 +415,32 @@ def served(
     return replies[0], result
 
 
+def test_a_number_that_json_has_no_word_for_is_the_servers_fault() -> None:
+    """Nothing of it is sent."""
+
+    def infinite(samples: list[Any]) -> list[Any]:
+        return [{**row(name, sample), "total": float("inf")} for name, sample, _ in samples]
+
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    reply = conversation(texts(infinite), lambda app: ask(app, "/v2/models/m/infer", body))
+    assert reply.status == 500
+    assert reply.body["error"].startswith("the model failed: Out of range float values")
+
+
+def test_the_description_is_made_once_and_needs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(app: Any) -> list[Reply]:
+        monkeypatch.setattr(app, "openapi", lambda: pytest.fail("it is made again"))
+        refused = await ask(app, "/metrics")
+        return [refused, *[await ask(app, "/openapi.json") for _ in range(2)]]
+
+    refused, first, again = conversation(texts(token="t"), talk)
+    assert refused.status == 401
+    assert (first.status, first.headers["content-type"]) == (200, JSON)
+    assert {"/v1/predict", "/v2/models/{name}/infer", "/health"} <= {*first.body["paths"]}
+    assert first == again
+
+
 def test_answers_are_those_of_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 

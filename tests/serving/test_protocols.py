@@ -135,8 +135,11 @@ def test_binary_tensors_by_hand(texts_model: Path) -> None:
         cut = ask(url, head + packed[:-1], Inference_Header_Content_Length=str(len(head)))
         long = [
             ask(url, head + packed, Inference_Header_Content_Length=length)
-            for length in ("99999", "9" * 5000, "²")
+            for length in ("99999", "9" * 5000, "²", "0" * 5000 + "10")
         ]
+        padded = ask(
+            url, head + packed, Inference_Header_Content_Length="0" * 5000 + str(len(head))
+        )
     assert status == 200
     length = int(said[HEADER.lower()])
     first, second, third = json.loads(content[:length])["outputs"]
@@ -147,7 +150,8 @@ def test_binary_tensors_by_hand(texts_model: Path) -> None:
     assert struct.unpack("<3q", content[length + size :]) == (1, 1, 1)
     assert third["parameters"] == {"binary_data_size": 24}
     assert cut[:2] == (400, {"error": "input text: its binary data are not there"})
-    assert [status for status, *_ in long] == [400] * 3
+    assert [status for status, *_ in long] == [400] * 4
+    assert padded[:2] == (200, content)
 
 
 @pytest.mark.parametrize(
