@@ -219,8 +219,8 @@ def _nearly_in(rows: NDArray[Any], others: NDArray[Any]) -> Flags:
     rows, others = rows / scale, others / scale
     width = rows.shape[1]
     reach = ROUNDING * math.sqrt(width) * (width > 1)
-    direction = np.random.default_rng(0).normal(size=width)
-    direction /= np.sqrt((direction**2).sum())
+    direction: NDArray[np.float64] = np.random.default_rng(0).normal(size=(width,))
+    direction /= np.sqrt(np.square(direction).sum())
     places, first = np.unique(others @ direction, return_index=True)
     at = rows @ direction
     starts, ends = np.searchsorted(places, at - reach), np.searchsorted(places, at + reach, "right")

@@ -271,7 +271,8 @@ def cost_notes(costs: Sequence[Any]) -> list[str]:
         notes.append(
             "In the last layer only tokens that the classifier reads count; --json has both."
         )
-    sizes = sorted({getattr(cost, "latency_batch", None) for cost in present} - {None})
+    batches = {getattr(cost, "latency_batch", None) for cost in present}
+    sizes = sorted(size for size in batches if size is not None)
     if sizes:
         counts = " or ".join(map(str, sizes))
         notes.append(f"Time is that of a batch of {counts} sample{'s' * (sizes != [1])}.")

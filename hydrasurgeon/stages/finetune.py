@@ -342,8 +342,8 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         )  # there is none to keep
     is_new = recipe.classifier != "keep" and samples.labels is not None
     errors = new_class_errors(samples, held_out) if is_new else []
-    for labelled in filter(None, (samples, held_out)):
-        errors += text_errors(labelled, skip_bad=arguments.skip_bad)
+    for labelled_set in filter(None, (samples, held_out)):
+        errors += text_errors(labelled_set, skip_bad=arguments.skip_bad)
     if is_new:
         raise_all(errors)
     model = model_to_tune(source.manifest.model, recipe, samples)
