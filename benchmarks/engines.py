@@ -1,4 +1,4 @@
-"""What hydras cost in torch, in ONNX, in 8 bits and in OpenVINO: three halves, and three members behind a mean trunk, over the single model.
+"""What hydras cost in torch, in ONNX and in 8 bits: three halves, and three members behind a mean trunk, over the single model.
 
 MiniLM with random noise on its weights: time does not depend on what they are. One thread, texts of 14 tokens, all contenders in
 turn; seconds are those that the process computed, so that whatever else runs on the machine counts little. Writes
@@ -25,10 +25,8 @@ from harness import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.engines.file import read_plain
 from hydrasurgeon.engines.int8 import inputs_of, to_int8
 from hydrasurgeon.engines.onnx import to_onnx
-from hydrasurgeon.engines.runtimes import precisions, processor, run_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import Classifier
@@ -40,6 +38,8 @@ RESULTS = Path(__file__).parent / "results"
 MEMBERS, TRUNK, TOKENS = 3, 3, 14
 NOISE = 0.002
 """Standard deviation of what is added to each weight: as much as a fine-tuning moves it."""
+FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+"""Processor flags, as Linux calls them, on which the speed of 8 bits depends."""
 Call = Callable[[], object]
 
 
@@ -88,12 +88,6 @@ def in_onnx(content: bytes, inputs: dict[str, torch.Tensor]) -> Call:
     return partial(session.run, None, {name: inputs[name].numpy() for name in names})
 
 
-def in_openvino(content: bytes, inputs: dict[str, torch.Tensor], precision: str) -> Call:
-    contents = read_plain(content, "")
-    run = run_of(content, contents.outputs, precision)
-    return partial(run, {name: inputs[name].numpy() for name in contents.inputs})
-
-
 def in_torch(model: Classifier, inputs: dict[str, torch.Tensor]) -> Call:
     @torch.inference_mode()
     def call() -> object:
@@ -132,9 +126,6 @@ def measure(runs: int, batches: Sequence[int]) -> list[dict[str, Any]]:
             calls[f"{name}/torch"] = in_torch(model, inputs)
             calls[f"{name}/onnx"] = in_onnx(graphs[name].content, inputs)
             calls[f"{name}/int8"] = in_onnx(small[name].content, inputs)
-            for precision in precisions():
-                content = (small if precision == "int8" else graphs)[name].content
-                calls[f"{name}/openvino {precision}"] = in_openvino(content, inputs, precision)
         seconds = timed(calls, runs)
         for key, taken in seconds.items():
             name, engine = key.split("/")
@@ -153,6 +144,14 @@ def measure(runs: int, batches: Sequence[int]) -> list[dict[str, Any]]:
     return rows
 
 
+def processor_flags() -> tuple[str, ...]:
+    """Return those of `FLAGS` that this processor has; none where Linux does not tell."""
+    place = Path("/proc/cpuinfo")
+    lines = place.read_text().splitlines() if place.exists() else []
+    words = next((line.split() for line in lines if line.startswith("flags")), [])
+    return tuple(flag for flag in FLAGS if flag in words)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -165,7 +164,7 @@ def main() -> None:
     torch.set_num_threads(1)
     stored = {
         **machine(),
-        "flags": processor(),
+        "flags": processor_flags(),
         "runs": given.runs,
         "tokens": TOKENS,
         "rows": measure(given.runs, batches),

@@ -1,5 +1,5 @@
 """What computes answers: `auto` chooses; `torch`; `onnx` and `int8`, where onnxruntime runs the model's graph in
-float32 or in 8 bits; or `openvino`, which runs either graph.
+float32 or in 8 bits.
 
 An engine is one verb (`runtime.answering.Engine.ask`): a batch of inputs → what the members say. The
 decision state then means the same, whatever computed it.
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.folder import GRAPHS, GRAPHS_INT8, is_graph_folder
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.data.batches import has_gpu
-from hydrasurgeon.engines.file import MEMBERS
 from hydrasurgeon.engines.graph import Graph, as_engine, captured, open_folder, open_graph, place_of
-from hydrasurgeon.engines.runtimes import GRAPH_OF, OPENVINO, precisions, processor
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.shared import ENDING, Engines
@@ -64,21 +62,16 @@ def open_models(
 
 
 def fitted_otherwise(checkpoint: Checkpoint, engine: str) -> str | None:
-    """What to say of a state that was fitted to the outputs of another engine, or to those of
-    OpenVINO on another processor; torch and onnx answer alike.
+    """What to say of a state that was fitted to the outputs of another engine; torch and onnx
+    answer alike.
     """
     decision = checkpoint.manifest.decision
-    if decision is None:
+    if decision is None or decision.engine == (None if engine in ("torch", "onnx") else engine):
         return None
-    fitted, graph = decision.openvino, getattr(checkpoint, "engine", None)
-    what = "another engine's outputs"
-    if decision.engine == (None if engine in ("torch", "onnx") else engine):
-        if fitted is None:
-            return None
-        if fitted.cpu == processor() and graph in (None, GRAPH_OF[fitted.precision]):
-            return None
-        what = f"OpenVINO in {fitted.precision} with {', '.join(fitted.cpu) or 'other flags'}"
-    return f"{checkpoint.name}: its decision state was fitted to {what}; run calibrate --engine {engine}"
+    return (
+        f"{checkpoint.name}: its decision state was fitted to another engine's outputs; "
+        f"run calibrate --engine {engine}"
+    )
 
 
 def check_engine(options: Engines, dtype: str) -> None:
@@ -89,8 +82,6 @@ def check_engine(options: Engines, dtype: str) -> None:
         raise UsageError(
             f"--engine {options.engine} conflicts with --dtype {dtype}", hint="Leave it out."
         )
-    if options.engine == OPENVINO:
-        need(OPENVINO, purpose="--engine openvino", extra=OPENVINO)
     need("onnxruntime", purpose=f"--engine {options.engine}")
 
 
@@ -107,11 +98,10 @@ def chosen(
         return engine
     decision = checkpoint.manifest.decision
     fitted = None if decision is None else decision.engine
-    if find_spec(OPENVINO if fitted == OPENVINO else "onnxruntime") is None:
+    if find_spec("onnxruntime") is None:
         fitted = None
     if isinstance(checkpoint, Graph):
-        alone = MEMBERS not in checkpoint.contents.outputs
-        return checkpoint.engine if fitted != OPENVINO or alone else OPENVINO
+        return checkpoint.engine
     if device == "cuda" or (device == "auto" and has_gpu()) or dtype != "float32":
         return "torch"
     if fitted is not None:
@@ -149,9 +139,7 @@ def engine_of(
 
 
 def runnable(spec: str | Path, *, arch: str | None = None) -> dict[str, Checkpoint]:
-    """Every engine that runs a checkpoint on this processor, OpenVINO in each precision; and what it
-    opens.
-    """
+    """Every engine that runs a checkpoint on this processor, and what it opens."""
     opened = open_any(spec, arch=arch, engine="onnx")
     graphs = {"onnx": opened, "int8": opened} if all(map(find_spec, PACKAGES)) else {}
     made = {"torch": opened}
@@ -159,14 +147,7 @@ def runnable(spec: str | Path, *, arch: str | None = None) -> dict[str, Checkpoi
         made, graphs = {}, {opened.engine: opened}
         if (opened.path / GRAPHS / GRAPHS_INT8[0]).is_file():
             graphs["int8"] = open_any(spec, engine="int8")
-    made |= graphs
-    if find_spec(OPENVINO) is not None and opened.path.suffix != ENDING:
-        made |= {
-            f"{OPENVINO} {precision}": graphs[GRAPH_OF[precision]]
-            for precision in precisions()
-            if GRAPH_OF[precision] in graphs
-        }
-    return made
+    return made | graphs
 
 
 def engines_of(

@@ -1,4 +1,4 @@
-"""The engines that run a model's graph on the processor: `onnx`, `int8` and `openvino`.
+"""The engines that run a model's graph on the processor: `onnx` and `int8`.
 
 The graph is captured from a checkpoint once and kept in a cache, or read from a file that `export`
 wrote, which says what it is as a checkpoint does.
@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +36,11 @@ from hydrasurgeon.engines.file import (
     sealed,
 )
 from hydrasurgeon.engines.runtimes import (
-    GRAPH_OF,
     HINT,
-    OPENVINO,
     Arrays,
     Run,
     ended_by_signals,
     mapped,
-    precision_of,
-    run_of,
     running,
     session_of,
     wanted,
@@ -132,12 +127,10 @@ def open_folder(folder: Path, engine: str) -> Graph:
     its decision state was fitted.
     """
     small = folder / GRAPHS / GRAPHS_INT8[0]
-    if engine in ("auto", "int8", OPENVINO) and small.is_file():
+    if engine in ("auto", "int8") and small.is_file():
         opened = open_graph(small, folder=folder)
         decision = opened.manifest.decision
         wanted = decision.engine if engine == "auto" and decision is not None else engine
-        if wanted == OPENVINO and find_spec(OPENVINO) is not None:
-            wanted = precision_of(decision)
         if wanted == "int8":
             return opened
     elif engine == "int8":
@@ -304,51 +297,37 @@ def as_engine(
     capture: Callable[[Checkpoint], Captured] = captured,
 ) -> GraphEngine:
     """A graph that runs: the file's own, or one that is captured from the checkpoint."""
-    runtime, _, precision = engine.partition(" ")
     if isinstance(checkpoint, Graph):
-        told = [checkpoint.engine]
-        if MEMBERS in checkpoint.contents.outputs:  # decisions in float64 are onnxruntime's
-            told.append(OPENVINO)
-        if runtime not in told:
+        if engine != checkpoint.engine:
             raise UsageError(
                 f"--engine {engine} conflicts with {checkpoint.path}, a graph for {checkpoint.engine}",
                 hint="Leave it out, or give the checkpoint that the graph was exported from.",
             )
-        return _exported(checkpoint, runtime)
-    kind = engine
-    if runtime == OPENVINO:
-        precision = precision or precision_of(checkpoint.manifest.decision)
-        kind = GRAPH_OF[precision]
+        return _exported(checkpoint)
 
     def make() -> bytes:
         need("torch", "onnx", "onnxscript", purpose=f"{checkpoint.name}: making its graph")
         made, inputs = capture(undecided(checkpoint))  # the same before and after `calibrate`
-        if kind == "int8":
+        if engine == "int8":
             from hydrasurgeon.engines.int8 import to_int8
 
             made = to_int8(made, inputs)
         return made.content
 
-    file, contents, notes = _file(place_of(checkpoint, kind), make, keep)
-    if runtime == OPENVINO:
-        run = run_of(file, contents.outputs, precision)
-    else:
-        run = wanted(session_of(file), contents.outputs)
+    file, contents, notes = _file(place_of(checkpoint, engine), make, keep)
+    run = wanted(session_of(file), contents.outputs)
     state = state_in(checkpoint)
     return GraphEngine(checkpoint, run, contents, contents.outputs, state=state, notes=notes)
 
 
-def _exported(graph: Graph, runtime: str) -> GraphEngine:
+def _exported(graph: Graph) -> GraphEngine:
     """A graph that `export` wrote, as it runs."""
     names = graph.contents.outputs
     state = _state_of_outputs(graph)
     if MEMBERS in names:
         state, names = state_in(graph), [name for name in names if name in (MEMBERS, "features")]
     with running(f"{graph.file}: cannot be read"):
-        if runtime == OPENVINO:
-            run = run_of(graph.file, names, "int8" if graph.engine == "int8" else "bfloat16")
-        else:
-            run = ended_by_signals(session_of(graph.file), names)
+        run = ended_by_signals(session_of(graph.file), names)
     return GraphEngine(graph, run, graph.contents, names, state=state)
 
 

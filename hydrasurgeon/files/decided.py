@@ -395,19 +395,6 @@ class Seen(Record):
         return self
 
 
-Precision = Literal["bfloat16", "int8"]
-"""What OpenVINO computes in: the graph in float32 rounded, or that in 8 bits."""
-
-
-class InOpenvino(Record):
-    """How the engine `openvino` computed what a decision state was fitted to."""
-
-    precision: Precision
-    """The faster one."""
-    cpu: tuple[Annotated[str, Field(max_length=20)], ...] = Field(max_length=20)
-    """Flags of the processor."""
-
-
 class Decision(Record):
     """What the checkpoint makes of its own answers."""
 
@@ -445,10 +432,8 @@ class Decision(Record):
     """What reads words or pixels beside the model; absent without it."""
     seen: Seen | None = None
     """What it answered on all validation samples; absent from states of older versions."""
-    engine: Literal["int8", "openvino"] | None = None
+    engine: Literal["int8"] | None = None
     """Whose outputs it was fitted to; absent where they were in float32."""
-    openvino: InOpenvino | None = None
-    """How that engine computed; absent from others."""
     _silent = silent_of(
         "accuracy",
         "cascade",
@@ -462,7 +447,6 @@ class Decision(Record):
         "cover",
         "levels",
         "engine",
-        "openvino",
     )
 
     def counts(self, classes: int) -> bool:
@@ -494,12 +478,6 @@ class Decision(Record):
     def _rising(cls, levels: tuple[float, ...]) -> tuple[float, ...]:
         must((levels == tuple(sorted({*levels})), "levels: are not in rising order"))
         return levels
-
-    @model_validator(mode="after")
-    def _says_how(self) -> Decision:
-        named = self.engine == "openvino"
-        must((named == (self.openvino is not None), "openvino: belongs to the engine openvino"))
-        return self
 
     @model_validator(mode="after")
     def _same_promises(self) -> Decision:

@@ -176,7 +176,7 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
 
     engine: Engine | Literal["all"] = option(  # type: ignore[assignment]
         "auto",
-        metavar="auto|…|openvino|all",
+        metavar="auto|torch|onnx|int8|all",
         group=RUNS,
         help="What computes, as for predict; all measures every engine of this machine, and says "
         "which to use.",

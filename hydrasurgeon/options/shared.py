@@ -114,7 +114,7 @@ Pairs = Annotated[Mapping[str, str] | None, BeforeValidator(_pairs)]
 """KEY=VALUE pairs; on the command line one by one."""
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 """What a model computes in."""
-Engine = Literal["auto", "torch", "onnx", "int8", "openvino"]
+Engine = Literal["auto", "torch", "onnx", "int8"]
 """What computes."""
 ENDING = ".onnx"
 """How the names of graphs end that are checkpoints too."""
@@ -237,10 +237,10 @@ class Engines(Options):
 
     engine: Engine = option(
         "auto",
-        metavar="auto|torch|onnx|int8|openvino",
+        metavar="auto|torch|onnx|int8",
         group=RUNS,
         recorded=True,
-        help="What computes: PyTorch; on the CPU onnxruntime, in float32 or in 8 bits, or OpenVINO; "
+        help="What computes: PyTorch; on the CPU onnxruntime, in float32 or in 8 bits; "
         "auto is what the decision state was fitted for.",
     )
 

@@ -265,13 +265,12 @@ def _every_engine(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
         for name, answer in zip(live, said, strict=True)
     ]
     best = min(timed, key=lambda each: each.ms[str(max(batches))]).engine
-    use = best.partition(" ")[0]
-    notes = [first.note, fitted_otherwise(opened[best], use)]
+    notes = [first.note, fitted_otherwise(opened[best], best)]
     return Benched(
         machine=machine(cpu),
         settings=_settings(options, batches, dtypes),
         engines=tuple(timed),
-        use=use,
+        use=best,
         notes=tuple(filter(None, notes)),
     )
 

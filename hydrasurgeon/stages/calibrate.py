@@ -18,10 +18,9 @@ from hydrasurgeon.checkpoints.class_names import (
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import check_engine, chosen, engine_of
-from hydrasurgeon.engines.runtimes import OPENVINO, precisions, processor
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
-from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision, InOpenvino
+from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Model
 from hydrasurgeon.measuring import known
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 LEARNT = ("--fit-data", "--unlabelled")
 """Options whose rows anything is fitted on."""
-TIMED = 16
-"""Samples in the batch that OpenVINO's precisions are timed on, and how often."""
 
 
 @dataclass(frozen=True)
@@ -327,15 +324,13 @@ def _check_promise(
 
 
 def _computing(
-    opened: Checkpoint, model: Engine, val: Samples, arguments: CalibrateOptions
+    opened: Checkpoint, model: Engine, arguments: CalibrateOptions
 ) -> tuple[Engine, dict[str, Any]]:
     """What computes answers, and what the record says of it."""
     engine, how = model, dict[str, Any]()
-    if arguments.engine == OPENVINO:
-        engine, how["openvino"] = _in_openvino(opened, val, arguments.skip_bad)
-    elif arguments.engine not in ("auto", "torch"):
+    if arguments.engine not in ("auto", "torch"):
         engine = engine_of(opened, engine=arguments.engine)
-    if arguments.engine in ("int8", OPENVINO):
+    if arguments.engine == "int8":
         how["engine"] = arguments.engine
     return engine, how
 
@@ -362,7 +357,7 @@ def _fit(
     from hydrasurgeon.runtime.features import classifiers
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
-    engine, how = _computing(opened, model, sets["--data"][0], arguments)
+    engine, how = _computing(opened, model, arguments)
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
 
@@ -430,19 +425,6 @@ def _fit(
         notes = (*notes, *more)
     state = replace(state, record=state.record.model_copy(update=how))
     return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes), arguments
-
-
-def _in_openvino(opened: Checkpoint, val: Samples, skip: bool) -> tuple[Engine, InOpenvino]:
-    """The engine in what is the faster precision on this machine, and how it computes."""
-    from hydrasurgeon.measuring.cost import seconds_of, timed_samples
-
-    names = precisions()
-    engines = {name: engine_of(opened, engine=f"{OPENVINO} {name}") for name in names}
-    batches = timed_samples(val, engines.values(), min(TIMED, len(val)), skip_bad=skip)
-    contenders: dict[str, list[Engine]] = {name: [each] for name, each in engines.items()}
-    seconds = seconds_of(contenders, batches, runs=TIMED)
-    fastest = min(names, key=lambda name: seconds[name])
-    return engines[fastest], InOpenvino(precision=fastest, cpu=processor())
 
 
 def _with_cascade(

@@ -28,7 +28,6 @@ from hydrasurgeon.options.measuring import ExportOptions
 
 if TYPE_CHECKING:
     from hydrasurgeon.engines.program import Exported
-    from hydrasurgeon.files.decided import Decision
     from hydrasurgeon.sharing.trial import Answer, Compared
 
 
@@ -137,7 +136,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     quantised = checked = None
     if tried is not None and (folder or not arguments.int8):
         checked = tried.compared(model, trial.in_torch(model), answer(made))
-    if arguments.int8 or (folder and decision is not None and _in_8_bits(decision)):
+    if arguments.int8 or (folder and decision is not None and decision.engine == "int8"):
         small = to_int8(made, inputs_of(typed))
     if tried is not None and small is not None:
         quantised = tried.compared(model, answer(made), answer(small), who="int8")
@@ -167,12 +166,6 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         checked=checked,
         notes=notes,
     )
-
-
-def _in_8_bits(decision: Decision) -> bool:
-    """Whether a decision state was fitted to what a graph in 8 bits answers."""
-    fitted = decision.openvino
-    return decision.engine == "int8" or (fitted is not None and fitted.precision == "int8")
 
 
 def _place(opened: Checkpoint, arguments: ExportOptions, *, folder: bool) -> Path:

@@ -40,11 +40,15 @@ def test_lines_and_parquet_are_read_back_as_they_were(tmp_path: Path) -> None:
 
 def test_a_line_shows_what_a_terminal_would_obey() -> None:
     """C1 controls, bidirectional marks, DEL and what lies above U+FFFF: the same text to a parser."""
-    text = "é 漢 👍 \x1b[31m \x9b31m \x90 \u202eabc\u2069 \x7f \u200b \ufeff \U000e0041 \u2028 \ud800"
+    text = (
+        "é 漢 👍 \x1b[31m \x9b31m \x90 \u202eabc\u2069 \x7f \u200b \ufeff \U000e0041 \u2028 \ud800"
+    )
     shown = line({"id": text, text: [text]})
     assert shown.isprintable()
     assert json.loads(shown) == {"id": text, text: [text]}
-    assert shown.startswith('{"id": "é 漢 👍 \\u001b[31m \\u009b31m \\u0090 \\u202eabc\\u2069 \\u007f')
+    assert shown.startswith(
+        '{"id": "é 漢 👍 \\u001b[31m \\u009b31m \\u0090 \\u202eabc\\u2069 \\u007f'
+    )
     assert r"\udb40\udc41" in shown
     assert line({"id": "é 漢 👍"}) == '{"id": "é 漢 👍"}'
 

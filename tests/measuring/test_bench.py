@@ -6,13 +6,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from exporting import exports, onnx_writes
+from tiny_families import FAMILIES
 from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
+from hydrasurgeon.engines import engine_of, runnable
 from hydrasurgeon.errors import DataError, HydraError
 from hydrasurgeon.measuring.cost import InTurn, peak_bytes, timed_samples
 
@@ -92,3 +96,29 @@ def test_contenders_must_read_the_same_inputs(
     )
     with pytest.raises(HydraError, match="do not read the same inputs"):
         hs.bench([parts[2], other])
+
+
+@pytest.mark.slow
+@exports
+@onnx_writes
+def test_every_engine_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    FAMILIES["ViT"].write(tmp_path / "source")
+    source, data = tmp_path / "source", FAMILIES["ViT"].data(tmp_path, rows=90)
+    words = ["bench", str(source), "--engine", "all", "--batch", "1,16", "--runs", "2"]
+    assert run([*words, "--data", data, "--json", str(tmp_path / "b.json")]) == 0
+    report = json.loads((tmp_path / "b.json").read_text())
+    assert [each["engine"] for each in report["engines"]] == ["torch", "onnx", "int8"]
+    best = min(report["engines"], key=lambda each: each["ms"]["16"])
+    assert best["engine"] == report["use"]
+    assert f"use --engine {report['use']}" in capsys.readouterr().out
+    torch, onnx, int8 = (each["difference"] for each in report["engines"])
+    assert torch == 0
+    assert onnx < 1e-5
+    samples, said = open_data(data), []  # their difference on these samples
+    for name, opened in runnable(source).items():
+        live = engine_of(opened, engine=name)
+        batch = live.prepared([samples.read(int(i)) for i in np.linspace(0, 89, 16).round()])
+        said.append(live.answered(batch).probabilities)
+    assert int8 == pytest.approx(np.abs(said[2] - said[0]).max(), rel=1e-3)
+    assert 1e-7 < int8 < 1e-2
+    assert run([*words, "--vs", str(source)]) == 2

@@ -28,7 +28,6 @@ def page(result: Callable[[str], Any]) -> str:
         single_ms=single_ms,
         engine_rows=engine_rows,
         float32_ms=float32_ms,
-        openvino_wins=openvino_wins,
         decision_settings=decision_settings,
     )
 
@@ -74,21 +73,6 @@ def float32_ms(processor: dict[str, Any]) -> list[str]:
     single = [row for row in processor["rows"] if row["contender"] == "single"]
     units = {row["batch"]: row["ms"] / row["time"] for row in single}
     return [f"{ms:.0f}" for ms in units.values()]
-
-
-def openvino_wins(processor: dict[str, Any]) -> dict[int, float]:
-    """Batch size → the time of OpenVINO's faster precision over that of int8 in onnxruntime."""
-    single = [row for row in processor["rows"] if row["contender"] == "single"]
-
-    def fastest(batch: int, engine: str) -> float:
-        times = (row["ms"] for row in single if row["batch"] == batch and engine in row["engine"])
-        return float(min(times))
-
-    return {
-        row["batch"]: fastest(row["batch"], "openvino") / row["ms"]
-        for row in single
-        if row["engine"] == "int8"
-    }
 
 
 def decision_settings(results: dict[str, Any]) -> list[dict[str, Any]]:
