@@ -13,7 +13,6 @@ import typer
 from typer.exceptions import TyperException
 
 from hydrasurgeon.cli.commands import add, regrouped
-from hydrasurgeon.cli.gone import instead
 from hydrasurgeon.cli.help import WIDEST, Pages, Plain
 from hydrasurgeon.commands import COMMANDS, NAMED, Command
 from hydrasurgeon.errors import HydraError, MissingDependency, OutputError, UsageError
@@ -153,9 +152,6 @@ def _misused(command: Command | None, error: Any) -> UsageError:
     word = getattr(error, "option_name", "").lstrip("-")
     hint = f"`hydrasurgeon{name} -h` lists the options."
     if command is not None and command.record:
-        replacement = instead(command.name, f"--{word}") if word else None
-        if replacement is not None:
-            return UsageError(f"--{word} is gone from `{command.name}`.", hint=replacement)
         record = command.options
         for field in record.model_fields:
             if word in about(record.model_fields[field]).get("also", ()):
