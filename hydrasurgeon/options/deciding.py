@@ -305,9 +305,8 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
 
 class ServeOptions(Engines, ClassNames, Bare):
     """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
-    /openapi.json; also in Open Inference Protocol v2 (/v2) and, of texts, as Text Embeddings
-    Inference (/predict, /rerank) and System One (/v1/systemone) do. Several checkpoints answer
-    System One, the first all else.
+    /openapi.json; also in Open Inference Protocol v2 (/v2) and, of texts, as System One
+    (/v1/systemone) does. Several checkpoints answer System One, the first all else.
 
     It has no TLS, and no authentication but --token-env: put it behind what your site uses for
     that. SIGTERM stops it when what was taken is answered.

@@ -40,12 +40,6 @@ from hydrasurgeon.serving.inputs import (
 )
 from hydrasurgeon.serving.open_inference import HEADER, Signature
 from hydrasurgeon.serving.system_one import Model, asked_of
-from hydrasurgeon.serving.text_inference import (
-    FoundOf,
-    asked_by_hub,
-    asked_to_predict,
-    asked_to_rerank,
-)
 
 if TYPE_CHECKING:
     from hydrasurgeon.problems.base import Problem
@@ -224,7 +218,6 @@ class Service:
     """Most probable labels that an answer lists."""
     signature: Signature
     model: Model
-    found: FoundOf
 
     async def predict(self, request: Request) -> Any:
         """An answer for each input, in order; or one message."""
@@ -337,7 +330,6 @@ def app_of(services: Sequence[Service], token: str | None = None) -> FastAPI:
     app.exception_handler(Refused)(_refusal)
     _open_inference(app, service)
     if reads == "text":
-        _text_inference(app, service)
         _system_one(app, services)
     _openapi(app)
     return app
@@ -353,8 +345,9 @@ async def _refusal(request: Request, error: Refused) -> Response:
     path, status = request.scope["path"], error.status_code
     if path.startswith("/v2"):
         status = 400 if status == 422 else status
-    others = path.startswith("/v2") or path in ("/", "/predict", "/rerank")
-    return JSONResponse({"error" if others else "detail": error.detail}, status, error.headers)
+    return JSONResponse(
+        {"error" if path.startswith("/v2") else "detail": error.detail}, status, error.headers
+    )
 
 
 def _open_inference(app: FastAPI, service: Service) -> None:
@@ -391,21 +384,6 @@ def _open_inference(app: FastAPI, service: Service) -> None:
     app.get("/v2/models/{name}")(metadata)
     app.get("/v2/models/{name}/ready")(ready)
     app.post("/v2/models/{name}/infer")(infer)
-
-
-def _text_inference(app: FastAPI, service: Service) -> None:
-    """The routes of Text Embeddings Inference and of InferenceClient."""
-
-    def route(path: str, asked: Callable[[bytes, int], Asked]) -> None:
-        async def answer(request: Request) -> Any:
-            return await service.answered(request, asked)
-
-        app.post(path, summary=path)(answer)
-
-    columns = service.model.columns
-    route("/", partial(asked_by_hub, entities="entities" in columns))
-    route("/predict", asked_to_predict)
-    route("/rerank", partial(asked_to_rerank, ranks="logit" in columns, found=service.found))
 
 
 def _system_one(app: FastAPI, services: Sequence[Service]) -> None:

@@ -285,10 +285,6 @@ def _ready(
             counts.answers_lost.inc(kept.add([{**row, **key} for row, key in named]))
         return rows
 
-    def found(chances: list[float]) -> bool | None:
-        alike = ["query"] * len(chances)
-        return model.found(chances, alike, cascade=arguments.cascade).get("query")
-
     batch = batch_size_of(arguments.batch_size)
     batcher = Batcher(counted, batch=batch, wait=arguments.wait / 1000, size=WAITING)
     most = MOST_BYTES[reads]
@@ -319,7 +315,6 @@ def _ready(
         arguments.top,
         Signature(name, reads, tensors, labels),
         Model(name, columns, [*map(str, labels or levels)], written, reach),
-        found,
     )
 
 

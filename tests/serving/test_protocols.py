@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_families
 import torch
 from listening import serving
 from tiny_families import FAMILIES
@@ -68,13 +67,6 @@ def texts_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("texts") / "films"
     BERT.write(place)
     return place
-
-
-@pytest.fixture
-def reranker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tiny_families, "CLASSES", 1)
-    BERT.write(tmp_path / "one")
-    return tmp_path / "one"
 
 
 def tensor(values: list[Any], **more: Any) -> dict[str, Any]:
@@ -262,49 +254,6 @@ def test_triton_client(texts_model: Path, shared_server: str) -> None:
     with pytest.raises(Exception, match="is INT32; BYTES are read"):
         client.infer("films", [wrong])
     client.close()
-
-
-def test_text_classification_as_others_serve_it(texts_model: Path, shared_server: str) -> None:
-    from huggingface_hub import InferenceClient
-
-    right = own(texts_model, TEXTS).softmax(dim=-1)
-    names = [str(each) for each in hs.load(texts_model, device="cpu").predict(TEXTS)[0]["top"]]
-    one = InferenceClient(model=shared_server).text_classification(TEXTS[0])
-    assert len(one) == len(names)
-    assert [each.score for each in one] == pytest.approx(
-        right[0].sort(descending=True).values.tolist(), abs=1e-5
-    )
-    two = InferenceClient(model=shared_server).text_classification(TEXTS[0], top_k=2)
-    assert [each.label for each in two] == [each.label for each in one[:2]]
-    single = ask(f"{shared_server}/predict", {"inputs": TEXTS[0], "truncate": True})[1]
-    assert [each["label"] for each in single] == [each.label for each in one]
-    several = ask(f"{shared_server}/predict", {"inputs": [[each] for each in TEXTS]})[1]
-    assert [each["label"] for each in several[0]] == [each["label"] for each in single]
-    for row, chances in zip(several, right, strict=True):
-        assert row[0]["score"] == pytest.approx(float(chances.max()), abs=1e-5)
-    pair = ask(f"{shared_server}/predict", {"inputs": TEXTS[:2]})[1]
-    chances = own(texts_model, [(TEXTS[0], TEXTS[1])]).softmax(dim=-1)[0]
-    assert pair[0]["score"] == pytest.approx(float(chances.max()), abs=1e-5)
-
-
-def test_reranking(reranker: Path) -> None:
-    query, texts = "good", ["bad plot", "good film", "dull", "the film"]
-    logits = own(reranker, [(query, text) for text in texts])[:, 0]
-    order = logits.argsort(descending=True).tolist()
-    asked = {"query": query, "texts": texts}
-    with serving(reranker) as at:
-        plain = ask(f"{at}/rerank", asked)[1]
-        raw = ask(f"{at}/rerank", {**asked, "raw_scores": True, "return_text": True})[1]
-        missing = ask(f"{at}/rerank", {"query": query})
-        yes = ask(f"{at}/predict", {"inputs": [query, texts[0]]})[1]
-    assert [each["index"] for each in plain] == [each["index"] for each in raw] == order
-    assert [each["score"] for each in plain] == pytest.approx(
-        logits[order].sigmoid().tolist(), abs=1e-5
-    )
-    assert [each["score"] for each in raw] == pytest.approx(logits[order].tolist(), abs=1e-4)
-    assert [each["text"] for each in raw] == [texts[k] for k in order]
-    assert missing[0] == 422
-    assert yes == [{"label": "yes", "score": pytest.approx(float(logits[0].sigmoid()), abs=1e-5)}]
 
 
 def test_a_variable_without_a_token(texts_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
