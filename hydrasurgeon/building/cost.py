@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, Single, rewritten
+from hydrasurgeon.checkpoints.reading import Checkpoint, Single
 from hydrasurgeon.data import moved
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.weights import head_axes, neuron_sizes
@@ -81,10 +81,8 @@ class Sizes:
     of every layer, and for each neuron.
     """
 
-    def __init__(self, opened: Single, inputs: Any, options: Run, *, stock: bool = False) -> None:
+    def __init__(self, opened: Single, inputs: Any, options: Run) -> None:
         self.opened = opened
-        self.stock = stock
-        """Whether only those are there that the model's own library builds."""
         manifest, weights = opened.manifest, opened.weights.values()
         self.tower = read_tower(manifest.kept)
         tower = manifest.towers[self.tower]
@@ -120,19 +118,6 @@ class Sizes:
         """Neurons of each layer that are kept."""
         return [max(1, round(size.neurons * neurons)) for neurons in self.neurons]
 
-    def is_offered(self, size: Size) -> bool:
-        """Whether there is such a model."""
-        if not self.stock:
-            return True
-        widths = tuple(tuple(range(width)) for width in self.widths(size))
-        cut = rewritten(
-            self.opened.manifest,
-            kind="member",
-            kept=self._kept(size.heads),
-            kept_neurons={self.tower: widths},
-        )
-        return self.opened.family.stock_sizes(cut) is not None
-
     def cost(self, size: Size, unit: Unit) -> float:
         """Times the unpruned model's."""
         saved = (self.heads - size.heads) * self.of_a_head[unit]
@@ -148,14 +133,12 @@ class Sizes:
         """
         fits = []
         for heads in range(1, self.heads + 1):
-            if not self.is_offered(Size(heads, 1.0)):
-                continue
             least = self.cost(Size(heads, 0.0), budget.unit)
             most = self.cost(Size(heads, 1.0), budget.unit)
             fraction = (budget.most * (1 + SLACK) - least) / (most - least)
             for percent in range(min(100, math.floor(100 * fraction)), 0, -1):
                 size = Size(heads, percent / 100)
-                if budget.allows(self.cost(size, budget.unit)) and self.is_offered(size):
+                if budget.allows(self.cost(size, budget.unit)):
                     share = heads / self.heads
                     usual = max(1.5 * share - 0.5, share / 2)
                     fits.append((abs(size.neurons - usual), size))
@@ -168,11 +151,9 @@ class Sizes:
         """
         for budget in budgets:
             if budget.most < 1 and self.filling(budget) is None:
-                least, what = self.cost(Size(1, 0.01), budget.unit), "one head a layer"
-                if self.stock:
-                    least, what = self.cost(Size(self.heads, 0.01), budget.unit), "hardly a neuron"
+                least = self.cost(Size(1, 0.01), budget.unit)
                 raise UsageError(
-                    f"--budget {budget}: a model with {what} costs {budget.unit}={format_number(least, 2)}",
+                    f"--budget {budget}: a model with one head a layer costs {budget.unit}={format_number(least, 2)}",
                     hint="Allow more than that.",
                 )
         costs = {budget for budget in budgets if budget.most < 1}

@@ -112,10 +112,6 @@ class Front:
             try:
                 for _ in self.search.stages():
                     self.settle()
-                if self.options.tune is not None:
-                    chosen = [each for e in self.rungs.values() for each in e.choice.members]
-                    for _ in self.search.distil(chosen):
-                        self.settle()
                 self.search.plan.hold()
             except BaseException as error:
                 why = self.search.plan.why_ended(error)
@@ -262,7 +258,7 @@ class Front:
     def _within(self, budget: Budget) -> list[Entry]:
         """Everything that a budget could pay: the plain rivals and what is proposed for it."""
         search = self.search
-        choices = [each for each in search.plain if search.offers(each)]
+        choices = [*search.plain]
         if len(search.members) > 1 or search.cuts:
             found = propose(self.table, search.pools, lambda some: search.allowed(some, budget))
             # What is a plain rival is measured as one: nobody chose its members.

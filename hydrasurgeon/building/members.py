@@ -12,10 +12,8 @@ from hydrasurgeon.checkpoints.reading import Single, all_kept
 from hydrasurgeon.criteria.neurons import check_neurons
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.tuning.recipes import load_recipe
 
 CUT_BY = "taylor"
 """The criterion that chooses heads and neurons of smaller models."""
@@ -23,8 +21,6 @@ SCORED = 1000
 """Samples of TRAIN that heads are scored, members repaired, and OOD scores fitted on."""
 SEEDS = 3
 """Models that are tuned from a body where no number is given."""
-DISTIL = "teach"
-"""The recipe of `--tune auto`."""
 WHOLE: Mapping[Unit, float] = {"macs": 1.0, "params": 1.0}
 """What a model costs that nothing is cut from."""
 
@@ -153,31 +149,6 @@ class Cuts:
             size=size,
         )
 
-    def distilled(self, member: Member, teachers: Sequence[str], whole: Member) -> Member:
-        """The same, distilled from these, or from the model that it was cut out of."""
-        options, recipe = self.options, recipe_of(self.options)
-        taught_by = list(teachers) or [str(self.scored(whole).file)]
-        # All that the recipe says, whatever its name.
-        about = {"recipe": repr(load_recipe(recipe, {})), "teachers": repr(taught_by)}
-        mark = content_hash(about, "")[:8]
-        file = options.work / f"{member.name}-distilled-{mark}{SUFFIX}"
-        distil = finetuned(options, member.file, file, recipe=recipe, teacher=taught_by)
-        label = f"{member.label}, distilled {mark}"
-        return replace(member, label=label, file=file, making=(*member.making, distil))
-
-    def teachers(self, count: int) -> list[Command]:
-        """What trains so many models, each with an order of samples of its own."""
-        options, start = self.options, self.scored(self.models[0]).file
-        return [
-            finetuned(
-                options,
-                start,
-                options.work / f"teacher-{number}{SUFFIX}",
-                seed=options.seed + number,
-            )
-            for number in range(1, count + 1)
-        ]
-
 
 def check_uncut(models: Sequence[Single]) -> None:
     """Refuse models that nothing can be cut from at a size."""
@@ -189,8 +160,3 @@ def check_uncut(models: Sequence[Single]) -> None:
                 hint="Cheaper members are cut out of unpruned models: give those.",
             )
         check_neurons(opened, (read_tower(manifest.kept),))
-
-
-def recipe_of(options: BuildOptions) -> str:
-    """The recipe by which members are distilled."""
-    return DISTIL if options.tune == "auto" else str(options.tune)

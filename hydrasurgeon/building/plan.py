@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hydrasurgeon.anatomy.layers import run_block
-from hydrasurgeon.building.members import SCORED, SEEDS, recipe_of
+from hydrasurgeon.building.members import SCORED, SEEDS
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.data import Samples, first_batch, moved
 from hydrasurgeon.measuring.cost import interleaved
@@ -240,13 +240,6 @@ def steps_of(
         passes += whole * 2 * GRADIENT * scored
         name = f"up to {counted(whole * sizes, 'smaller model')}"
         steps.append(Step("sizes", name, passes, timed * sizes))
-    if options.tune is not None:
-        count, more = max(budgets, models), ""
-        passes = count * ((GRADIENT + 1) * data * _epochs(recipe_of(options), data) + seen)
-        if options.teachers and options.teachers.isdigit():
-            more = f", {counted(int(options.teachers), 'teacher')} trained first"
-            passes *= 1 + int(options.teachers) / count
-        steps.append(Step("distilled", f"{counted(count, 'member')} distilled{more}", passes))
     return steps
 
 

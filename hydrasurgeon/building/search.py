@@ -202,26 +202,6 @@ class Search:
                     self.cuts.append(cut)
                     yield
 
-    def distil(self, members: Sequence[Member]) -> Iterator[None]:
-        """These again, distilled: to be chosen where VAL says that it is better."""
-        self.plan.begin("distilled")
-        cuts, options, teachers = self._cuts(), self.options, list[str]()
-        if options.teachers is not None and options.teachers.isdigit():
-            self._make(cuts.scored(self.models[0]))
-            for command in cuts.teachers(int(options.teachers)):
-                self.workshop.perform(command)
-                teachers.append(str(command.out))
-        elif options.teachers is not None:
-            teachers = [name.strip() for name in options.teachers.split(",") if name.strip()]
-        whole = {each.model: each for each in (*self.models, *self.mean)}
-        for member in {each.file: each for each in members}.values():
-            # Without teachers a whole model would learn from itself.
-            if member.model in whole and (member.size is not None or teachers):
-                other = cuts.distilled(member, teachers, whole[member.model])
-                self._make(other)
-                self.cuts.append(other)
-                yield
-
     def _make(self, member: Member) -> None:
         for command in member.making:
             self.workshop.perform(command)
@@ -238,20 +218,12 @@ class Search:
     @cached_property
     def sizes(self) -> Sizes:
         """What sizes there are."""
-        return Sizes(self.opened, self._one, self.options, stock=self.options.stock)
+        return Sizes(self.opened, self._one, self.options)
 
     @cached_property
     def _one(self) -> Any:
         """One sample."""
         return first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
-
-    def offers(self, choice: Choice) -> bool:
-        """Whether it is one model that its library builds, where only that may be chosen."""
-        if not self.options.stock or (choice.count == 1 and self.probe not in choice.members):
-            return True
-        return (
-            choice.count == 1 and self.opened.family.stock_sizes(self.opened.manifest) is not None
-        )
 
     @property
     def members(self) -> list[Member]:
@@ -268,7 +240,7 @@ class Search:
     def allowed(self, members: Sequence[Member], budget: Budget) -> bool:
         """Whether these may answer together within a budget."""
         choice = Choice.of(*members)
-        if not compatible(members) or not self.offers(choice):
+        if not compatible(members):
             return False
         return any(self.pays(way, budget) for way in self.computed(choice))
 
@@ -291,7 +263,7 @@ class Search:
         """What a reader of words says; None where there is none, or nothing to keep it in."""
         model, problem = self.opened.manifest.model, self.asked.problem
         text = getattr(self._transform, "kind", "image") == "text"
-        if self.options.stock or not text:
+        if not text:
             return None
         if lacks(problem, model.num_classes, self.data, first=False) is not None:
             return None

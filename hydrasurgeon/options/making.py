@@ -413,7 +413,6 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     """
 
     writes_manifest: ClassVar[bool] = True
-    requires: ClassVar = {"teachers": ("tune",)}
 
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,
@@ -467,27 +466,11 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         unset="3",
         help="Of a body without a classifier: models to tune, each with an order of its own.",
     )
-    tune: str | None = option(
-        None,
-        metavar="auto|RECIPE",
-        reads=RECIPES,
-        help="Distil the chosen members, and keep what is better; auto: by recipe teach.",
-    )
-    teachers: str | None = option(
-        None,
-        metavar="T,T|N",
-        group=READ,
-        help="Teachers: checkpoints, or N to train first. Default: the model each was cut from.",
-    )
     cache: PathLike | None = option(
         None,
         metavar="DIR",
         group=WRITTEN,
         help="What is made and measured; NAME.build beside -o if not given.",
-    )
-    stock: bool = option(
-        False,
-        help="Choose one model, of a size that its own library builds without code of ours.",
     )
     max_minutes: float = option(
         10.0,

@@ -11,7 +11,7 @@ from hydrasurgeon.building.answers import Asked
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, parse_budgets
 from hydrasurgeon.building.front import Front, claim_front, name_of
-from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of, recipe_of
+from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search import Search, averaged
 from hydrasurgeon.building.table import Row
@@ -43,16 +43,11 @@ from hydrasurgeon.options.making import THIRD, BuildOptions
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.stages.fuse import fusable, with_common_names
-from hydrasurgeon.surgery.cut import check_stock
 from hydrasurgeon.tuning.recipes import load_recipe
 from hydrasurgeon.tuning.start import model_to_tune
 
 FORMAT = "hydrasurgeon.build/1"
 """Format identifier of the JSON report."""
-NO_CLASS = (
-    "Leave out --stock; `export -o DIR/` writes a graph that clients run without code of ours."
-)
-"""What to do about models that their own library has no class for."""
 FEWEST = 20
 """Samples of the validation set."""
 CLOCK = 15.0
@@ -188,7 +183,7 @@ def _plan(
     timed = budgets[0].unit == "time"
     models = (options.seeds or SEEDS) if body is not None else len(options.checkpoints)
     # A budget above one is filled by several smaller models, where there are several.
-    sizes = sum(1 + timed for each in budgets if each.most < 1 or models > 1 or options.stock)
+    sizes = sum(1 + timed for each in budgets if each.most < 1 or models > 1)
     steps = steps_of(
         options,
         sets,
@@ -262,8 +257,6 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     models = with_common_names([classifying(opened, options, val) for opened in read])
     for opened in models:
         need_classes(opened.manifest, opened.path)
-        if options.stock:
-            check_stock(opened, opened.manifest, hint=NO_CLASS)
         if options.sees_ood:
             need_feature(
                 problem_of(opened.manifest.model), "--objective ood", opened.name, UsageError
@@ -321,8 +314,6 @@ def _check(options: BuildOptions) -> None:
     if options.sees_ood and not options.ood:
         hint = "Give --ood D, or --objective acc or nll."
         raise UsageError(f"--objective {options.goal} requires OOD data", hint=hint)
-    if options.tune is not None:
-        load_recipe(recipe_of(options), {})
     if process_count() > 1:
         raise UsageError(
             "build runs in one process",

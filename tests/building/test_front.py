@@ -151,7 +151,6 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
             UsageError,
             "a folder of checkpoints",
         ),
-        ({"teachers": "2"}, UsageError, "--teachers requires --tune"),
         ({"models": "twice"}, UsageError, "has the weights of"),
         ({"models": "pruned"}, SurgeryError, "is pruned already"),
         ({"models": "other"}, SurgeryError, "differs"),
