@@ -1,5 +1,5 @@
-"""What every millisecond is worth: the probe, one model, its mean, parts and hydras, the Deep Ensemble, and a reader of words (of images:
-of pixels) alone, beside and before them, in float32 and in 8 bits.
+"""What every millisecond is worth: the probe, one model, its mean, parts and hydras, the Deep Ensemble, and a reader of words
+alone, beside and before them, in float32 and in 8 bits.
 
 Three trainings of one body, each from the probe and with its own order of samples, are the Deep Ensemble that a seed has. Parts keep some
 heads and neurons of every layer, chosen by taylor and repaired by least squares; they are measured as they are, or distilled from the three models.
@@ -75,7 +75,7 @@ Choices = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Row:
-    """A model, and how a reader of words or pixels is used."""
+    """A model, and how a reader of words is used."""
 
     make: Callable[[Place], Path]
     words: str = "off"
@@ -99,8 +99,8 @@ def rows(place: Place) -> dict[str, Row]:
     found: dict[str, Row] = {"words alone": Row(Place.probe, "alone")} if text else {}
     for name, make in alone.items():
         found[name] = Row(make)
-        found[f"{name}, {'words' if text else 'pixels'} beside"] = Row(make, "beside")
         if text:
+            found[f"{name}, words beside"] = Row(make, "beside")
             found[f"{name}, words first"] = Row(make, "first")
     if place.task.tuned:
         return {name: row for name, row in found.items() if name.startswith(("probe", "single"))}
@@ -290,7 +290,6 @@ def remembered(readers: dict[Any, Any]) -> Iterator[None]:
     with (
         mock.patch.object(graph.GraphEngine, "compute", once(graph.GraphEngine.compute)),
         mock.patch.object(reading, "fit_words", partial(fitted, reading.fit_words)),
-        mock.patch.object(reading, "fit_pixels", partial(fitted, reading.fit_pixels)),
     ):
         yield
 

@@ -24,7 +24,6 @@ from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import Cascade, Conformal, Decision, Ood
 from hydrasurgeon.measuring.cost import seconds_of, timed_samples
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Words
 from hydrasurgeon.runtime.answering import Engine
 
@@ -146,7 +145,7 @@ class Clock:
         return engines_of(undecided(opened), self.engines, device=device, keep=keep)
 
 
-def _alone(engine: Engine, reader: Words | Pixels) -> Engine:
+def _alone(engine: Engine, reader: Words) -> Engine:
     """An engine of which words answer all that it is asked."""
     words: dict[str, Any] = {"mode": "first"}
     ood: dict[str, Any] = {"score": NOVELTY, "threshold": 2.0}

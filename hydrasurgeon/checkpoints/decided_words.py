@@ -75,7 +75,7 @@ def decision_lines(decision: Decision) -> list[str]:
     if decision.words is not None:
         worth = decision.words.worth
         lines.append(
-            f"{decision.words.reader} beside the model: NLL {worth.nll[0]:.4f} → {worth.nll[1]:.4f} on samples that fitted none of it (standard error of the difference {worth.se:.4f})"
+            f"words beside the model: NLL {worth.nll[0]:.4f} → {worth.nll[1]:.4f} on samples that fitted none of it (standard error of the difference {worth.se:.4f})"
         )
     if decision.cascade is not None:
         who = "words answer" if decision.cascade.novelty is not None else "the first member answers"

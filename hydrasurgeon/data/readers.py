@@ -1,4 +1,4 @@
-"""What a reader of words or pixels sees of samples, beside what the model reads of them."""
+"""What a reader of words sees of samples, beside what the model reads of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 
 from hydrasurgeon.data.texts import blamed
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.run.pixels import Pixels, features_of
-from hydrasurgeon.run.words import Floats, Ids, Words
+from hydrasurgeon.run.words import Ids, Words
 
 if TYPE_CHECKING:
     import torch
@@ -38,21 +37,14 @@ class Tokens:
         return [np.array(text.ids, dtype=np.int64) for text in encoded]
 
 
-def pixels_of(image: Any) -> Floats:
-    """What the reader of pixels sees of a picture as it was decoded."""
-    return features_of(np.asarray(image.convert("RGB")))
-
-
 class Beside:
     """A transform whose batches hold a reader's outputs too."""
 
-    def __init__(self, inner: Any, reader: Words | Pixels) -> None:
+    def __init__(self, inner: Any, reader: Words) -> None:
         self.inner, self.reader = inner, reader
-        self.kind = getattr(inner, "kind", "image")
-        self.inputs = getattr(inner, "inputs", None)
-        if isinstance(reader, Words):
-            self.tokens = Tokens(inner.tokenizer)
-            self._check_ids(reader.ids)
+        self.kind, self.inputs = inner.kind, inner.inputs
+        self.tokens = Tokens(inner.tokenizer)
+        self._check_ids(reader.ids)
 
     def _check_ids(self, ids: Ids) -> None:
         """Refuse a bag-of-words model with columns for tokens that the tokenizer does not have."""
@@ -67,9 +59,7 @@ class Beside:
             )
 
     def __call__(self, sample: Any) -> Any:
-        if isinstance(self.reader, Words):
-            return self.inner(sample)
-        return self.inner(sample), pixels_of(sample)
+        return self.inner(sample)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)
@@ -77,33 +67,17 @@ class Beside:
     def collate(self, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
         """A batch as tensors."""
         import torch
-        from torch.utils.data import default_collate
 
-        plain, read = self.parts(samples)
-        made = getattr(self.inner, "collate", default_collate)(plain)
-        return {**_named(made), READ: torch.from_numpy(read)}
+        read = self.reader.read(self.tokens(samples))
+        return {**self.inner.collate([*samples]), READ: torch.from_numpy(read)}
 
     def arrays(self, samples: Sequence[Any]) -> dict[str, Any]:
         """The same as arrays; texts as they are, of which the model reads those that go on."""
-        plain, read = self.parts(samples)
-        if isinstance(self.reader, Words):
-            return {TEXTS: np.fromiter(plain, object, len(plain)), READ: read}
-        return {**_named(self.inner.arrays(plain)), READ: read}
-
-    def parts(self, samples: Sequence[Any]) -> tuple[list[Any], Floats]:
-        """What the model reads of each sample, and what the reader has read of all."""
-        if isinstance(self.reader, Words):
-            return [*samples], self.reader.read(self.tokens(samples))
-        images, seen = zip(*samples, strict=True)
-        return [*images], self.reader.read(np.stack(seen))
+        read = self.reader.read(self.tokens(samples))
+        return {TEXTS: np.fromiter(samples, object, len(samples)), READ: read}
 
 
-def _named(inputs: Any) -> Mapping[str, Any]:
-    """A model's inputs by name."""
-    return inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
-
-
-def with_reader(transform: Any, reader: Words | Pixels | None) -> Any:
+def with_reader(transform: Any, reader: Words | None) -> Any:
     """A transform, beside which a reader reads if there is one."""
     return transform if reader is None else Beside(transform, reader)
 
@@ -112,16 +86,13 @@ def parted(inputs: Any) -> tuple[Any, Any]:
     """What the model reads, and what a reader has read; None where there was none."""
     if not isinstance(inputs, Mapping) or READ not in inputs:
         return inputs, None
-    rest = {name: values for name, values in inputs.items() if name != READ}
-    plain = rest["pixel_values"] if [*rest] == ["pixel_values"] else rest
+    plain = {name: values for name, values in inputs.items() if name != READ}
     return plain, inputs[READ]
 
 
-def reader_of(kind: str, parts: Mapping[str, Any]) -> Words | Pixels:
+def reader_of(parts: Mapping[str, Any]) -> Words:
     """A reader, of the tensors that a file stores."""
     values: dict[str, Any] = {
         name: np.asarray(part, dtype=np.float64) for name, part in parts.items()
     }
-    if kind == "pixels":
-        return Pixels(**values)
     return Words(**{**values, "ids": values["ids"].astype(np.int64)})

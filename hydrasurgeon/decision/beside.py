@@ -1,4 +1,4 @@
-"""How much a reader of words or pixels counts beside a model.
+"""How much a reader of words counts beside a model.
 
     outputs = a · model + b · reader,    a, b ≥ 0 of least loss on the half of VAL that fits
 

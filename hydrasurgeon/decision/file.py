@@ -18,7 +18,7 @@ from hydrasurgeon.files.manifest import HEADER_KEY, UNKNOWN, Step
 from hydrasurgeon.files.tensors import planned, write_tensors
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Prediction
-from hydrasurgeon.run.words import WordIds, Words
+from hydrasurgeon.run.words import WordIds
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Decision:
 
     def _decide(self, logits: ndarray, features: ndarray | None, words: Any) -> Prediction:
         said, reader = Said(np.arange(len(logits)), logits, features), self.state.words
-        if isinstance(reader, Words) and self.state.record.words is not None:
+        if reader is not None and self.state.record.words is not None:
             ids = (
                 words if isinstance(words, WordIds) else WordIds.of([] if words is None else words)
             )

@@ -1,4 +1,4 @@
-"""A reader of words or pixels for a model: fitted on TRAIN, chosen and weighed on VAL."""
+"""A reader of words for a model: fitted on TRAIN, chosen and weighed on VAL."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydrasurgeon.data import Samples
-from hydrasurgeon.data.readers import Tokens, pixels_of, reader_of
+from hydrasurgeon.data.readers import Tokens, reader_of
 from hydrasurgeon.decision.beside import Beside, fit_beside, losses, means, scaled
 from hydrasurgeon.decision.state import State, with_seen
-from hydrasurgeon.decision.words import FEWEST, Fitted, Kind, fit_pixels, fit_words
+from hydrasurgeon.decision.words import FEWEST, Kind, fit_words
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
 from hydrasurgeon.problems.base import Outputs, Problem
-from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import Floats, Words
 
 
@@ -27,7 +26,7 @@ class Reading:
     """A reader, what it is worth beside the model, and how it reads samples."""
 
     record: decided.Words
-    reader: Words | Pixels
+    reader: Words
     see: Callable[[Any], Any]
     taught: bool = False
     """Whether it learnt what the model says of unlabelled samples too."""
@@ -124,7 +123,7 @@ def fit_reading(
     if kind == "softmax" and train.chances is not None:
         targets = train.chances.astype(np.float64)
     seen = see(train.samples)
-    train_seen = [seen[row] for row in known] if isinstance(seen, list) else seen[known]
+    train_seen = [seen[row] for row in known]
     labelled, truth = targets_of(val.labels, kind, logits.shape[-1])
     val_seen = see(val.samples)
     fitting = np.intersect1d(fitting, labelled)
@@ -135,14 +134,11 @@ def fit_reading(
         scale = scaled(kind, alone[fitting], truth[fitting])
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
-    text = isinstance(seen, list)
-    fit: Callable[..., Fitted] = fit_words if text else fit_pixels
-
-    def made(seen: Any, targets: Floats) -> tuple[float, Words | Pixels, Beside]:
-        fitted = fit(seen, targets, kind, loss, val_seen)
+    def made(seen: Any, targets: Floats) -> tuple[float, Words, Beside]:
+        fitted = fit_words(seen, targets, kind, loss, val_seen)
         # As a file stores it: what is weighed is what will answer.
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
-        reader = reader_of("words" if text else "pixels", parts)
+        reader = reader_of(parts)
         parts_of_val = (truth, fitting, certifying)
         worth = fit_beside(kind, logits, reader.outputs(val_seen), *parts_of_val, instead=instead)
         return fitted.loss if first else worth.fitted, reader, worth
@@ -152,11 +148,10 @@ def fit_reading(
         samples, said = train.more
         scale = scaled(kind, logits[fitting], truth[fitting])
         answers, unlabelled = means(kind, scale * said.astype(np.float64)), see(samples)
-        both = [*train_seen, *unlabelled] if text else np.concatenate([train_seen, unlabelled])
-        every.append(made(both, np.concatenate([targets[known], answers])))
+        every.append(made([*train_seen, *unlabelled], np.concatenate([targets[known], answers])))
     best = int(np.argmin([each[0] for each in every]))
     _, reader, worth = every[best]
-    record = _record(reader, tokenizer if text else None, logits.shape[-1], worth)
+    record = _record(reader, tokenizer, logits.shape[-1], worth)
     return Reading(record, reader, see, taught=best > 0), worth
 
 
@@ -181,15 +176,11 @@ def weigh(
     return Reading(_record(reader, before.tokenizer, before.outputs, worth), reader, see), worth
 
 
-def _record(
-    reader: Words | Pixels, tokenizer: str | None, outputs: int, worth: Beside
-) -> decided.Words:
-    text = isinstance(reader, Words)
+def _record(reader: Words, tokenizer: str | None, outputs: int, worth: Beside) -> decided.Words:
     return decided.Words(
-        reader="words" if text else "pixels",
         mode="beside",
         tokenizer=tokenizer,
-        ids=len(reader.ids) if isinstance(reader, Words) else 0,
+        ids=len(reader.ids),
         columns=len(reader.weight),
         outputs=outputs,
         weights=worth.weights,
@@ -199,11 +190,9 @@ def _record(
 
 
 def seer(transform: Any) -> Callable[[Samples], Any]:
-    """What a reader sees of samples: ids of texts, or numbers of images."""
-    if getattr(transform, "kind", "image") == "text":
-        tokens: Callable[[Any], Any] = Tokens(transform.tokenizer)
-        return lambda samples: tokens([samples.read(i) for i in range(len(samples))])
-    return lambda samples: np.stack([pixels_of(samples.read(i)) for i in range(len(samples))])
+    """What a reader sees of samples: ids of texts."""
+    tokens = Tokens(transform.tokenizer)
+    return lambda samples: tokens([samples.read(i) for i in range(len(samples))])
 
 
 def targets_of(labels: Any, kind: Kind, outputs: int) -> tuple[NDArray[np.int64], Floats]:

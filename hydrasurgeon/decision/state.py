@@ -40,7 +40,6 @@ from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.tensors import Tensors, as_float, spoiled
 from hydrasurgeon.problems import SINGLE, problem_of
 from hydrasurgeon.problems.base import Constants, Outputs, Prediction, Problem, joined
-from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.shapes import Bool, Float
 from hydrasurgeon.run.words import MOST, Words
 from hydrasurgeon.statistics import temperature
@@ -68,8 +67,8 @@ class State:
     fitted: EnsembleScore | None = None
     """None for an OOD score of the logits alone."""
     problem: Problem = SINGLE
-    words: Words | Pixels | None = None
-    """What reads words or pixels beside the model."""
+    words: Words | None = None
+    """What reads words beside the model."""
     is_fitted: bool = True
     """Whether `calibrate` made it."""
 
@@ -128,7 +127,7 @@ class State:
         """How far members are apart: mutual information, and whether they disagree."""
         return score_of("mi", choices), disagreements(choices)
 
-    def beside(self, record: decided.Words, words: Words | Pixels) -> State:
+    def beside(self, record: decided.Words, words: Words) -> State:
         """The state of a model that has a reader beside it: OOD scores see what the model itself
         says.
         """
@@ -196,9 +195,8 @@ def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = 
     if words is None:
         return state
     parts = {part: read(words_name(part)) for part in words.shapes}
-    if "ids" in parts:
-        _check_columns(parts["ids"], parts["idf"], path)
-    return state.beside(words, reader_of(words.reader, parts))
+    _check_columns(parts["ids"], parts["idf"], path)
+    return state.beside(words, reader_of(parts))
 
 
 def _check_columns(ids: ndarray, idf: ndarray, path: Path) -> None:

@@ -8,15 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hydrasurgeon.run.pixels import Pixels
 from hydrasurgeon.run.words import BUCKETS, Floats, Ids, Words, counted, unit
 
 Kind = Literal["softmax", "sigmoid", "square"]
 """What outputs mean: log-odds of classes, log-odds of each label, or numbers."""
 STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
 """Weights of the texts' loss against that of the penalty, |W|² / 2; VAL chooses."""
-OF_PIXELS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-"""The same of images, whose numbers are standardised."""
 FEWEST = 50
 """Samples that a reader is fitted on at least."""
 STOP = {"maxiter": 200, "ftol": 1e-6}
@@ -27,7 +24,7 @@ STOP = {"maxiter": 200, "ftol": 1e-6}
 class Fitted:
     """The reader that VAL chose, and its loss there."""
 
-    reader: Words | Pixels
+    reader: Words
     strength: float
     loss: float
 
@@ -46,21 +43,6 @@ def fit_words(
     alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
     pairs = path(texts, targets, kind, ids, (alone.strength,), pairs=True)
     return min(alone, chosen(pairs, loss, val), key=lambda fitted: fitted.loss)
-
-
-def fit_pixels(
-    seen: Floats, targets: Floats, kind: Kind, loss: Callable[[Floats], float], val: Floats
-) -> Fitted:
-    """The reader of pixels with the least loss on VAL; `seen` is what it sees of each image."""
-    mean, scale = seen.mean(axis=0), seen.std(axis=0).clip(1e-6)
-    table = (seen - mean) / scale
-    at = np.zeros((table.shape[1] + 1) * targets.shape[1])
-    readers = {}
-    for strength in OF_PIXELS:
-        at = solved(table, targets, kind, strength, at)
-        weight = at.reshape(-1, targets.shape[1])
-        readers[strength] = Pixels(mean, scale, weight[:-1].copy(), weight[-1].copy())
-    return chosen(readers, loss, val)
 
 
 def chosen(readers: Mapping[float, Any], loss: Callable[[Floats], float], val: Any) -> Fitted:
@@ -101,10 +83,10 @@ def path(
 def solved(table: Any, targets: Floats, kind: Kind, strength: float, at: Floats) -> Floats:
     """Weights, and in the last row the bias, of least loss."""
     from scipy.optimize import minimize
-    from scipy.sparse import csr_matrix, issparse
+    from scipy.sparse import csr_matrix
 
     outputs = targets.shape[1]
-    transposed = csr_matrix(table.T) if issparse(table) else table.T
+    transposed = csr_matrix(table.T)
 
     def objective(flat: Floats) -> tuple[float, Floats]:
         weight = flat.reshape(-1, outputs)

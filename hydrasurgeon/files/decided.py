@@ -274,10 +274,6 @@ class Ood(Record):
         return self
 
 
-Reader = Literal["words", "pixels"]
-"""What reads beside a model: counts of token ids, or what numpy sees of an image."""
-
-
 class Worth(Record):
     """What a reader is worth, on validation samples that fitted none of it."""
 
@@ -288,12 +284,11 @@ class Worth(Record):
 
 
 class Words(Record):
-    """A reader of words, or of pixels: one linear layer beside a model, or before it."""
+    """A reader of words: one linear layer beside a model, or before it."""
 
-    reader: Reader = "words"
     mode: Literal["beside", "first"]
-    tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    """The hash of the tokenizer's files; absent from readers of pixels."""
+    tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """The hash of the tokenizer's files."""
     ids: Annotated[int, Field(ge=0, lt=1 << 24)] = 0
     """Token ids that have a column; the other columns are those of pairs."""
     columns: Annotated[int, Field(ge=1, lt=1 << 24)]
@@ -306,23 +301,17 @@ class Words(Record):
     threshold: Unit | None = None
     """Of a reader that comes first, from which certainty on it answers."""
     worth: Worth
-    _silent = silent_of("reader", "tokenizer", "threshold")
+    _silent = silent_of("threshold")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The reader's tensors: their parts and shapes."""
         layer = {"weight": (self.columns, self.outputs), "bias": (self.outputs,)}
-        if self.reader == "pixels":
-            return {"mean": (self.columns,), "scale": (self.columns,), **layer}
         return {"ids": (self.ids,), "idf": (self.columns,), **layer}
 
     @model_validator(mode="after")
     def _whole(self) -> Words:
         must(
-            (
-                (self.reader == "words") == (self.tokenizer is not None),
-                "words: a tokenizer belongs to a reader of words",
-            ),
             (
                 (self.mode == "first") == (self.threshold is not None),
                 "words: a threshold belongs to a reader that comes first",
@@ -342,7 +331,7 @@ class Cascade(Record):
     share_on: Unit
     """The fraction of validation samples that goes on."""
     novelty: NotNegative | None = None
-    """Of a reader of words or pixels that comes first: above it, a sample is unfamiliar to it and
+    """Of a reader of words that comes first: above it, a sample is unfamiliar to it and
     goes on. Absent where a hydra's first member does.
     """
     floor: Real | None = None
@@ -429,7 +418,7 @@ class Decision(Record):
     cascade: Cascade | None = None
     """How to answer most inputs by a first reader alone; absent without it."""
     words: Words | None = None
-    """What reads words or pixels beside the model; absent without it."""
+    """What reads words beside the model; absent without it."""
     seen: Seen | None = None
     """What it answered on all validation samples; absent from states of older versions."""
     engine: Literal["int8"] | None = None

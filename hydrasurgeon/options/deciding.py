@@ -193,7 +193,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         "auto",
         metavar="auto|off|beside|first|alone",
         recorded=True,
-        help="Fit a linear reader of words (of images, pixels) to --fit-data: it answers beside the model, or first and the model what it is unsure of; or alone, and the model says what is unfamiliar; auto: as the file has it, else beside, where texts gain by it.",
+        help="Fit a linear reader of words to --fit-data: it answers beside the model, or first and the model what it is unsure of; or alone, and the model says what is unfamiliar; auto: as the file has it, else beside, where texts gain by it.",
     )
     max_loss: float | None = option(
         None,

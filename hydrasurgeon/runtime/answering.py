@@ -205,7 +205,7 @@ class Engine(ABC):
 
 
 def first_words(engine: Engine, inputs: Any, features: bool) -> tuple[Said, Callable[[Any], Said]]:
-    """A reader of words or pixels: what it says came with the inputs."""
+    """A reader of words: what it says came with the inputs."""
     read = single(inputs[READ])
 
     def whole(rows: Any) -> Said:
@@ -289,7 +289,7 @@ class Answering:
     ) -> None:
         """Features are those of the first model, and only one model has a cascade."""
         self.models, self.run = models, run
-        # Models read alike, but that each reads with words or pixels of its own.
+        # Models read alike, but that each reads with words of its own.
         self.apart = len(models) > 1 and any(isinstance(m.transform, Beside) for m in models)
         self.features, self.cascade = features, cascade
         self.batches = Batches(

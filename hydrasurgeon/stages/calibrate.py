@@ -24,7 +24,7 @@ from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Model
 from hydrasurgeon.measuring import known
-from hydrasurgeon.measuring.sets import apart
+from hydrasurgeon.measuring.sets import apart, kind_read
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.stages.calibrate_words import (
@@ -202,6 +202,9 @@ def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOption
         budget_of(arguments.budget)
         if arguments.words != "first":
             raise UsageError("--budget requires --words first", hint="Or leave it out.")
+    if arguments.words not in ("auto", "off") and kind_read(source.manifest) != "text":
+        what = f"--words {arguments.words}: is for models of texts, and {source.name} reads images"
+        raise UsageError(what, hint="Leave it out.")
     return arguments
 
 

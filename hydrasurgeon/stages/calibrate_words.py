@@ -67,7 +67,7 @@ def reading_of(
 
     wanted, model = arguments.words, engine.facts
     text = getattr(engine.transform, "kind", "image") == "text"
-    if wanted == "off" or (wanted == "auto" and stored is None and (train is None or not text)):
+    if wanted == "off" or not text or (wanted == "auto" and stored is None and train is None):
         return None, None
     if stored is not None:
         rows = split(outputs, arguments.seed)

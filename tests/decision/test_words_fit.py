@@ -1,4 +1,4 @@
-"""The reader of words and that of pixels against scikit-learn and sums by hand."""
+"""The reader of words against scikit-learn and sums by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from hydrasurgeon.decision.beside import fit_beside, losses
 from hydrasurgeon.decision.words import Kind, fit_words, path
-from hydrasurgeon.run.pixels import WIDTH, features_of
 from hydrasurgeon.run.words import BUCKETS, FACTOR, Words
 
 TEXTS = 60
@@ -99,32 +98,6 @@ def test_val_chooses(kind: Kind) -> None:
     fitted = fit_words(texts, np.eye(CLASSES)[labels], kind, loss, val)
     assert fitted.loss == loss(fitted.reader.outputs(val))
     assert fitted.loss < 0.1
-
-
-def test_pixels_by_hand() -> None:
-    image = np.zeros((32, 32, 3), np.uint8)
-    image[:, 16:] = 255
-    features = features_of(image)
-    assert len(features) == WIDTH
-    colours = features[:256].reshape(2, 2, 64)
-    assert colours[:, 0, 0] == pytest.approx(1)
-    assert colours[:, 1, 63] == pytest.approx(1)
-    edges = features[256:400].reshape(4, 4, 9)
-    assert (edges[:, 1:3, 0] > 0).all()  # the slope runs across, at the middle
-    assert edges[..., 1:] == pytest.approx(0)
-    assert edges[:, [0, 3]] == pytest.approx(0)
-    assert (edges**2).sum() == pytest.approx(1)
-    small = features[400:].reshape(8, 8, 3)
-    assert small[:, :4] == pytest.approx(0)
-    assert small[:, 4:] == pytest.approx(1)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 50), (9, 7), (224, 224)])
-def test_pixels_of_any_shape(shape: tuple[int, int]) -> None:
-    random = np.random.default_rng(0)
-    features = features_of(random.integers(0, 256, (*shape, 3), dtype=np.uint8))
-    assert features.shape == (WIDTH,)
-    assert np.isfinite(features).all()
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid", "square"])

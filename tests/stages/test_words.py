@@ -422,6 +422,11 @@ def test_refusals(place: Path, tmp_path: Path) -> None:
     one.write_text("\n".join([lines[0], *(line for line in lines if "praise" in line)]) + "\n")
     made = calibrated(place, place / "probe", tmp_path / "y", words="beside", fit_data=str(one))
     assert made.decision.words is not None  # the other classes have their bias alone
+    images = FAMILIES["ViT"]
+    images.write(tmp_path / "images")
+    data = images.data(tmp_path, rows=20)
+    with pytest.raises(UsageError, match="--words beside: is for models of texts, and images"):
+        hs.calibrate(tmp_path / "images", data=data, words="beside", out=tmp_path / "z")
 
 
 def edited(path: Path, out: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
