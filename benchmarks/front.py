@@ -1,5 +1,5 @@
 """What every millisecond is worth: the probe, one model, its mean, parts and hydras, the Deep Ensemble, and a reader of words
-alone, beside and before them, in float32 and in 8 bits.
+beside and before them, in float32 and in 8 bits.
 
 Three trainings of one body, each from the probe and with its own order of samples, are the Deep Ensemble that a seed has. Parts keep some
 heads and neurons of every layer, chosen by taylor and repaired by least squares; they are measured as they are, or distilled from the three models.
@@ -96,7 +96,7 @@ def rows(place: Place) -> dict[str, Row]:
         "half of the mean": lambda p: p.part(p.mean(), "half"),
     }
     text = place.task.recipe == "text"
-    found: dict[str, Row] = {"words alone": Row(Place.probe, "alone")} if text else {}
+    found: dict[str, Row] = {}
     for name, make in alone.items():
         found[name] = Row(make)
         if text:
@@ -105,7 +105,7 @@ def rows(place: Place) -> dict[str, Row]:
     if place.task.tuned:
         return {name: row for name, row in found.items() if name.startswith(("probe", "single"))}
     if "unlabelled" in place.task.sets:
-        for way in ("alone", "beside", "first"):
+        for way in ("beside", "first"):
             found[f"single, words {way}, taught"] = Row(alone["single"], way, taught=True)
     found["Deep Ensemble"] = Row(Place.ensemble)
     found["hydra behind the mean trunk"] = Row(Place.behind_mean)

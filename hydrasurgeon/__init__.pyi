@@ -201,7 +201,7 @@ def calibrate(
     id_flagged: float = ...,
     risk: float | None = ...,
     promise: Literal['wrong', 'missed'] | None = ...,
-    words: Literal['auto', 'off', 'beside', 'first', 'alone'] = ...,
+    words: Literal['auto', 'off', 'beside', 'first'] = ...,
     max_loss: float | None = ...,
     budget: str | None = ...,
     cascade: bool = ...,

@@ -96,13 +96,7 @@ class Front:
     def references(self) -> list[Entry]:
         """The plain rivals, in the fastest engine of float32."""
         plain = [each for each in self.search.plain if each.members[0].count == 1]
-        entries = [self.table.entry(self.search.computed(each)[0]) for each in plain]
-        return [
-            replace(each, cost=self.search.cost(each.choice, on=0.0))
-            if each.choice.words == "alone"
-            else each
-            for each in entries
-        ]
+        return [self.table.entry(self.search.computed(each)[0]) for each in plain]
 
     def run(self) -> str:
         """Make candidates, and write each that is better than what is there, until all are tried, time
@@ -400,7 +394,7 @@ def how_of(entry: Entry) -> str:
     measured.
     """
     words, how = entry.choice.words, ""
-    if words not in ("off", "alone"):
+    if words != "off":
         how = f", words {words}"
     if "time" in entry.cost:
         how = f"{how}, --engine {entry.choice.engine}"
@@ -485,17 +479,15 @@ def write_front(
 
 def _record(entry: Entry) -> dict[str, Any]:
     """What it is made of, its cost and its worth, with standard errors."""
-    choice, how, made_of = entry.choice, {}, [member.label for member in entry.choice.members]
+    choice, how = entry.choice, {}
     if "time" in entry.cost:
         how["engine"] = choice.engine
     if choice.words != "off":
         how["words"] = choice.words
-    if choice.words == "alone":
-        made_of = []
     return {
         **how,
         "members": choice.count,
-        "made_of": made_of,
+        "made_of": [member.label for member in choice.members],
         "estimate": entry.value,
         **entry.cost,
         **entry.worth,

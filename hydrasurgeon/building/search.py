@@ -57,7 +57,6 @@ BY_CHANCE = 1.05
 """What is measured twice differs by so much."""
 SINGLE = "single model, calibrated"
 PROBE = "probe"
-WORDS = "words"
 LEAST_ON, MOST_ON = 0.01, 0.95
 """Where words come first, what is between goes on to the model: less, and they do not know what is
 novel; more, and nothing is saved.
@@ -83,6 +82,8 @@ class Search:
     clock: Clock | None = None
     """There for a budget of time."""
     probe: Member | None = None
+    reads_words: bool = False
+    """True once choices may have a reader of words beside or before them."""
     tried: int = 1
     """How many of the models have their turn."""
     cuts: list[Member] = field(default_factory=list)
@@ -104,7 +105,7 @@ class Search:
             yield
         self.plan.tick("words", 0, 1)
         if self.words is not None:
-            self.plain.append(replace(self.plain[0], name=WORDS, words="alone"))
+            self.reads_words = True
             yield
         if not self.models:
             self.plan.begin("tuned")
@@ -283,7 +284,7 @@ class Search:
     def ways(self, choice: Choice, budget: Budget) -> list[Choice]:
         """A choice in each engine, with words and without."""
         ways = self.computed(choice)
-        if choice.words != "off" or WORDS not in (each.name for each in self.plain):
+        if not self.reads_words:
             return ways
         beside = [replace(way, words="beside") for way in ways]
         if self.clock is None or choice.count > 1 or self.asked.problem.link == "square":
@@ -325,10 +326,10 @@ class Search:
 
     def cost(self, choice: Choice, on: float = 1.0) -> dict[str, float]:
         """Multiply-adds and parameters, with a clock also time and milliseconds, of a choice or of its
-        members; of which a fraction goes `on` to them, and none where words are all that answers.
+        members; of which a fraction goes `on` to them.
         """
         cost: dict[str, float] = {
-            unit: sum(member.cost[unit] for member in choice.members) * bool(on) for unit in UNITS
+            unit: sum(member.cost[unit] for member in choice.members) for unit in UNITS
         }
         cost["macs"] *= on
         if self.clock is None:

@@ -45,8 +45,8 @@ ONE_SIDE = 0.6827
 FLAGGED = 0.05
 """Of familiar samples, the fraction that a decision state flags if nobody says otherwise."""
 Figures = Mapping[str, ndarray]
-Reads = Literal["off", "beside", "first", "alone"]
-"""Where words answer: nowhere, with the model, before it, or in its place, and the model says what is OOD."""
+Reads = Literal["off", "beside", "first"]
+"""Where words answer: nowhere, with the model, or before it."""
 
 
 def right_of(figures: Figures) -> ndarray:
@@ -317,8 +317,8 @@ class Table:
             return None, ()
         labelled, targets = targets_of(val.truth, link, val.logits.shape[-1])
         parts = (np.intersect1d(each, labelled) for each in rows)
-        logits, instead = val.logits.astype(np.float64), choice.words == "alone"
-        fitted = fit_beside(link, logits, read[0][:, :-1], targets, *parts, instead=instead)
+        logits = val.logits.astype(np.float64)
+        fitted = fit_beside(link, logits, read[0][:, :-1], targets, *parts)
         record: Any = {"weights": fitted.weights}
         return _Kept(decided.Words.model_construct(**record)), read
 

@@ -84,12 +84,9 @@ def fit_beside(
     targets: Floats,
     fitting: NDArray[np.int64],
     certifying: NDArray[np.int64],
-    *,
-    instead: bool = False,
 ) -> Beside:
     """The weights that one half fits, and what they are worth on the other; the model's outputs
-    are [sample, member, output], the reader's and the targets [sample, output]. A reader that
-    answers `instead` of the model has all the weight.
+    are [sample, member, output], the reader's and the targets [sample, output].
     """
 
     def mixed(at: Floats, rows: NDArray[np.int64]) -> Floats:
@@ -101,10 +98,7 @@ def fit_beside(
     def loss(at: Floats) -> float:
         return float(losses(kind, mixed(at, fitting), targets[fitting]).mean())
 
-    if instead:
-        fitted = np.array([0.0, scaled(kind, reader[fitting][:, None], targets[fitting])])
-    else:
-        fitted = _least(loss, [alone, 0.3 * alone])
+    fitted = _least(loss, [alone, 0.3 * alone])
     without = losses(kind, alone * model[certifying], targets[certifying])
     together = losses(kind, mixed(fitted, certifying), targets[certifying])
     apart = without - together

@@ -112,10 +112,9 @@ def fit_reading(
     halves: tuple[ndarray, ndarray],
     *,
     first: bool = False,
-    instead: bool = False,
 ) -> tuple[Reading, Beside]:
     """The reader with the least loss on the half of VAL that fits, beside the model or alone where it
-    comes `first` or `instead`, and its weight; `tokenizer` is the hash of what makes ids of texts.
+    comes `first`, and its weight; `tokenizer` is the hash of what makes ids of texts.
     """
     kind, logits = problem.link or "softmax", outputs.logits.astype(np.float64)
     fitting, certifying = halves
@@ -140,7 +139,7 @@ def fit_reading(
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         reader = reader_of(parts)
         parts_of_val = (truth, fitting, certifying)
-        worth = fit_beside(kind, logits, reader.outputs(val_seen), *parts_of_val, instead=instead)
+        worth = fit_beside(kind, logits, reader.outputs(val_seen), *parts_of_val)
         return fitted.loss if first else worth.fitted, reader, worth
 
     every = [made(train_seen, targets[known])]
@@ -161,8 +160,6 @@ def weigh(
     val: Lesson,
     outputs: Outputs,
     halves: tuple[ndarray, ndarray],
-    *,
-    instead: bool = False,
 ) -> tuple[Reading, Beside]:
     """The reader that a file has already, with weights by this VAL."""
     reader, before = stored.words, stored.record.words
@@ -172,7 +169,7 @@ def weigh(
     labelled, truth = targets_of(val.labels, kind, logits.shape[-1])
     parts = (np.intersect1d(each, labelled) for each in halves)
     read = reader.outputs(see(val.samples))
-    worth = fit_beside(kind, logits, read, truth, *parts, instead=instead)
+    worth = fit_beside(kind, logits, read, truth, *parts)
     return Reading(_record(reader, before.tokenizer, before.outputs, worth), reader, see), worth
 
 

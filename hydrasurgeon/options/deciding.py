@@ -189,11 +189,11 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         help="Entities: what --risk is a fraction of, answers that are wrong (if not given) or true "
         "entities that are missed.",
     )
-    words: Literal["auto", "off", "beside", "first", "alone"] = option(
+    words: Literal["auto", "off", "beside", "first"] = option(
         "auto",
-        metavar="auto|off|beside|first|alone",
+        metavar="auto|off|beside|first",
         recorded=True,
-        help="Fit a linear reader of words to --fit-data: it answers beside the model, or first and the model what it is unsure of; or alone, and the model says what is unfamiliar; auto: as the file has it, else beside, where texts gain by it.",
+        help="Fit a linear reader of words to --fit-data: it answers beside the model, or first and the model what it is unsure of; auto: as the file has it, else beside, where texts gain by it.",
     )
     max_loss: float | None = option(
         None,

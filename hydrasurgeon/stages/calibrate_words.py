@@ -38,7 +38,7 @@ def begun_of(arguments: CalibrateOptions, source: Checkpoint, opened: Checkpoint
 
 
 def as_before(arguments: CalibrateOptions, decision: Decision | None) -> CalibrateOptions:
-    """Words stand where they stood: before the model, for what went on to it, or in its place."""
+    """Words stand where they stood: before the model, for what went on to it."""
     before = decision and decision.words
     if arguments.words != "auto" or arguments.cascade or not decision or not before:
         return arguments
@@ -46,8 +46,6 @@ def as_before(arguments: CalibrateOptions, decision: Decision | None) -> Calibra
         arguments = arguments.but(words="first")
         if arguments.budget is None and arguments.max_loss is None:
             arguments = arguments.but(budget=f"on={decision.cascade.share_on:.6f}")
-    elif before.weights[0] == 0:
-        arguments = arguments.but(words="alone")
     return arguments
 
 
@@ -72,7 +70,7 @@ def reading_of(
     if stored is not None:
         rows = split(outputs, arguments.seed)
         parts = seer(engine.transform), lesson(val), outputs, (rows.fitting, rows.certifying)
-        reading, _ = weigh(stored, *parts, instead=wanted == "alone")
+        reading, _ = weigh(stored, *parts)
         return reading, "words: those of the file, for no --fit-data is given"
     about = seer(engine.transform), model.preprocess.get("files_sha256")
     learnt = None if train is None else lesson(train)
@@ -129,7 +127,7 @@ def _weighed(
     rows = split(outputs, arguments.seed)
     parts = rows.fitting, rows.certifying
     about = (problem, see, tokenizer, train, val, outputs, parts)
-    reading, worth = fit_reading(*about, first=wanted == "first", instead=wanted == "alone")
+    reading, worth = fit_reading(*about, first=wanted == "first")
     if worth.pays or wanted != "auto":
         told = "learnt from --unlabelled too" if reading.taught else "better without --unlabelled"
         return reading, None if train.more is None else f"words: {told}"

@@ -1,4 +1,4 @@
-"""Words alone, beside and first as candidates of `build`, and the budget of `calibrate --words first`."""
+"""Words beside and first as candidates of `build`, and the budget of `calibrate --words first`."""
 
 from __future__ import annotations
 
@@ -158,9 +158,6 @@ def test_build_tries_words_at_their_time(
     share = decided(done.path / first["path"]).cascade.share_on
     assert first["time"] == pytest.approx(0.05 + share, abs=1e-9)
     rivals = {row["name"]: row for row in record["references"]}
-    assert {"words", "probe"} < rivals.keys()
-    assert rivals["words"]["time"] == pytest.approx(0.05)
-    assert rivals["words"]["path"] is None
     assert rivals["probe"]["time"] == 1
     for rung in (first, whole):
         payable = [row for row in rivals.values() if row["time"] <= rung["budget"]]
