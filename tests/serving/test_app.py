@@ -128,9 +128,7 @@ def texts(
     columns = {"label": "text", "total": "number", "unfamiliar": "flag", "members_run": "whole"}
     signature = Signature("m", "text", columns, ())
     model = Model("m", {"id": "text"}, [], "2026-01-01")
-    service = Service(
-        batcher, Counts(), transform, Bodies(most), 5, signature, model, lambda _: None
-    )
+    service = Service(batcher, Counts(), transform, Bodies(most), 5, signature, model)
     return app_of([service], token)
 
 
