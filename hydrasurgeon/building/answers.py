@@ -54,7 +54,8 @@ class Answers:
             features = None
             if one.features is not None and other.features is not None:
                 features = np.concatenate([one.features, other.features], axis=1)
-            return Outputs(np.concatenate([one.logits, other.logits], axis=1), features, one.labels)
+            logits = np.concatenate([one.logits, other.logits], axis=1)
+            return replace(one, logits=logits, features=features)
 
         sets = tuple(map(joined, self.sets, other.sets))
         return Answers(sets, (*self.evidence, *other.evidence), (*self.linear, *other.linear))
@@ -120,7 +121,10 @@ class Asked:
         live = as_classifier(opened, device=options.device, dtype=options.dtype)
         runs: Any = engine_of(opened, engine=engine) if engine == EIGHT_BITS else live
         sets = [self.val, *self.ood, *([self.train] if several else [])]
-        said = [collected([runs], each, options, features=several) for each in sets]
+        said = [
+            collected([runs], each, options, features=several, grouped=each is self.val)
+            for each in sets
+        ]
         more: dict[str, Any] = {f"features.{n}": each.features for n, each in enumerate(said)}
         if several:
             fit = said.pop()

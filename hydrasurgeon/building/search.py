@@ -276,7 +276,7 @@ class Search:
         # Weights beside a model are fitted for each; here any answers do, and 8 bits are soonest.
         engine = self.computed(self.plain[0])[-1].engine
         outputs = self.asked.read(self.plain[0].members[0], engine).sets[0]
-        parts = halves(len(val), self.options.seed)
+        parts = halves(len(val), self.options.seed, outputs.groups)
         lessons = lesson(self.data), lesson(val), outputs, parts
         tokenizer = model.preprocess.get("files_sha256")
         return fit_reading(self.asked.problem, seer(self._transform), tokenizer, *lessons)[0]

@@ -247,7 +247,8 @@ class Table:
         if (members, half) not in self._worth:
             sets = [*self._answers(members, "torch").sets]
             if half is not None:
-                sets = [each.at(halves(len(each.logits), self.seed)[half]) for each in sets]
+                parts = [halves(len(each.logits), self.seed, each.groups) for each in sets]
+                sets = [each.at(rows[half]) for each, rows in zip(sets, parts, strict=True)]
             scores: list[ndarray] = []
             if len(sets) > 1:
                 kind = PROPOSES if self.objective.score == AUTO else self.objective.score
@@ -272,7 +273,8 @@ class Table:
         engine = "torch" if choice.assumed else choice.engine
         answers, problem = self._answers(choice.halves[chosen_on], engine), self.problem
         sets = mixed = answers.sets
-        rows = [halves(len(each.logits), self.seed)[:: 1 - 2 * chosen_on] for each in sets]
+        parts = [halves(len(each.logits), self.seed, each.groups) for each in sets]
+        rows = [each[:: 1 - 2 * chosen_on] for each in parts]
 
         def halved(outputs: Sequence[Outputs], half: int) -> list[Outputs]:
             return [each.at(places[half]) for each, places in zip(outputs, rows, strict=True)]

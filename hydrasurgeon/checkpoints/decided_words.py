@@ -18,13 +18,6 @@ CHOSEN = {
 }
 """How a report says what chose the OOD score."""
 
-GROUP_SCORES = {
-    "best": "a highest probability",
-    "margin": "a margin of the highest probability above the second",
-    "count": "a sum of probabilities",
-}
-"""What says whether something was found for a group."""
-
 
 def decision_lines(decision: Decision) -> list[str]:
     """The state in words."""
@@ -57,11 +50,6 @@ def decision_lines(decision: Decision) -> list[str]:
             surely = f"yes from a probability of {limits.yes:.3f} on, {most} of them wrong"
         lines.append(
             f"{surely}; no below {limits.no:.3f}, {most} of what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
-        )
-    if decision.group is not None:
-        rule = decision.group
-        lines.append(
-            f"a group's first row is shown from {GROUP_SCORES[rule.score]} of {rule.threshold:.3f} on, for {100 * rule.answered:.1f} % of {rule.groups} groups: at most {100 * rule.risk:g} % of them wrong, with confidence {100 * (1 - rule.delta):g} %; else nothing was found"
         )
     if abstain is not None:
         lines.append(

@@ -141,12 +141,6 @@ def fit_state(
         auroc=dict(choice.auroc),
         **_sizes(choice.fitted),
     )
-    if "group" in thresholds and val.groups is not None and thresholds["group"] is None:
-        count = len(np.unique(val.groups))
-        notes.append(
-            f"nothing is promised of groups: two thirds of these {count} certify no risk of "
-            f"{promise.risk:g} for the first row of each; give more, or a larger --risk"
-        )
     record = Decision(
         **{"temperature": 1.0, **fit.constants},
         ood=ood,

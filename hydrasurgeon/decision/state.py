@@ -30,7 +30,6 @@ from hydrasurgeon.files.decided import (
     Cascade,
     Conformal,
     Decision,
-    Found,
     Ood,
     Seen,
     stored_name,
@@ -92,11 +91,6 @@ class State:
         return self.record.conformal if self.is_fitted else None
 
     @property
-    def found(self) -> Found | None:
-        """When something was found for a group."""
-        return self.record.group
-
-    @property
     def cascade(self) -> Cascade:
         """The cascade, which is there."""
         assert self.record.cascade is not None
@@ -109,7 +103,7 @@ class State:
 
     def _stage(self, *, first: bool) -> State:
         cascade = self.cascade
-        names = ["conformal", "abstain", "limits", "group"]
+        names = ["conformal", "abstain", "limits"]
         changes: dict[str, Any] = {"cascade": None}
         fitted = self.fitted
         if first:

@@ -172,26 +172,6 @@ class Limits(Record):
         return self.model_copy(update={"answered": share * self.answered})
 
 
-GroupScore = Literal["best", "margin", "count"]
-"""The highest probability of a group, how far it lies above the second, and the sum of all."""
-
-
-class Found(Record):
-    """Show the first row of a group whose score is at least the threshold; else nothing was found."""
-
-    score: GroupScore
-    threshold: NotNegative
-    risk: Share
-    """Of the first rows that are shown at most so many are no yes, with confidence 1 − delta."""
-    delta: Share
-    bound: Unit
-    """What that fraction stays below."""
-    answered: Unit
-    """The fraction of groups for which something was found."""
-    groups: Rows
-    """Groups that certify."""
-
-
 class PerLabel(Record):
     """Of many labels, each one's own constants."""
 
@@ -348,9 +328,7 @@ class Cascade(Record):
     abstain: Abstention | None = None
     limits: Limits | None = None
     """Instead of `abstain`, of one logit; absent from others."""
-    group: Found | None = None
-    """Of one logit, where groups were given; absent from others."""
-    _silent = silent_of("novelty", "floor", "bias", "labels", "abstain", "limits", "group")
+    _silent = silent_of("novelty", "floor", "bias", "labels", "abstain", "limits")
 
 
 Tally = Annotated[int, Field(ge=0, lt=2**31)]
@@ -397,8 +375,6 @@ class Decision(Record):
     abstain: Abstention | None = None
     limits: Limits | None = None
     """Instead of `abstain`, of one logit; absent from others."""
-    group: Found | None = None
-    """Of one logit, where groups were given; absent from others."""
     labels: PerLabel | None = None
     """Instead of the temperature, of many labels; absent from others."""
     accuracy: Unit | None = None
@@ -430,7 +406,6 @@ class Decision(Record):
         "seen",
         "bias",
         "limits",
-        "group",
         "labels",
         "entities",
         "cover",
@@ -446,12 +421,6 @@ class Decision(Record):
         if self.entities is not None:
             ranges = (classes + 1) // 2
         return self.seen is None or len(self.seen.predicted) == ranges
-
-    def found(self, *, cascade: bool) -> Found | None:
-        """When something was found for a group, by the answers of the cascade or of the whole model."""
-        if cascade and self.cascade is not None:
-            return self.cascade.group
-        return self.group
 
     @property
     def promised(self) -> dict[str, Any]:

@@ -143,7 +143,6 @@ def with_cascade(
     cost = result.cost.model_copy(update={"expected_macs": expected})
     cascade = state.cascade
     own = {name: getattr(cascade, name) for name in ("conformal", "abstain", "limits")}
-    own["group"] = state.found and cascade.group
     stages = Staged(state.record.model_copy(update=own), None, state.problem, whole=state)
     with torch.inference_mode():
         row = row_of(replace(predictions, cost=cost), stages, kinds, **intervals)

@@ -17,14 +17,13 @@ from numpy import ndarray
 
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided import FITTED, Found
+from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import (
     Diversity,
     IdResult,
-    Interval,
     OodAverage,
     OodResult,
     Result,
@@ -205,7 +204,7 @@ def judged(outputs: Outputs, state: State) -> Judged:
                 joined[name] = np.empty((each * len(labels), *values.shape[1:]), values.dtype)
             joined[name][each * done : each * done + len(values)] = values
         done += len(truth)
-    return replace(part, **joined, groups=outputs.groups)
+    return replace(part, **joined)
 
 
 def scored(kind: str, said: Outputs, stored: Mapping[str, Values], state: State) -> Values:
@@ -265,22 +264,16 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
     )
 
 
-def measure(
-    inside: Judged, found: Found | None = None, *, ci: float | None = None, seed: int = 0
-) -> dict[str, Any]:
+def measure(inside: Judged, *, ci: float | None = None, seed: int = 0) -> dict[str, Any]:
     """Quality, calibration and selective risk on a labelled set: {name: value}."""
-    drawn = [(inside.measures(), inside.count)]
-    if found is not None and (of_groups := inside.of_groups(found)):
-        drawn.append(of_groups)
-    values: dict[str, Any] = {}
-    intervals: dict[str, Interval] = {}
-    for measures, count in drawn:
-        every = measures(np.arange(count)[None])
-        values |= {name: value.item() for name, value in every.items() if np.isfinite(value).all()}
-        if ci is not None:
-            intervals |= bootstrap(measures, count, level=ci, seed=seed)
-    values |= {"n": inside.count, **inside.figures()}
+    measures, count = inside.measures(), inside.count
+    every = measures(np.arange(count)[None])
+    values: dict[str, Any] = {
+        name: value.item() for name, value in every.items() if np.isfinite(value).all()
+    }
+    values |= {"n": count, **inside.figures()}
     if ci is not None:
+        intervals = bootstrap(measures, count, level=ci, seed=seed)
         unsteady = inside.unsteady(values)
         values["ci"] = {name: ends for name, ends in intervals.items() if name not in unsteady}
     return values
@@ -305,7 +298,7 @@ def row_of(
         name=predictions.name,
         kind=predictions.kind,
         members=predictions.outputs.logits.shape[1],
-        id=IdResult(**measure(row.inside, state.found, ci=ci, seed=seed)),
+        id=IdResult(**measure(row.inside, ci=ci, seed=seed)),
         ood=ood,
         ood_average=averages,
         shift=shift,

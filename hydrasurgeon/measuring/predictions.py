@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -448,7 +447,7 @@ class _Contents:
         return self._finite("features", ("sample", "member", "width"), sizes)
 
     def groups(self, rows: int) -> Int[ndarray, " sample"] | None:
-        """Which query each row belongs to."""
+        """Which group each row belongs to."""
         if "groups" not in self.file.infos:
             return None
         return self._array("groups", ("I64",), ("sample",), {"sample": rows})
@@ -606,17 +605,8 @@ def predicted(sets: DataSets, answer: Callable[[Any, bool], Said], **about: Any)
 
 
 def grouped(outputs: Outputs, samples: Samples) -> Outputs:
-    """With a number for the query of each sample, where data say so and all samples were read."""
+    """With the number of each sample's group, where data say so and all samples were read."""
     groups = samples.groups
     if groups is None or len(groups) != len(outputs.logits):
         return outputs
-    sizes = Counter(groups)
-    alone = next((row for row, group in enumerate(groups) if sizes[group] == 1), None)
-    if alone is not None:
-        raise DataError(
-            f"{samples.spec}: row {alone} is alone in its group {groups[alone][:60]!r}",
-            hint=(
-                "A query needs rows to order: give each two or more, or leave the column group out."
-            ),
-        )
     return replace(outputs, groups=numbered(groups))

@@ -173,21 +173,6 @@ class IdResult(SetAverage):
     ap: Number = column(
         "average precision", "higher", "AP", "Area under the precision-recall curve of yes."
     )
-    mrr10: Number = column(
-        "MRR@10", "higher", "MRR@10", "1 / the rank of a query's first yes, on average."
-    )
-    ndcg10: Number = column(
-        "nDCG@10", "higher", "nDCG@10", "Discounted gain of the first ten, as part of the best."
-    )
-    found: Number = column(
-        "queries answered", "", "found", "The fraction of queries of which the first row is shown."
-    )
-    found_risk: Number = column(
-        "wrong first rows",
-        "lower",
-        "found wrong",
-        "The fraction of the first rows that are shown and are no yes.",
-    )
     micro_f1: Number = column(
         "micro F1", "higher", "micro F1", "F1 of all label decisions together."
     )

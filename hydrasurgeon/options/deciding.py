@@ -180,7 +180,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         lt=1,
         metavar="R",
         recorded=True,
-        help="Abstain so that, in 95 of 100 calibrations, at most this fraction of the answers is wrong; of groups, say that nothing was found.",
+        help="Abstain so that, in 95 of 100 calibrations, at most this fraction of the answers is wrong.",
     )
     promise: Literal["wrong", "missed"] | None = option(
         None,

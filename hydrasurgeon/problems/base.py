@@ -17,7 +17,6 @@ from hydrasurgeon.errors import HydraError, SurgeryError
 from hydrasurgeon.files.decided import (
     Conformal,
     Decision,
-    Found,
 )
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -63,7 +62,7 @@ class Outputs:
     tags of words, where OOD scores see one class.
     """
     groups: Int[ndarray, " sample"] | None = None
-    """The number of the query that each sample belongs to."""
+    """The number of each sample's group, which a split keeps whole."""
     certifies: Bool[ndarray, " sample"] | None = None
     """Which samples certify, where the data say so: the others fit."""
     inputs: Int[ndarray, " sample"] | None = None
@@ -306,7 +305,6 @@ class Judged(ABC):
 
     labels: ndarray
     """What was true, by which is seen whether two models answered for the same samples."""
-    groups: Int[ndarray, " sample"] | None = None
 
     @property
     def count(self) -> int:
@@ -332,10 +330,6 @@ class Judged(ABC):
     def sure(self) -> tuple[Scores, Bool[ndarray, " answer"]]:
         """How sure each answer is, and whether it is right; nothing where answers are numbers."""
         return np.zeros(0), np.zeros(0, dtype=bool)
-
-    def of_groups(self, rule: Found) -> tuple[Callable[[Rows], dict[str, Values]], int] | None:
-        """A function that measures resamples of whole groups, and how many groups there are."""
-        return None
 
     def against(self, logits: ndarray, reading: Reads) -> dict[str, float | None]:
         """What tells these samples from OOD ones, besides a score."""
@@ -441,8 +435,8 @@ class Problem(ABC):
             labels = None
             if outputs.labels is not None:
                 labels = np.zeros(len(outputs.labels), dtype=np.int64)
-            return replace(outputs, labels=labels, shares=outputs.labels, groups=None)
-        return replace(outputs, logits=self.read(outputs.logits), groups=None)
+            return replace(outputs, labels=labels, shares=outputs.labels)
+        return replace(outputs, logits=self.read(outputs.logits))
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         """What calibrates, fitted to some outputs."""

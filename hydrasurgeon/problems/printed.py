@@ -19,7 +19,6 @@ SHOWN = (
     "value",
     "low",
     "high",
-    "rank",
     "entities",
     "total",
     "ood_score",

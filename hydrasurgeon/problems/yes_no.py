@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.files.decided import Decision, Found
+from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.manifest import Model, ProblemName
 from hydrasurgeon.problems.base import (
     DOUBTS,
@@ -25,9 +25,7 @@ from hydrasurgeon.problems.base import (
 )
 from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
 from hydrasurgeon.run.shapes import Float, Int
-from hydrasurgeon.statistics.abstain import DELTA, Graded, fit_limits
-from hydrasurgeon.statistics.bootstrap import Rows, Values
-from hydrasurgeon.statistics.found import fit_found, measures_of
+from hydrasurgeon.statistics.abstain import Graded, fit_limits
 from hydrasurgeon.statistics.metrics import ranking
 from hydrasurgeon.statistics.probabilities import (
     TINY,
@@ -72,14 +70,9 @@ class JudgedYesNo(JudgedClasses):
     def figures(self) -> dict[str, float | None]:
         return {**super().figures(), **self.worth()}
 
-    def of_groups(self, rule: Found) -> tuple[Callable[[Rows], dict[str, Values]], int] | None:
-        if self.groups is None:
-            return None
-        return measures_of(self.yes, self.truth, self.groups, rule)
-
     def worth(self) -> dict[str, float | None]:
         """How well samples are ordered, or labels found."""
-        return ranking(self.yes, self.truth, self.groups)
+        return ranking(self.yes, self.truth)
 
 
 class YesNo(Classes):
@@ -91,8 +84,6 @@ class YesNo(Classes):
     columns: ClassVar = {
         "probability": "number",
         "logit": "number",
-        "rank": "whole",
-        "found": "flag",
         **DOUBTS,
     }
     numbers = (0.0, 1.0)
@@ -164,17 +155,14 @@ class YesNo(Classes):
         }
 
     def _kept(self, by: Certifying, risk: float) -> dict[str, Any]:
-        """Two limits, of yes and of no; and where there are groups, when one has an answer."""
-        part, group = by.parts[0], None
-        if part.outputs.groups is not None:
-            yes, truth = part.answers[:, 1], part.outputs.truth
-            group = fit_found(yes, truth, part.outputs.groups, risk=risk, delta=DELTA)
+        """Take two limits, of yes and of no."""
+        familiar = float(by.parts[0].familiar.mean())
         certifying = [self.graded(part) for part in by.parts]
         limits = fit_limits(self.graded(by.fitting), certifying, risk=risk)
-        return {"limits": limits.among(float(part.familiar.mean())), "group": group}
+        return {"limits": limits.among(familiar)}
 
     def graded(self, part: Part) -> Graded:
-        """Familiar answers by the probability of yes, and where yes is true."""
+        """Return familiar answers by the probability of yes, and where yes is true."""
         familiar = part.familiar
         return Graded(part.answers[familiar, 1], part.outputs.truth[familiar].astype(bool))
 

@@ -29,10 +29,7 @@ from hydrasurgeon.measuring.results import (
 
 Rank = Literal["best", "second", ""]
 
-PROMISED = (
-    *("width", "coverage", "set_size", "answered", "wrong", "missed"),
-    *("found", "found_risk"),
-)
+PROMISED = ("width", "coverage", "set_size", "answered", "wrong", "missed")
 """Metrics of what a decision state promises, which a terminal shows apart: a line has 80 characters."""
 DECIMALS = 3
 """Decimals of fractions and losses."""

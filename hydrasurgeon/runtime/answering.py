@@ -34,7 +34,6 @@ from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
 from hydrasurgeon.run.shapes import Int
-from hydrasurgeon.statistics.found import Groups
 from hydrasurgeon.statistics.words import alike
 
 if TYPE_CHECKING:
@@ -176,20 +175,6 @@ class Engine(ABC):
                 hint="Calibrate it again; if that fails, its weights or features overflow.",
             )
         return answers
-
-    def found(
-        self, chances: Sequence[float], groups: Sequence[str], *, cascade: bool | None
-    ) -> dict[str, bool]:
-        """For which groups something was found, by the probability of yes of their rows; nothing where
-        nothing was promised.
-        """
-        rule = None
-        if self.state is not None:
-            rule = self.state.record.found(cascade=self.in_stages(cascade))
-        if rule is None or not groups:
-            return {}
-        ranked = Groups.of(np.array(chances, dtype=np.float64), numbered(groups))
-        return dict(zip(dict.fromkeys(groups), ranked.answered(rule).tolist(), strict=True))
 
     def rows(
         self,

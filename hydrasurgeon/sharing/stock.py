@@ -48,7 +48,7 @@ FORMAT = "hydrasurgeon.thresholds/1"
 """Format identifier of decision.json."""
 CONSTANTS = ("temperature", "bias", "joint")
 """What calibrates."""
-PROMISES = ("abstain", "cover", "entities", "limits", "group", "labels", "conformal")
+PROMISES = ("abstain", "cover", "entities", "limits", "labels", "conformal")
 """What says when to answer, and with which sets."""
 TOLERANCE = {"F64": 1e-6, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 """Largest difference of a probability that rounding to a type may make."""

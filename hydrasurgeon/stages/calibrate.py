@@ -374,7 +374,7 @@ def _fit(
         validation = Joined(validation, samples)
     raw = said(
         validation,
-        grouped="rank" in problem.columns,
+        grouped=True,
         certifies=certifies,
         inputs=known.inputs_of(validation),
     )

@@ -31,7 +31,6 @@ from hydrasurgeon.measuring.measure import (
 from hydrasurgeon.measuring.predictions import (
     Predictions,
     ensembled,
-    grouped,
     predicted,
     read_predictions,
     said_of,
@@ -246,8 +245,8 @@ def _rows(
         if [c.manifest.model for c in ours] != [c.manifest.model for c in job]:
             models = [_loaded(checkpoint, arguments) for checkpoint in ours]
         said, scores = said_of(models, samples, arguments, skipped, own.fitted)
-        inside = as_decided(grouped(said, samples), scores, state)
-        values = measure(inside, state.found, ci=arguments.ci, seed=arguments.seed)
+        inside = as_decided(said, scores, state)
+        values = measure(inside, ci=arguments.ci, seed=arguments.seed)
         results.append(SetResult(name=called, **values))
     if not (arguments.cascade and len(job) == 1 and has_cascade(job[0])):
         return [(row, results)], predictions

@@ -26,7 +26,6 @@ from hydrasurgeon.files.atomic import check_ending, output_file, replacing
 from hydrasurgeon.files.rows import line, writing, writing_parts
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
-from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import abstained, need_feature, rows_of
 from hydrasurgeon.problems.columns import columns_of, spread, without_state
 from hydrasurgeon.problems.printed import Answers
@@ -193,10 +192,7 @@ class _Model:
             count = len(samples)
             ends = (-(-count // batch) * part // shards for part in (shard - 1, shard))
             places = range(*(min(count, batch * end) for end in ends))
-            if samples.groups is not None and "rank" in self.model.problem.columns:
-                yield self._ranked(samples, samples.groups, places)
-            else:
-                yield from self._over(samples, places, at)
+            yield from self._over(samples, places, at)
             at += len(samples)
 
     def _over(
@@ -272,34 +268,6 @@ class _Model:
             order += sorted(some, key=lambda i: -len(samples.content_if_any(i)))
         return order
 
-    def _ranked(
-        self, samples: Samples, groups: Sequence[str], places: range
-    ) -> list[dict[str, Any]]:
-        """All rows, each with its place among those of its group; the first of equals comes first."""
-        first, last = places.start, places.stop
-        cut = {*groups[first:last]} & {*groups[:first], *groups[last:]}
-        if cut:
-            what = (
-                f"--shard {self.arguments.shard}: cuts the group {min(cut)[:60]!r}, of which "
-                "each row has a rank"
-            )
-            raise UsageError(what, hint="Leave it out, or split the data between groups.")
-        rows = [row for part in self._over(samples, places) for row in part]
-        answered = [at for at, row in enumerate(rows) if "error" not in row]
-        ranks = Counter[str]()
-        for at in sorted(answered, key=lambda at: -rows[at]["logit"]):
-            group = groups[first + at]
-            ranks[group] += 1
-            rows[at]["rank"] = ranks[group]
-        found = self.model.found(
-            [rows[at]["probability"] for at in answered],
-            [groups[first + at] for at in answered],
-            cascade=self.arguments.cascade,
-        )
-        for at in answered if found else ():
-            rows[at]["found"] = found[groups[first + at]]
-        return rows
-
     def _named(self, samples: Samples, i: int, before: int) -> dict[str, Any]:
         """What a row begins with: which sample it is of, and what is kept of the data."""
         name = samples.name(i)
@@ -324,11 +292,11 @@ def _opened(arguments: PredictOptions) -> _Source:
     batch = batch_size_of(arguments.batch_size)
     first = None
     if data != "-":
-        # All must be known before the first is answered where a part of them is wanted, they have
-        # ranks, or their labels name the classes.
+        # All must be known before the first is answered where a part of them is wanted, or their
+        # labels name the classes.
         known = opened.manifest.model
         named = known.labels is None and arguments.classes is None and known.num_classes == 0
-        whole = arguments.limit or arguments.shard or named or "rank" in problem_of(known).columns
+        whole = arguments.limit or arguments.shard or named
         at_once = None if whole else batch * -(-AT_ONCE // batch)
         others = _samples(data, arguments, keep, at_once)
         first = next(others)

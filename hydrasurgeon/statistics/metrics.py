@@ -8,12 +8,10 @@ Brier sums over the classes; calibration errors have 15 bins. Everything is comp
 Risk over coverage: with samples by falling confidence, r(k/n) is the share of wrong answers among
 the first k. Samples of equal confidence come in no order: each counts as wrong by their mean.
 
-Answers of yes or no, of one logit as a ranking and of many labels by label:
+Answers of yes or no, of one logit in their order and of many labels by label:
 
     average precision   Σ (R_k − R_{k−1}) P_k over distinct probabilities
     mAP                 its mean over labels that occur
-    MRR@10              mean over groups of 1 / the rank of the first yes, 0 behind rank 10
-    nDCG@10             mean over groups of Σ s_i / log₂(1 + rank i) over the same of the best order
     micro, macro F1     2 TP / (2 TP + FP + FN) of all decisions; the mean over labels
     exact match         the fraction of samples of which every label is right
 """
@@ -27,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy import ndarray
 
-from hydrasurgeon.run.shapes import Bool, Float, Int
+from hydrasurgeon.run.shapes import Bool, Float
 from hydrasurgeon.statistics.probabilities import (
     YES,
     Labels,
@@ -55,8 +53,6 @@ NARROWEST = 0.001
 """Bandwidths below this are not looked for."""
 FLOOR = 0.0001
 """What keeps a density from being 0."""
-DEPTH = 10
-"""Ranks that count in MRR and nDCG."""
 HALVINGS = 10
 """Halvings of the range that holds the bandwidth; 2⁻¹⁰ is about the narrowest."""
 
@@ -207,56 +203,14 @@ def _convolved(values: Array, kernel: Array) -> Array:
 
 
 def ranking(
-    yes: Float[ndarray, " sample"],
-    truth: Float[ndarray, " sample"],
-    groups: Int[ndarray, " sample"] | None,
+    yes: Float[ndarray, " sample"], truth: Float[ndarray, " sample"]
 ) -> dict[str, float | None]:
-    """How well the probability of yes orders samples: all of them, and those of each group."""
+    """How well the probability of yes orders samples."""
     positive = truth >= YES
-    values = {
+    return {
         "auroc": auroc(yes[~positive], yes[positive]),
         "ap": aupr(yes[~positive], yes[positive]),
     }
-    if groups is None:
-        return values
-    queries = [(yes[groups == group], truth[groups == group]) for group in np.unique(groups)]
-    return values | {
-        "mrr10": sum(reciprocal_rank(*query) for query in queries) / len(queries),
-        "ndcg10": sum(ndcg(*query) for query in queries) / len(queries),
-    }
-
-
-def reciprocal_rank(yes: Float[ndarray, " sample"], truth: Float[ndarray, " sample"]) -> float:
-    """1 / the rank of the first yes, its mean over all orders of equals; 0 behind rank 10."""
-    positive = truth >= YES
-    if not positive.any():
-        return 0.0
-    best = yes[positive].max()
-    tied = yes == best
-    above, equal, hits = int((yes > best).sum()), int(tied.sum()), int(positive[tied].sum())
-    expected, none_yet = 0.0, 1.0
-    for place in range(min(equal, DEPTH - above)):
-        chance = min(1.0, hits / (equal - place))
-        expected += none_yet * chance / (above + place + 1)
-        none_yet *= 1 - chance
-    return expected
-
-
-def ndcg(yes: Float[ndarray, " sample"], truth: Float[ndarray, " sample"]) -> float:
-    """Gains of the first ten as shares of the best order's; 0 where nothing can be gained. Equals
-    share their gain.
-    """
-    truth = truth.astype(np.float64)
-    best = _gain(-np.sort(-truth))
-    order = falling(yes)
-    group, sizes = runs(yes[order])
-    mean = sums_at(group, truth[order], len(sizes)) / sizes
-    return _gain(mean[group]) / best if best > 0 else 0.0
-
-
-def _gain(truth: ndarray) -> float:
-    ranks = np.arange(1, min(DEPTH, len(truth)) + 1, dtype=np.float64)
-    return float((truth[:DEPTH] / np.log2(ranks + 1)).sum())
 
 
 def labelling(

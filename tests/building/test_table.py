@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,14 +30,21 @@ def table(everyone: Sequence[Answers], name: str, problem: Problem = SINGLE) -> 
     )
 
 
-def test_each_half_judges_what_the_other_chose() -> None:
-    """The first half chose members 0 and 1, the rest chose 2 alone; `calibrate` fits the same."""
+@pytest.mark.parametrize("grouped", [False, True])
+def test_each_half_judges_what_the_other_chose(grouped: bool) -> None:
+    """The first half chose members 0 and 1, the rest chose 2 alone; `calibrate` fits the same, and
+    keeps groups whole."""
     everyone = answers(rows=200)
+    if grouped:
+        groups = np.arange(200) // 4
+        everyone = [
+            Answers((replace(each.sets[0], groups=groups), *each.sets[1:])) for each in everyone
+        ]
     chosen = [everyone[0].beside(everyone[1]), everyone[2]]
     losses, right, areas = [], [], []
     for fits, together in enumerate(chosen):
         sets = together.sets
-        rows = [halves(len(each.logits), 0) for each in sets]
+        rows = [halves(len(each.logits), 0, each.groups) for each in sets]
         fitting = sets[0].at(rows[0][fits])
         judging = [each.at(half[1 - fits]) for each, half in zip(sets, rows, strict=True)]
         constants = SINGLE.calibrated(fitting, judging[0]).constants

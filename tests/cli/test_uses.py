@@ -20,16 +20,10 @@ INTENTS = ("balance", "alarm", "apr")
 SIZES = {"train": 900, "val": 400, "test": 250}
 SMALLER = {
     "hf:sentence-transformers/all-MiniLM-L6-v2": "minilm",
-    "--set epochs=2 --set lr=2e-4": "--set epochs=3 --set lr=3e-3",
-    "--limit 6000 ": "--limit 3000 ",
     "--risk 0.05": "--risk 0.2",
     "--risk 0.02": "--risk 0.2",
-    "--risk 0.1": "--risk 0.4",
-    '"text_pair": other,': f'"text_pair": other + " {WORDS[3]}" * label,',
 }
-"""What a toy needs instead: no hub, more steps, promises that a few hundred texts can keep, and a word that says
-which candidate answers a query.
-"""
+"""What a toy needs instead: no hub, and promises that a few hundred texts can keep."""
 
 
 def queries(random: np.random.Generator, count: int, words: int) -> list[list[str]]:
@@ -67,15 +61,14 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
             ["bash", "-ec", block], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{block}\n{done.stderr}"
-    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     if page == "router":
+        answers = (tmp_path / "answers.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in answers]
         kept = [row for row in rows if row["answer"] in INTENTS]
         assert len(kept) > 100
         assert sum(row["answer"] != row["data_label"] for row in kept) < 0.2 * len(kept)
         return
-    assert {row["answer"] for row in rows} <= {"yes", "no", "abstain", "unfamiliar"}
-    assert {*range(1, 7)} <= {row["rank"] for row in rows}
-    assert {row["found"] for row in rows} == {True, False}
     guarded = [json.loads(line) for line in (tmp_path / "guarded.jsonl").read_text().splitlines()]
+    assert {row["answer"] for row in guarded} <= {"yes", "no", "abstain", "unfamiliar"}
     money = [row["answer"] for row in guarded if row["label"] == "yes"]
     assert money.count("no") <= 0.2 * len(money)

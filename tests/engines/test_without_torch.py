@@ -113,9 +113,6 @@ def classes(place: Path) -> Made:
 
 def pairs(place: Path) -> Made:
     made, data = ready(FAMILIES["BERT"], place, classes=1, pairs=True)
-    lines = [json.loads(line) for line in Path(data).read_text().splitlines()][:60]
-    grouped = [{**line, "group": f"q{at // 6}"} for at, line in enumerate(lines)]
-    data = unlabelled(place / "grouped.jsonl", grouped)
     return made, export(made, out=f"{place / 'graph'}/").path, data
 
 
@@ -219,7 +216,7 @@ def words(mode: str) -> Callable[[Path], Made]:
 
 KINDS: dict[str, Callable[[Path], Made]] = {
     "classes": classes,
-    "pairs and groups": pairs,
+    "pairs": pairs,
     "entities": entities,
     "numbers": numbers,
     "many labels": labels,

@@ -167,29 +167,3 @@ def test_by_hand() -> None:
 def test_a_certain_mistake_has_a_finite_nll() -> None:
     z = np.array([[[0.0, 1e5]]])
     assert summary(z, np.array([0])).nll == pytest.approx(-math.log(TINY))
-
-
-@pytest.mark.parametrize(
-    ("yes", "truth", "expected"),
-    [
-        ([0.9, 0.5, 0.1], [0, 1, 1], 1 / 2),
-        # One yes among four that are alike: ranks 1 to 4, each as likely.
-        ([0.5] * 4, [0, 0, 0, 1], (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4),
-        # Two of four: the first yes is first in 1/2 of the orders, second in 1/3, third in 1/6.
-        ([0.5] * 4, [1, 0, 0, 1], 1 / 2 + 1 / 3 / 2 + 1 / 6 / 3),
-        # One above; behind it one yes of two.
-        ([0.9, 0.5, 0.5, 0.1], [0, 0, 1, 1], (1 / 2 + 1 / 3) / 2),
-        # Twenty alike, of which only the first ten count.
-        ([0.5] * 20, [1] + [0] * 19, sum(1 / rank for rank in range(1, 11)) / 20),
-        ([0.9] * 10 + [0.1], [0] * 10 + [1], 0.0),
-        ([0.9, 0.1], [0, 0], 0.0),
-        ([0.5] * 3, [1, 1, 1], 1.0),
-    ],
-)
-def test_the_rank_of_equals_is_expected_over_their_orders(
-    yes: list[float], truth: list[float], expected: float
-) -> None:
-    for order in (slice(None), slice(None, None, -1)):
-        assert metrics.reciprocal_rank(
-            np.array(yes[order]), np.array(truth[order])
-        ) == pytest.approx(expected, abs=1e-12)

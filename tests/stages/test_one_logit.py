@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import tiny_families
 import torch
+from any_labels import any_labels
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, WORDS
 from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.errors import DataError, HydraError
 from hydrasurgeon.stages.monitor import monitor
 
@@ -31,7 +33,7 @@ def reranker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def table(place: Path, labels: list[Any], *, seed: int = 0, groups: bool = True) -> str:
-    """Texts whose first word tells yes from no, mostly; five to a query."""
+    """Texts whose first word tells yes from no, mostly; five to a group."""
     rng = np.random.default_rng(seed)
     lines = []
     for row, label in enumerate(labels):
@@ -129,18 +131,6 @@ def test_eval_is_scikit_learns_and_torchmetrics(reranker: Path, tmp_path: Path) 
         "ece": float(binary_calibration_error(p, y, n_bins=15)),
         "auroc": metrics.roc_auc_score(y, p),
         "ap": metrics.average_precision_score(y, p),
-        "ndcg10": np.mean(
-            [
-                metrics.ndcg_score([y[i : i + 5].tolist()], [p[i : i + 5].tolist()], k=10)
-                for i in range(0, 60, 5)
-            ]
-        ),
-        "mrr10": np.mean(
-            [
-                1 / (1 + int(y[i : i + 5][p[i : i + 5].argsort(descending=True)].nonzero()[0]))
-                for i in range(0, 60, 5)
-            ]
-        ),
     }
     assert {name: getattr(result, name) for name in expected} == pytest.approx(expected, abs=1e-6)
     again = hs.evaluate(predictions_in=[saved]).report.results[0].id
@@ -291,7 +281,7 @@ def test_what_is_promised_holds(tmp_path: Path) -> None:
     assert limits.no > 0
 
 
-def test_answers_and_ranks(reranker: Path, tmp_path: Path) -> None:
+def test_answers(reranker: Path, tmp_path: Path) -> None:
     data = table(tmp_path / "d.jsonl", mixed(200))
     common = {"recipe": "text", "data": data, "device": "cpu"}
     hs.finetune(
@@ -331,22 +321,12 @@ def test_answers_and_ranks(reranker: Path, tmp_path: Path) -> None:
     found = hs.evaluate(out, data=data, device="cpu").report.results[0].id
     assert found.answered == pytest.approx(len(wrong) / 200)
     assert found.wrong == pytest.approx(sum(wrong) / len(wrong))
-    for start in range(0, 200, 5):
-        some = sorted(rows[start : start + 5], key=lambda row: row["rank"])
-        assert [row["rank"] for row in some] == [1, 2, 3, 4, 5]
-        assert [row["logit"] for row in some] == sorted(
-            (row["logit"] for row in some), reverse=True
-        )
     hs.predict(out, data=data, device="cpu", out=tmp_path / "a.csv")
     header = (tmp_path / "a.csv").read_text().splitlines()[0]
     assert (
         header
-        == "id,probability,logit,rank,found,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer"
+        == "id,probability,logit,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer"
     )
-    with pytest.raises(HydraError, match="cuts the group"):
-        hs.predict(
-            out, data=data, shard="1/3", out=tmp_path / "s.jsonl", device="cpu", batch_size=3
-        )
     model = hs.load(out, device="cpu")
     assert "yes" in {
         row["answer"] for row in model.predict(["good film", "bad plot", "good the", "good a"])
@@ -389,52 +369,28 @@ def test_yes_and_no_by_name(reranker: Path, tmp_path: Path) -> None:
     assert one == other
 
 
-@pytest.mark.slow
-def test_nothing_is_found_for_some_queries(reranker: Path, tmp_path: Path) -> None:
-    """By a plain loop over the rows: a query's first row is shown from the threshold on."""
-    labels = mixed(400)
-    for first in range(0, 400, 20):  # every fourth query has no answer
-        labels[first : first + 5] = [0] * 5
-    data, out = table(tmp_path / "d.jsonl", labels), tmp_path / "c.safetensors"
-    tuned = tmp_path / "t.safetensors"
-    steps = {"epochs": "4", "lr": "3e-3", "batch_size": "8"}
-    train = table(tmp_path / "train.jsonl", mixed(200, 9), seed=9)
-    hs.finetune(reranker, recipe="text", data=train, set=steps, out=tuned, device="cpu")
-    how = {"data": data, "ood_score": "msp", "device": "cpu"}
-    done = hs.calibrate(tuned, risk=0.3, out=out, **how)
-    rule = done.decision.group
-    assert rule is not None
-    assert rule.groups == 40
-    rows = hs.predict(out, data=data, device="cpu")
-    shown, wrong = 0, 0
-    for start in range(0, 400, 5):
-        five = rows[start : start + 5]
-        chances = sorted((row["probability"] for row in five), reverse=True)
-        margin = chances[0] - chances[1]
-        score = {"best": chances[0], "margin": margin, "count": sum(chances)}[rule.score]
-        answered = round(score, 6) >= rule.threshold
-        assert [row["found"] for row in five] == [answered] * 5
-        (top,) = (at for at, row in enumerate(five) if row["rank"] == 1)
-        shown += answered
-        wrong += answered and not labels[start + top]
-    assert 0 < shown < 80
-    measured = hs.evaluate(out, data=data, ci=0.9, device="cpu").report.results[0].id
-    assert measured.found == pytest.approx(shown / 80)
-    assert measured.found_risk == pytest.approx(wrong / shown)
-    assert measured.ci is not None
-    low, high = measured.ci["found"]
-    assert low < shown / 80 < high
-    few = table(tmp_path / "few.jsonl", labels[:150])
-    none = hs.calibrate(tuned, risk=0.3, out=tmp_path / "f.safetensors", **how | {"data": few})
-    assert none.decision.group is None
-    assert any("nothing is promised of groups" in note for note in none.notes)
-
-
-def test_a_group_of_one(reranker: Path, tmp_path: Path) -> None:
-    data = table(tmp_path / "d.jsonl", mixed(10)[:6])
-    with pytest.raises(DataError, match="row 5 is alone in its group 'q1'") as refused:
-        hs.evaluate(reranker, data=data, device="cpu")
-    assert "two or more" in str(refused.value.hint)
+@pytest.mark.parametrize("classes", [1, 3])
+def test_calibrate_keeps_groups_whole(
+    classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of eight rows and of two: halves of the groups are no halves of the rows."""
+    monkeypatch.setattr(tiny_families, "CLASSES", classes)
+    BERT.write(tmp_path / "model")
+    groups = np.concatenate([np.arange(80) // 8, 10 + np.arange(80) // 2])
+    labels = [row % max(2, classes) for row in range(160)]
+    place = Path(table(tmp_path / "d.jsonl", labels, groups=False))
+    rows = [json.loads(line) for line in place.read_text().splitlines()]
+    lines = [
+        json.dumps({**row, "group": f"q{group}"}) + "\n"
+        for row, group in zip(rows, groups, strict=True)
+    ]
+    place.write_text("".join(lines))
+    how = {"data": str(place), "ood_score": "msp", "device": "cpu"}
+    with any_labels():
+        done = hs.calibrate(tmp_path / "model", out=tmp_path / "c.safetensors", **how)
+    fitting, certifying = halves(160, 0, groups)
+    assert len(fitting) != 80
+    assert (done.decision.fitted, done.decision.certified) == (len(fitting), len(certifying))
 
 
 @pytest.mark.slow
