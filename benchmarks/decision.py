@@ -38,7 +38,7 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.abstain import Graded, fit_abstention
 from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import auroc, ece
@@ -138,7 +138,11 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
         order = random.order(len(labels))
         fitted, tried = order[: len(order) // 2], order[len(order) // 2 :]
         try:
-            rule = fit_abstention(sure[fitted], right[fitted], risk=RISK, delta=DELTA)
+            third = len(fitted) // 3
+            ordering, certifying = (
+                Graded(sure[part], right[part]) for part in (fitted[:third], fitted[third:])
+            )
+            rule = fit_abstention(ordering, [certifying], risk=RISK, delta=DELTA)
         except DataError:
             refused += 1
             continue

@@ -35,16 +35,16 @@ from harness import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.decision.split import split_rows
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.decided import Cover
 from hydrasurgeon.measuring.predictions import read_outputs
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Certifying, Constants, Outputs
+from hydrasurgeon.problems.base import Certifying, Constants, Outputs, Part
 from hydrasurgeon.problems.entities import not_outside
 from hydrasurgeon.problems.tokens import Tokens
-from hydrasurgeon.statistics.abstain import fit_abstention, fit_limits
+from hydrasurgeon.statistics.abstain import Graded, fit_abstention, fit_limits
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.entities import are_right, entities_of, joint_chances
 
@@ -136,10 +136,13 @@ def _kept(
     """Of each promise the rates on `test` where `calibrate` makes it of `val`, and where the limit for
     independent entities does; None where either refuses.
     """
-    fitting, certifying = (val.at(rows) for rows in halves(len(val.logits), seed))
-    fit = problem.calibrated(fitting, certifying)
-    constants = fit.constants
-    answers = problem.answers(certifying.logits, constants)
+    rows = split_rows(len(val.logits), seed)
+    fitting, certifying = val.at(rows.fitting), val.at(rows.certifying)
+    constants = problem.calibrated(fitting, certifying).constants
+    parts = [
+        Part(some, problem.answers(some.logits, constants), np.ones(len(some.logits), dtype=bool))
+        for some in (fitting, certifying)
+    ]
     assert certifying.shares is not None
     for promise, risks in PROMISES.items():
         for risk in risks:
@@ -152,33 +155,40 @@ def _kept(
             )
             kept: dict[str, dict[str, float] | None] = {"calibrate": None, "independent": None}
             with contextlib.suppress(DataError):
-                every = np.ones(len(answers), dtype=bool)
-                by = Certifying(certifying, answers, every, options, fit)
-                made = problem.promised(by)
+                made = problem.promised(Certifying(parts[0], parts[1:], options, constants))
                 kept["calibrate"] = _rates(problem, test, {**constants, **made})
             with contextlib.suppress(DataError):
-                made = _independent(problem, certifying, constants, options)
+                made = _independent(problem, fitting, certifying, constants, options)
                 kept["independent"] = _rates(problem, test, {**constants, **made})
             yield f"{promise} {risk:g}", kept
 
 
 def _independent(
-    problem: Tokens, certifying: Outputs, constants: Constants, options: CalibrateOptions
+    problem: Tokens,
+    fitting: Outputs,
+    certifying: Outputs,
+    constants: Constants,
+    options: CalibrateOptions,
 ) -> dict[str, Any]:
-    """The threshold that binomial limits give, an entity a sample."""
-    risk, labels = options.risk, certifying.shares
+    """Take the threshold that binomial limits give, an entity a sample."""
+    risk = options.risk
     assert risk is not None
-    assert labels is not None
+
+    def graded(outputs: Outputs) -> Graded:
+        assert outputs.shares is not None
+        if options.promise == "missed":
+            true = entities_of(outputs.shares)
+            outside = not_outside(problem.answers(outputs.logits, constants))
+            return Graded(joint_chances(true, outside, "least"), np.ones(len(true), dtype=bool))
+        prediction: Any = problem.plain(outputs.logits, constants)
+        entities, chances = prediction.entities
+        return Graded(chances, are_right(entities, outputs.shares))
+
+    ordering, certified = graded(fitting), [graded(certifying)]
     if options.promise == "missed":
-        true = entities_of(labels)
-        values = joint_chances(
-            true, not_outside(problem.answers(certifying.logits, constants)), "least"
-        )
-        limits = fit_limits(values, np.ones(len(true), dtype=bool), risk=risk, delta=DELTA)
+        limits = fit_limits(ordering, certified, risk=risk, delta=DELTA)
         return {"cover": Cover(threshold=limits.no, risk=risk, delta=DELTA, words=0.0)}
-    prediction: Any = problem.plain(certifying.logits, constants)
-    said, chances = prediction.entities
-    return {"abstain": fit_abstention(chances, are_right(said, labels), risk=risk, delta=DELTA)}
+    return {"abstain": fit_abstention(ordering, certified, risk=risk, delta=DELTA)}
 
 
 def _rates(problem: Tokens, test: Outputs, constants: dict[str, Any]) -> dict[str, float]:

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Samples, open_data
 from hydrasurgeon.decision import reading
-from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.decision.split import split_rows
 from hydrasurgeon.engines import engine_of, graph
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
@@ -46,7 +46,7 @@ from hydrasurgeon.measuring.cost import seconds_of
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems.base import Prediction, joined
 from hydrasurgeon.runtime.answering import Answering, Engine
-from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.abstain import Graded, fit_abstention
 from hydrasurgeon.statistics.metrics import auroc, ece
 
 RESULTS = Path(__file__).parent / "results" / "front.json"
@@ -168,11 +168,13 @@ class Said:
 
     def kept(self, risk: float) -> list[float]:
         """What of TEST is answered where at most a risk may be wrong, by half of VAL; and how much of that is wrong."""
-        _, half = halves(len(self.arrays["val truth"]), 0)
-        chances, truth = self.familiar("val", half)
+        rows = split_rows(len(self.arrays["val truth"]), 0)
+        parts = [self.familiar("val", part) for part in (rows.fitting, rows.certifying)]
+        ordering, certifying = (
+            Graded(chances.max(-1), chances.argmax(-1) == truth) for chances, truth in parts
+        )
         try:
-            right = chances.argmax(-1) == truth
-            threshold = fit_abstention(chances.max(-1), right, risk=risk).threshold
+            threshold = fit_abstention(ordering, [certifying], risk=risk).threshold
         except DataError:
             threshold = 2.0
         every = np.arange(len(self.arrays["test truth"]))

@@ -4,9 +4,10 @@
 import numpy as np
 
 import hydrasurgeon as hs
-from hydrasurgeon.decision.fitting import flag_threshold, halves
+from hydrasurgeon.decision.fitting import flag_threshold
+from hydrasurgeon.decision.split import split_rows
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.statistics.abstain import fit_abstention
+from hydrasurgeon.statistics.abstain import Graded, fit_abstention
 from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
 from hydrasurgeon.statistics.probabilities import softmax
 from hydrasurgeon.statistics.temperature import temperature_of
@@ -25,16 +26,21 @@ class Model:
         )
 
     def calibrate(self, read, labels, risk):
-        """As the command does: one half fits a temperature, the other certifies all thresholds."""
-        fits, certifies = halves(len(labels), 0)
+        """As the command does: a third fits a temperature, the rest certifies all thresholds."""
+        split = split_rows(len(labels), 0)
+        fits, certifies = split.fitting, split.certifying
         self.temperature = temperature_of(read[fits, None, :-1], labels[fits])
         held, truth = softmax(read[certifies, :-1] / self.temperature), labels[certifies]
         self.sets = fit_conformal(held, truth)
         self.flagged = flag_threshold(read[certifies, -1], 0.05)
         rows = read[certifies, -1] <= self.flagged
         try:
-            right = held.argmax(axis=1) == truth
-            self.least = fit_abstention(held.max(axis=1)[rows], right[rows], risk=risk).threshold
+            first = softmax(read[fits, :-1] / self.temperature)
+            near = read[fits, -1] <= self.flagged
+            right, other = held.argmax(axis=1) == truth, first.argmax(axis=1) == labels[fits]
+            ordering = Graded(first.max(axis=1)[near], other[near])
+            certifying = Graded(held.max(axis=1)[rows], right[rows])
+            self.least = fit_abstention(ordering, [certifying], risk=risk).threshold
         except DataError:  # nothing is promised, and nothing answered
             self.least = 2.0
 

@@ -107,7 +107,6 @@ def gated(
         conformal=record.conformal,
         abstain=record.abstain,
         limits=record.limits,
-        group=record.group,
     )
     state = _with(state, draft)
     least = max((_flagging(state, *both) for both in foreign), default=0.0)

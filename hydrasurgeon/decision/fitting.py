@@ -40,12 +40,18 @@ FEWEST_OOD = 20
 """OOD samples that an AUROC takes at least, to choose anything by."""
 
 
-def halves(count: int, seed: int) -> tuple[ndarray, ndarray]:
-    """Two disjoint halves of the rows, drawn at random and in no order: a part of one is as random.
-    `build` judges each by what the other chose.
+def halves(count: int, seed: int, groups: ndarray | None = None) -> tuple[ndarray, ndarray]:
+    """Draw two disjoint halves of the rows, in no order: a part of one is as random. Where there are
+    groups enough, each has half of the groups. `build` judges each by what the other chose.
     """
     check_enough(count)
-    order = Drawing(seed).order(count)
+    random = Drawing(seed)
+    if groups is not None and len(numbers := np.unique(groups)) >= FEWEST:
+        some = numbers[random.order(len(numbers))[: len(numbers) // 2]]
+        order = random.order(count)
+        is_first = np.isin(groups[order], some)
+        return order[is_first], order[~is_first]
+    order = random.order(count)
     return order[: count // 2], order[count // 2 :]
 
 

@@ -189,7 +189,12 @@ def _record(reader: Words, tokenizer: str | None, outputs: int, worth: Beside) -
 def seer(transform: Any) -> Callable[[Samples], Any]:
     """What a reader sees of samples: ids of texts."""
     tokens = Tokens(transform.tokenizer)
-    return lambda samples: tokens([samples.read(i) for i in range(len(samples))])
+
+    def see(samples: Samples) -> Any:
+        texts: list[Any] = [samples.read(i) for i in range(len(samples))]
+        return tokens(texts)
+
+    return see
 
 
 def targets_of(labels: Any, kind: Kind, outputs: int) -> tuple[NDArray[np.int64], Floats]:

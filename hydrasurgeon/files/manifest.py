@@ -501,9 +501,7 @@ def _check_decision(
             f"decision: words of other than {model.num_classes} outputs",
         ),
         (
-            words is None
-            or words.reader != "words"
-            or words.tokenizer == model.preprocess.get("files_sha256"),
+            words is None or words.tokenizer == model.preprocess.get("files_sha256"),
             "decision: words were counted by another tokenizer than the model's",
         ),
         (
