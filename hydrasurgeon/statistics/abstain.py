@@ -2,14 +2,16 @@
 is wrong, with confidence 1 − δ.
 
 Split fixed-sequence testing (Angelopoulos et al., 2021, Learn then Test). Rows that fit say in which
-order thresholds are tested. Of m rows with a confidence c of at least t, e are wrong. What the
-probabilities expect, ē the mean of 1 − c, counts as much as `TRUST` rows:
+order thresholds are tested. Of m rows with a confidence c of at least t, e are wrong, and Σ (1 − c)
+are expected to be. Expectations vary less than counts, and are believed as far as the counts allow:
 
-    ρ = (e + TRUST ē) / (m + TRUST)        evidence for t: m KL(ρ ‖ r), negative where ρ > r
+    z = max_t |e − Σ (1 − c)| / √(¼ + Σ c (1 − c))        λ = min(1, (2 / z)⁴)
+    ρ = (λ Σ (1 − c) + (1 − λ) e) / m                     evidence for t: m KL(ρ ‖ r), < 0 where ρ > r
 
-The sequence begins at the threshold with the most evidence, and goes to lower ones. Rows that
-certify test one after another, each by δ: it passes where P(Bin(m, r) ≤ e) ≤ δ. The last one before
-the first that fails is taken.
+The sequence begins at the threshold with the most evidence, of those that leave enough rows to
+certify the risk where none of them is wrong, and goes to lower ones. Rows that certify test one
+after another, each by δ: it passes where P(Bin(m, r) ≤ e) ≤ δ. The last one before the first that
+fails is taken.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ DELTA = 0.05
 """How likely a promised risk may be broken."""
 TRIES = 50
 """Thresholds of a sequence. Fewer stop sooner above what could be certified, more fail by chance."""
-TRUST = 200
-"""Rows that calibrated probabilities are worth, where they and the labels say how often a threshold
-is wrong.
+APART = 2.0
+"""Standard errors by which counts may differ from what probabilities expect before these are believed
+less.
 """
 CERTIFIES = 2 / 3
 """The fraction of VAL that certifies."""
@@ -69,28 +71,39 @@ class Graded:
         places = spaced(len(values) - 1, min(TRIES, len(values))).round().astype(np.int64)
         return np.append(values[places], 0.0)
 
+    def above(
+        self, thresholds: Float[ndarray, " threshold"], values: ndarray
+    ) -> Float[ndarray, " threshold"]:
+        """Sum a value of the answers from each threshold on."""
+        order = np.argsort(-self.confidence, kind="stable")
+        count = np.searchsorted(-self.confidence[order], -thresholds, side="right")
+        return np.concatenate([[0.0], values[order].astype(np.float64).cumsum()])[count]
+
     def counts(
         self, thresholds: Float[ndarray, " threshold"]
-    ) -> tuple[
-        Int[ndarray, " threshold"], Int[ndarray, " threshold"], Float[ndarray, " threshold"]
-    ]:
-        """From each threshold on: answers, wrong ones, and how many wrong ones are expected."""
-        order = np.argsort(-self.confidence, kind="stable")
-        confidence = self.confidence[order].astype(np.float64)
-        answered = np.searchsorted(-confidence, -thresholds, side="right")
-        wrong = np.concatenate([[0], (~self.right[order]).cumsum()])
-        expected = np.concatenate([[0.0], (1 - confidence).cumsum()])
-        return answered, wrong[answered], expected[answered]
+    ) -> tuple[Int[ndarray, " threshold"], Int[ndarray, " threshold"]]:
+        """Count answers from each threshold on, and the wrong ones among them."""
+        answered = self.above(thresholds, np.ones_like(self.right))
+        return answered.astype(np.int64), self.above(thresholds, ~self.right).astype(np.int64)
 
     def rates(self, thresholds: Float[ndarray, " threshold"]) -> Float[ndarray, " threshold"]:
-        """How often answers from each threshold on are wrong, ρ."""
-        answered, wrong, expected = self.counts(thresholds)
-        return (wrong + TRUST * expected / np.maximum(answered, 1)) / (answered + TRUST)
+        """Estimate how often answers from each threshold on are wrong, ρ."""
+        doubt = 1 - self.confidence.astype(np.float64)
+        expected = self.above(thresholds, doubt)
+        error = np.sqrt(0.25 + self.above(thresholds, doubt * (1 - doubt)))
+        answered, wrong = self.counts(thresholds)
+        furthest = float((np.abs(wrong - expected) / error).max())
+        belief = (APART / max(furthest, APART)) ** 4
+        return (belief * expected + (1 - belief) * wrong) / np.maximum(answered, 1)
 
-    def sequence(self, risk: float) -> Float[ndarray, " threshold"]:
-        """The thresholds to test for a risk, in their order."""
+    def sequence(self, risk: float, answers: float) -> Float[ndarray, " threshold"]:
+        """List the thresholds to test for a risk, in their order: none of which fewer than so many
+        answers lie above, but for the last.
+        """
         thresholds = self.thresholds()
-        answered, _, _ = self.counts(thresholds)
+        answered, _ = self.counts(thresholds)
+        enough = min(int((answered < answers).sum()), len(thresholds) - 1)
+        thresholds, answered = thresholds[enough:], answered[enough:]
         rates = np.clip(self.rates(thresholds), 1e-12, 1 - 1e-12)
         apart = rates * np.log(rates / risk) + (1 - rates) * np.log((1 - rates) / (1 - risk))
         evidence = np.where(rates < risk, answered, -answered) * apart
@@ -196,12 +209,13 @@ def fit_abstention(
     """The last threshold of the sequence up to which all keep the promise, by each of the sets that
     certify; it answers `coverage` of the first. Unpromised where not even the first one does.
     """
-    thresholds = ordering.sequence(risk)
+    least = min(len(graded.right) for graded in certifying)
+    share = samples_needed(risk, delta) / max(1, least)
+    thresholds = ordering.sequence(risk, share * len(ordering.right))
     counts = [graded.counts(thresholds) for graded in certifying]
     passed = 0
     while passed < len(thresholds) and all(
-        keeps(int(wrong[passed]), int(answered[passed]), risk, delta)
-        for answered, wrong, _ in counts
+        keeps(int(wrong[passed]), int(answered[passed]), risk, delta) for answered, wrong in counts
     ):
         passed += 1
     if not passed:
@@ -216,8 +230,7 @@ def fit_abstention(
         risk=risk,
         delta=delta,
         bound=max(
-            risk_bound(int(wrong[last]), int(answered[last]), delta)
-            for answered, wrong, _ in counts
+            risk_bound(int(wrong[last]), int(answered[last]), delta) for answered, wrong in counts
         ),
         coverage=int(counts[0][0][last]) / len(certifying[0].right),
     )

@@ -100,7 +100,7 @@ def test_the_sequence_is_tested_as_mapie_tests_one() -> None:
     stopped = []
     for _ in range(30):
         ordering, certifying = parted(drawn(900, 0.9, random))
-        sequence = ordering.sequence(0.05)
+        sequence = ordering.sequence(0.05, 59 / 600 * 300)
         above = certifying.confidence >= sequence[:, None]
         wrong = (above & ~certifying.right).sum(axis=1)
         tails = binom.cdf(wrong, above.sum(axis=1), 0.05)
@@ -115,20 +115,35 @@ def test_the_sequence_is_tested_as_mapie_tests_one() -> None:
     assert sum(stopped) > 20
 
 
-def test_testing_begins_where_labels_and_probabilities_give_most_evidence() -> None:
-    """By a plain loop; all thresholds below follow, down to one that answers all."""
+@pytest.mark.parametrize("sharper", [1.0, 3.0])
+def test_testing_begins_where_there_is_most_evidence(sharper: float) -> None:
+    """By a plain loop, where counts confirm the probabilities and where they do not; all thresholds
+    below follow, down to one that answers all.
+    """
     ordering, _ = parted(drawn(120, 0.9, np.random.default_rng(1)))
+    ordering = Graded(ordering.confidence ** (1 / sharper), ordering.right)
     values = sorted({*ordering.confidence.tolist()}, reverse=True)
-    evidence = []
+    sums, distances = [], [0.0]
     for value in values:
-        above = ordering.confidence >= value
-        expected = float((1 - ordering.confidence[above]).mean())
-        rate = (int((~ordering.right[above]).sum()) + 200 * expected) / (above.sum() + 200)
+        doubt = 1 - ordering.confidence[ordering.confidence >= value]
+        wrong = int((~ordering.right[ordering.confidence >= value]).sum())
+        sums.append((len(doubt), wrong, float(doubt.sum())))
+        error = np.sqrt(0.25 + float((doubt * (1 - doubt)).sum()))
+        distances.append(abs(wrong - float(doubt.sum())) / float(error))
+    belief = min(1.0, (2 / max(distances)) ** 4)
+    assert (belief == 1) is (sharper == 1)
+    evidence = []
+    for answered, wrong, expected in sums:
+        rate = (belief * expected + (1 - belief) * wrong) / answered
+        rate = min(max(rate, 1e-12), 1 - 1e-12)
         distance = rate * np.log(rate / 0.05) + (1 - rate) * np.log((1 - rate) / 0.95)
-        evidence.append(float(above.sum() * distance) * (1 if rate < 0.05 else -1))
+        evidence.append(float(answered * distance) * (1 if rate < 0.05 else -1))
     begins = int(np.argmax(evidence))
     assert begins > 0
-    assert ordering.sequence(0.05).tolist() == [*values[begins:], 0.0]
+    assert ordering.sequence(0.05, 0).tolist() == [*values[begins:], 0.0]
+    least = begins + 3  # what leaves fewer answers is not where it begins
+    assert ordering.sequence(0.05, least).tolist()[0] <= values[least - 1]
+    assert ordering.sequence(0.05, 1000).tolist() == [0.0]
 
 
 def test_thresholds_of_many_answers_are_few_and_evenly_ranked() -> None:
@@ -204,15 +219,15 @@ def test_promises_hold_and_answer_much(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("skew", [0.0, 0.03])
-def test_promises_hold_of_probabilities_that_are_not_calibrated(skew: float) -> None:
-    """Sharper than the truth by far, or with labels that are wrong anywhere."""
+@pytest.mark.parametrize(("slope", "skew"), [(1.7, 0.0), (1.7, 0.02), (0.3, 0.0)])
+def test_promises_hold_of_probabilities_that_are_not_calibrated(slope: float, skew: float) -> None:
+    """Far sharper or flatter than the truth, or with labels that are wrong anywhere."""
     random, broken, kept = np.random.default_rng(4), 0, 0
     population = drawn(200_000, 0.9, random)
     right = population.right & (random.random(200_000) >= skew)
     odds = np.log(population.confidence / (1 - population.confidence))
     with np.errstate(over="ignore"):
-        shown = 1 / (1 + np.exp(-1.7 * odds - 0.5))
+        shown = 1 / (1 + np.exp(-slope * odds))
     for _ in range(300):
         rows = random.integers(0, 200_000, 600)
         ordering, certifying = parted(Graded(shown[rows], right[rows]))
