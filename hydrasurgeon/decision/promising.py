@@ -19,7 +19,7 @@ from hydrasurgeon.statistics.abstain import (
     two_digits,
 )
 
-RISKS = [per_mille / 1000 for per_mille in (*range(1, 10), *range(10, 500, 10))]
+RISKS = [per_mille / 1000 for per_mille in (*range(1, 10), *range(10, 1000, 10))]
 """Risks that are tried in place of one that cannot be promised."""
 MOSTLY = 0.9
 """The fraction of familiar samples of which fewer answered are worth a note."""
