@@ -108,7 +108,7 @@ def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:
     entry = next((step for step in reversed(manifest.history) if step.command == "calibrate"), None)
     if entry is None:
         return
-    uses = ["calibration: half of it fits, half certifies"]
+    uses = ["calibration: a third of it fits, the others certify"]
     if entry.args.get("certify") is not None:
         uses = ["calibration: fits", "calibration: certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)

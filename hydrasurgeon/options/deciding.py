@@ -101,7 +101,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="VAL",
         group=LABELLED,
         recorded=True,
-        help="Labelled data the model was not trained on: one half fits, the other certifies.",
+        help="Labelled data the model was not trained on: a third fits, the other two thirds certify.",
     )
     certify: str | None = option(
         None,
