@@ -97,7 +97,10 @@ def mapies(fitting: Graded, certifying: Graded, risk: float) -> float | None:
         fwer_method="split_fixed_sequence",
     )
     controller.learn_fixed_sequence_order(
-        fitting.confidence[:, None], fitting.right.astype(int), binary=True
+        fitting.confidence[:, None],
+        fitting.right.astype(int),
+        beta_grid=np.logspace(-25, 0, 200),
+        binary=True,
     )
     controller.calibrate(certifying.confidence[:, None], certifying.right.astype(int))
     best: float | None = controller.best_predict_param
@@ -189,7 +192,7 @@ def main() -> None:
         "draws": draws,
         "delta": DELTA,
         "risks": [*risks(draws)],
-        "splits": [*splits(max(1, draws // 10))],
+        "splits": [*splits(max(1, draws // 3))],
     }
     write_text(RESULTS, json.dumps(results, indent=2) + "\n")
 
