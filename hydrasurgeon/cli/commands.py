@@ -101,8 +101,7 @@ def _look(options: Options) -> None:
     for _, recipe in options.named(RECIPES):
         from hydrasurgeon.tuning.recipes import load_recipe
 
-        if recipe != "auto":
-            load_recipe(recipe, {})
+        load_recipe(recipe, {})
     for text in (part for each in options.reading(CHECKPOINTS) for part in parts_of(each)[1]):
         if not (text.startswith(FRESH) or is_hub_id(text) or present(Path(text))):
             find(text.partition("#")[0])

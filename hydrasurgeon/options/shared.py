@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.processes import is_main_process
+from hydrasurgeon.lookup import LARGEST
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
     LABELLED,
@@ -29,8 +30,6 @@ from hydrasurgeon.options.columns import Columns
 
 Progress = Callable[[str, int, int], None]
 """What is being done, steps done, steps in all; of none in all it is a line to be said once."""
-LARGEST = 2**63 - 1
-"""The largest number that fits into a manifest, and that torch and numpy take as a seed."""
 CHECKPOINT = (
     "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
 )

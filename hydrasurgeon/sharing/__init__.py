@@ -1,1 +1,1 @@
-"""Out into the world: the hub, ONNX, model cards with results, stock timm."""
+"""Directories that other libraries load without code of ours, and graphs tried on data first."""

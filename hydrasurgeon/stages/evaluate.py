@@ -33,7 +33,7 @@ from hydrasurgeon.measuring.sets import (
     labelled_sets,
     name_of,
 )
-from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.base import STDOUT, stage
 from hydrasurgeon.options.measuring import EvaluateOptions
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import need_feature
@@ -51,9 +51,6 @@ from hydrasurgeon.stages.evaluate_models import (
     unlike_notes,
 )
 from hydrasurgeon.statistics.scores.fitted import check_score
-
-STDOUT = "-"
-"""A report that is printed."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,7 +18,7 @@ from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.decision.split import split_rows
 from hydrasurgeon.errors import DataError, HydraError
 from hydrasurgeon.stages.monitor import monitor
 
@@ -373,24 +373,26 @@ def test_yes_and_no_by_name(reranker: Path, tmp_path: Path) -> None:
 def test_calibrate_keeps_groups_whole(
     classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups of eight rows and of two: halves of the groups are no halves of the rows."""
+    """Groups of eight rows and of two: a third of the groups is no third of the rows."""
     monkeypatch.setattr(tiny_families, "CLASSES", classes)
     BERT.write(tmp_path / "model")
-    groups = np.concatenate([np.arange(80) // 8, 10 + np.arange(80) // 2])
+    groups = np.concatenate([np.arange(72) // 8, 9 + np.arange(88) // 2])
     labels = [row % max(2, classes) for row in range(160)]
     place = Path(table(tmp_path / "d.jsonl", labels, groups=False))
-    rows = [json.loads(line) for line in place.read_text().splitlines()]
+    texts = [json.loads(line) for line in place.read_text().splitlines()]
     lines = [
-        json.dumps({**row, "group": f"q{group}"}) + "\n"
-        for row, group in zip(rows, groups, strict=True)
+        json.dumps({**text, "group": f"q{group}"}) + "\n"
+        for text, group in zip(texts, groups, strict=True)
     ]
     place.write_text("".join(lines))
     how = {"data": str(place), "ood_score": "msp", "device": "cpu"}
     with any_labels():
         done = hs.calibrate(tmp_path / "model", out=tmp_path / "c.safetensors", **how)
-    fitting, certifying = halves(160, 0, groups)
-    assert len(fitting) != 80
-    assert (done.decision.fitted, done.decision.certified) == (len(fitting), len(certifying))
+    rows = split_rows(160, 0, groups=groups)
+    assert {*groups[rows.fitting]}.isdisjoint(groups[rows.certifying])
+    assert len(rows.fitting) != 160 // 3
+    sizes = done.decision.fitted, done.decision.certified
+    assert sizes == (len(rows.fitting), len(rows.certifying))
 
 
 @pytest.mark.slow
