@@ -138,8 +138,41 @@ class Bases:
                 hs.fuse(eva, out=folder / f"hydra-{name.lower()}.safetensors")
         from any_labels import any_labels
 
+        if not self.families or "BERT" in self.families:
+            self._read_words(folder)
         with any_labels():
             self._calibrate(folder)
+
+    def table(self, base: Checkpoint) -> Path:
+        """Samples that a decided checkpoint answers."""
+        assert self.checkpoints
+        return self.folder / "data" / ("words.csv" if "words" in base.name else "images.npz")
+
+    def _read_words(self, folder: Path) -> None:
+        """A probe, which says what it was trained on, and a bag of words that answers before it."""
+        from own_models import texts
+
+        import hydrasurgeon as hs
+
+        place = self.folder / "words"
+        place.mkdir()
+        texts(place)
+        for name, rows in (("train", 300), ("val", 150), ("test", 20)):
+            lines = (place / f"{name}.csv").read_text().splitlines()[: rows + 1]
+            (place / f"{name}.csv").write_text("\n".join(lines) + "\n")
+        data = {"data": str(place / "train.csv"), "device": "cpu"}
+        hs.finetune(self.directory("BERT"), recipe="probe", out=place / "probe", **data)
+        hs.calibrate(
+            place / "probe",
+            data=str(place / "val.csv"),
+            fit_data=str(place / "train.csv"),
+            words="first",
+            ood_score="mds",
+            device="cpu",
+            out=folder / "decided-words.safetensors",
+        )
+        (self.folder / "data").mkdir(exist_ok=True)
+        (place / "test.csv").rename(self.folder / "data" / "words.csv")
 
     def _calibrate(self, folder: Path) -> None:
         """Decision states of every kind: without tensors, with them, of a hydra."""
@@ -171,7 +204,8 @@ class Bases:
                 cascade=True,
                 out=folder / "decided-cascade.safetensors",
             )
-        Path(data).unlink()
+        (self.folder / "data").mkdir(exist_ok=True)
+        Path(data).rename(self.folder / "data" / "images.npz")
 
 
 def _moved(source: Path, out: Path) -> Path:

@@ -230,7 +230,9 @@ class Sandbox:
             return f"printed: {said[0][:300]}"
         if before is not None and self._seen() != before:
             return "changed its input's folder"
-        left = [entry.name for entry in os.scandir(self.tmp)]
+        # torch makes a folder of this name when a part of it is first imported.
+        names = [entry.name for entry in os.scandir(self.tmp)]
+        left = [name for name in names if not name.startswith("torchinductor_")]
         return f"left a temporary file: {left[0]}" if left else None
 
     def _seen(self) -> set[Any]:

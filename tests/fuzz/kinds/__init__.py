@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fuzz.kinds import configs, manifests
+from fuzz.kinds import configs, decisions, manifests
 
-KINDS = {"manifests": manifests, "configs": configs}
+KINDS = {"manifests": manifests, "configs": configs, "decisions": decisions}

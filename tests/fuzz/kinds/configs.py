@@ -13,6 +13,8 @@ from fuzz.guard import Attempt, Fifo, Link
 from fuzz.hostile import damaged, mutated, text, to_json, value, words
 
 EXITS = {0, 3, 4}
+TEXTS = '{"text": "good film"}\n{"text": "xx \u6771 good"}\n'.encode()
+"""What a vocabulary is cut to."""
 EXTRA = words(
     "preprocessor_config.json tokenizer.json tokenizer_config.json special_tokens_map.json vocab.txt vocab.json merges.txt"
     " added_tokens.json config.json open_clip_config.json heads.json chat_template.jinja tokenizer.py modeling.py"
@@ -23,18 +25,19 @@ EXTRA = words(
 def make(random: Random, bases: Bases) -> Attempt:
     family = random.choice(list(bases.directories))
     files: dict[str, Any] = dict(bases.directories[family])
+    cuts = random.random() < 0.1 and "tokenizer.json" in files
     if family == "OpenCLIP":
         files.pop(
             "heads.json", None
         )  # what its class names are recorded in; manifests have a kind of their own
     for _ in range(random.choice((1, 1, 1, 2, 3))):
-        random.choice(WAYS)(files, random)
-    runs = random.random()
+        random.choice(WAYS if not cuts else (_fields, _tokenizer))(files, random)
+    runs = 0.07 if cuts else random.random()
     # A config is read wherever it lies, and a few fields of it; a tokenizer's texts would travel on.
     linked = {name for name, content in files.items() if isinstance(content, Link)}
     return Attempt(
-        {f"m/{name}": content for name, content in files.items()},
-        lambda folder, out: use(folder / "m", runs),
+        {"m/t.jsonl": TEXTS, **{f"m/{name}": content for name, content in files.items()}},
+        lambda folder, out: use(folder / "m", out, runs),
         _command(random),
         reads=bool(
             linked
@@ -60,12 +63,14 @@ def _command(random: Random) -> tuple[str, ...]:
                 "{out}/p/",
             ),
             ("score", "{}/m", "--method", "random", "-o", "{out}/s.safetensors"),
+            ("prune", "{}/m", "--vocabulary", "{}/m/t.jsonl", "-o", "{out}/v.safetensors"),
         )
     )
 
 
-def use(path: Path, runs: float) -> None:
-    """Open it, and prepare what live data would go through."""
+def use(path: Path, out: Path, runs: float) -> None:
+    """Open it, and prepare what live data would go through; cut the vocabulary of a few."""
+    import hydrasurgeon as hs
     from hydrasurgeon.checkpoints.reading import open_checkpoint
     from hydrasurgeon.families import family_of
 
@@ -77,6 +82,8 @@ def use(path: Path, runs: float) -> None:
     transform: Any = family.transform(model, files=opened.files)
     if getattr(transform, "kind", "image") == "text":
         transform.collate(["good film", "x" * 100, "\ud7ff \x00 é"])
+        if runs < 0.1:
+            hs.prune(path, vocabulary=str(path / "t.jsonl"), out=out / "v.safetensors")
     else:
         from PIL import Image
 
@@ -290,6 +297,8 @@ def _tokenizer(files: dict[str, Any], random: Random) -> None:
                 "unk_token": "[UNK]",
             },
             {"type": "WordLevel", "vocab": {"[UNK]": 0, "good": 99}, "unk_token": "[UNK]"},
+            {"type": "WordLevel", "vocab": {"good": 0, "[PAD]": 1}, "unk_token": "gone"},
+            {"type": "WordPiece", "vocab": {"good": 0}, "unk_token": "gone"},
             {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]},
             {"type": "Unigram", "vocab": [["a", float("nan")]], "unk_id": 5},
             [{"id": 2**31, "content": "good", "special": True}],

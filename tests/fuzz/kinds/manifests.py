@@ -48,7 +48,7 @@ def _command(random: Random) -> tuple[str, ...]:
         (
             ("inspect", path),
             ("inspect", path, "--json"),
-            ("compare", path, path, "--json"),
+            ("verify", path, "--json"),
             ("prune", path, "--method", "random", "--keep", "1", "-o", "{out}/p.safetensors"),
             ("prune", path, "--method", "random", "--remove", "2", "-o", "{out}/p/"),
             ("fuse", path, path, "-o", "{out}/h.safetensors"),
