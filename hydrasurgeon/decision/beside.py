@@ -1,8 +1,13 @@
-"""How much a reader of words counts beside a model.
+"""How much a bag-of-words model counts beside a model.
 
-    outputs = a · model + b · reader,    a, b ≥ 0 of least loss on the half of VAL that fits
+    outputs = a · model + b · reader,    a, b ≥ 0
+    a = α · (scale of the model alone),  b = β · (scale of the reader alone)
 
-The reader is kept where the loss of the other half falls by more than its standard error.
+α and β have the highest posterior on the part of VAL that fits: both have a normal prior around the
+model alone (α = 1, β = 0), and one more sample is as if of its two likeliest classes by halves, so
+that few samples neither weigh the reader too high nor make answers too sure. The reader is kept if
+the loss is lower with it. The loss is estimated on all of VAL: weights that one part fits are judged
+on the other.
 """
 
 from __future__ import annotations
@@ -18,6 +23,10 @@ from hydrasurgeon.run.words import Floats
 
 LARGEST = 1e3
 """Of a weight."""
+PRIOR = 0.5
+"""Standard deviation of the prior of α and β."""
+SMALLEST = 1e-12
+"""What a probability and a mean square are at least, where their logarithm is taken."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +39,16 @@ class Beside:
     alone: float
     """By which the model's outputs count where there is no reader."""
     without: float
+    """The loss of the model alone, on all of VAL."""
     together: float
+    """The loss of both, on all of VAL."""
     error: float
     """Standard error of their difference."""
 
     @property
     def pays(self) -> bool:
-        """Whether the loss falls by more than its standard error."""
-        return self.without - self.together > self.error
+        """Whether the loss is lower with the reader."""
+        return self.together < self.without
 
 
 def means(kind: Kind, outputs: Floats) -> Floats:
@@ -57,7 +68,7 @@ def losses(kind: Kind, outputs: Floats, targets: Floats) -> Floats:
     if kind == "square":
         result: Floats = ((chances - targets) ** 2).mean(axis=1)
         return result
-    chances = chances.clip(1e-12, 1 - 1e-12)
+    chances = chances.clip(SMALLEST, 1 - SMALLEST)
     if kind == "softmax":
         result = -(targets * np.log(chances)).sum(axis=1)
         return result
@@ -66,15 +77,27 @@ def losses(kind: Kind, outputs: Floats, targets: Floats) -> Floats:
     return result
 
 
+def surprise(kind: Kind, outputs: Floats, targets: Floats) -> float:
+    """Return minus the logarithm of the probability of all targets and of one more sample, which is
+    by halves of its two likeliest classes, or true and false; of numbers, of normal errors of
+    whatever deviation fits best.
+    """
+    each = losses(kind, outputs, targets)
+    if kind == "square":
+        return 0.5 * len(each) * float(np.log(max(each.mean(), SMALLEST)))
+    chances = means(kind, outputs)
+    if kind == "sigmoid":
+        chances = np.stack([chances, 1 - chances], axis=-1)
+    doubt = -np.log(np.sort(chances, axis=-1)[..., -2:].clip(SMALLEST)).mean()
+    labels = targets.shape[1] if kind == "sigmoid" else 1
+    return labels * float(each.sum() + doubt)
+
+
 def scaled(kind: Kind, outputs: Floats, targets: Floats) -> float:
-    """The factor of least loss: one over a temperature; of numbers, none."""
+    """The factor of highest posterior: one over a temperature; of numbers, none."""
     if kind == "square":
         return 1.0
-
-    def loss(at: Floats) -> float:
-        return float(losses(kind, at[0] * outputs, targets).mean())
-
-    return float(_least(loss, [1.0])[0])
+    return float(_least(lambda at: surprise(kind, at[0] * outputs, targets), [1.0])[0])
 
 
 def fit_beside(
@@ -85,30 +108,41 @@ def fit_beside(
     fitting: NDArray[np.int64],
     certifying: NDArray[np.int64],
 ) -> Beside:
-    """The weights that one half fits, and what they are worth on the other; the model's outputs
-    are [sample, member, output], the reader's and the targets [sample, output].
+    """The weights that one part of VAL fits, and what such weights are worth on the samples that did not
+    fit them; the model's outputs are [sample, member, output], the reader's and the targets
+    [sample, output].
     """
+    reader = reader[:, None]
 
-    def mixed(at: Floats, rows: NDArray[np.int64]) -> Floats:
-        result: Floats = at[0] * model[rows] + at[1] * reader[rows][:, None]
-        return result
+    def fitted(rows: NDArray[np.int64]) -> tuple[float, tuple[float, float]]:
+        """The scale of the model alone, and the weights of both."""
+        truth = targets[rows]
+        scales = [scaled(kind, outputs[rows], truth) for outputs in (model, reader)]
+        parts = [scale * each[rows] for scale, each in zip(scales, (model, reader), strict=True)]
 
-    alone = scaled(kind, model[fitting], targets[fitting])
+        def loss(at: Floats) -> float:
+            unlikely = ((at[0] - 1) ** 2 + at[1] ** 2) / (2 * PRIOR**2)
+            return surprise(kind, at[0] * parts[0] + at[1] * parts[1], truth) + float(unlikely)
 
-    def loss(at: Floats) -> float:
-        return float(losses(kind, mixed(at, fitting), targets[fitting]).mean())
+        shares = _least(loss, [1.0, 0.0])
+        return scales[0], (float(shares[0]) * scales[0], float(shares[1]) * scales[1])
 
-    fitted = _least(loss, [alone, 0.3 * alone])
-    without = losses(kind, alone * model[certifying], targets[certifying])
-    together = losses(kind, mixed(fitted, certifying), targets[certifying])
-    apart = without - together
+    def losses_on(rows: NDArray[np.int64], weights: tuple[float, float]) -> Floats:
+        mixed = weights[0] * model[rows] + weights[1] * reader[rows]
+        return losses(kind, mixed, targets[rows])
+
+    alone, weights = fitted(fitting)
+    its_alone, its_weights = fitted(certifying)
+    without = [losses_on(certifying, (alone, 0.0)), losses_on(fitting, (its_alone, 0.0))]
+    together = [losses_on(certifying, weights), losses_on(fitting, its_weights)]
+    gains = np.concatenate(without) - np.concatenate(together)
     return Beside(
-        (float(fitted[0]), float(fitted[1])),
-        loss(fitted),
+        weights,
+        float(losses_on(fitting, weights).mean()),
         alone,
-        float(without.mean()),
-        float(together.mean()),
-        float(apart.std(ddof=1) / np.sqrt(len(apart))),
+        float(np.concatenate(without).mean()),
+        float(np.concatenate(together).mean()),
+        float(gains.std(ddof=1) / np.sqrt(len(gains))),
     )
 
 

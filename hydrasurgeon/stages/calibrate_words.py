@@ -132,10 +132,7 @@ def _weighed(
         told = "learnt from --unlabelled too" if reading.taught else "better without --unlabelled"
         return reading, None if train.more is None else f"words: {told}"
     before, after = worth.without, worth.together
-    return (
-        None,
-        f"words: left out, for beside the model they gain nothing ({before:.4f} → {after:.4f})",
-    )
+    return None, f"words: left out, for the NLL is no lower with them ({before:.4f} → {after:.4f})"
 
 
 def most_on(
@@ -182,20 +179,23 @@ def with_words_first(
     most_on: float | None,
 ) -> tuple[State, tuple[str, ...]]:
     """The state in which words answer first, where that saves something; else as it is, and a note.
-    Of the OOD samples the first sets were `given`: what is invented takes nothing from a budget.
+    Of the OOD samples the first sets were `given`: what is invented counts where there are none, and
+    takes nothing from a budget.
     """
     from hydrasurgeon.decision.cascade_fit import LOST, fit_cascade, lost
     from hydrasurgeon.decision.state import with_seen
 
-    known = foreign if most_on is None else foreign[:given]
+    known = foreign[:given] if given or most_on is not None else foreign
     fitted = fit_cascade(state, first, val, arguments, foreign=known, words=True, most_on=most_on)
     cascade, words = fitted.cascade, fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:
         note = f"words come beside the model and not first: {100 * cascade.share_on:.0f} % of samples would go on"
         return state, (note,)
+    more = "a smaller --max-loss" if most_on is None else "a larger budget"
+    advice = more if given else f"--ood or {more}"
     notes = tuple(
-        f"words first: {100 * share:.0f} % of perturbed samples stop at words, though unfamiliar to the model; --ood or a larger budget lets such go on"
+        f"words first: {100 * share:.0f} % of perturbed samples stop at words, though unfamiliar to the model; {advice} lets more go on"
         for share in (lost(fitted, *both) for both in foreign[given:])
         if share > LOST
     )

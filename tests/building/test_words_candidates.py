@@ -126,6 +126,28 @@ def test_invented_samples_take_nothing_from_a_budget(place: Path, tmp_path: Path
         calibrated(place, tmp_path / "other", budget=budget, ood=[str(given)])
 
 
+@pytest.mark.slow
+def test_invented_samples_count_only_where_no_ood_is_given(place: Path, tmp_path: Path) -> None:
+    """Words do not know those that are given: all of these go on, and nothing else has to."""
+    (tmp_path / "ood.csv").write_text("\n".join(["text", *["[UNK] " * n for n in range(1, 61)]]))
+    invented = calibrated(place, tmp_path / "invented", max_loss=9.0)
+    assert invented.decision.cascade.share_on > 0.1
+    ood = [str(tmp_path / "ood.csv")]
+    given = calibrated(place, tmp_path / "given", max_loss=9.0, ood=ood)
+    assert given.decision.cascade.share_on == 0
+    first, off = (hs.load(path, device="cpu") for path in (tmp_path / "given", place / "off"))
+    val = Perturbed(open_data(str(place / "val.csv")), 0)
+    rows = [val.read(i) for i in range(len(val))]
+    stops = np.asarray(first.decide(rows).members_run) == 0
+    lost = 100 * (stops & np.asarray(off.decide(rows).unfamiliar)).mean()
+    assert given.decision.ood.score == decided(place / "off").ood.score
+    (note,) = [note for note in given.notes if "perturbed samples stop at words" in note]
+    assert note.startswith(f"words first: {lost:.0f} % of perturbed samples")
+    assert note.endswith("a smaller --max-loss lets more go on")
+    careful = calibrated(place, tmp_path / "careful", max_loss=1e-6, ood=ood)
+    assert careful.decision.cascade.share_on > 0
+
+
 def front_of(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str
 ) -> Callable[..., Any]:

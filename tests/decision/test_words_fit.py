@@ -6,6 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import expit, softmax
+from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from hydrasurgeon.decision.beside import fit_beside, losses
@@ -100,23 +103,109 @@ def test_val_chooses(kind: Kind) -> None:
     assert fitted.loss < 0.1
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "square"])
-def test_weights_are_those_of_least_loss(kind: Kind) -> None:
-    random = np.random.default_rng(0)
-    truth = random.integers(0, 2, (200, 3)).astype(float)
+def outputs_of(kind: Kind, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Targets, and what two members and a reader say of them, each with errors of its own."""
+    random = np.random.default_rng(seed)
+    truth = random.integers(0, 2, (rows, 3)).astype(float)
     if kind == "softmax":
-        truth = np.eye(3)[random.integers(0, 3, 200)]
-    model = truth[:, None] + random.normal(0, 1, (200, 2, 3))
-    reader = truth + random.normal(0, 1, (200, 3))
-    fitting, certifying = np.arange(100), np.arange(100, 200)
-    found = fit_beside(kind, model, reader, truth, fitting, certifying)
+        truth = np.eye(3)[random.integers(0, 3, rows)]
+    model = 2 * truth[:, None] + random.normal(0, 1, (rows, 2, 3))
+    return truth, model, truth + random.normal(0, 1, (rows, 3))
 
-    def loss(weights: tuple[float, float], rows: np.ndarray) -> float:
-        mixed = weights[0] * model[rows] + weights[1] * reader[rows][:, None]
-        return float(losses(kind, mixed, truth[rows]).mean())
 
-    best = loss(found.weights, fitting)
-    for step in ((0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05)):
-        moved = (found.weights[0] + step[0], found.weights[1] + step[1])
-        assert loss(moved, fitting) > best - 1e-6
-    assert found.together == pytest.approx(loss(found.weights, certifying))
+def likelihood(kind: Kind, outputs: np.ndarray, truth: np.ndarray) -> float:
+    """The logarithm of what is likely: of the targets, and of a row that is of its two likeliest classes
+    by halves, of each label true and false.
+    """
+    if kind == "square":
+        errors = outputs.mean(axis=1) - truth
+        return float(norm.logpdf(errors, scale=errors.std(ddof=0, mean=0)).sum() / truth.shape[1])
+    if kind == "softmax":
+        logs = np.log(softmax(outputs, axis=2).mean(axis=1))
+        return float((truth * logs).sum() + np.sort(logs)[:, 1:].mean(axis=1).mean())
+    yes = expit(outputs).mean(axis=1)
+    of_truth = np.where(truth == 1, np.log(yes), np.log(1 - yes))
+    return float(of_truth.sum() + (0.5 * (np.log(yes) + np.log(1 - yes))).sum(axis=1).mean())
+
+
+KINDS: list[Kind] = ["softmax", "sigmoid", "square"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_have_the_highest_posterior(kind: Kind) -> None:
+    """By scipy: what VAL says times normal priors, of deviation 1/2, around the model alone."""
+    truth, model, reader = outputs_of(kind, 100, 0)
+    rows = np.arange(50)
+    found = fit_beside(kind, model, reader, truth, rows, rows + 50)
+    scales = [1.0, 1.0]
+    if kind != "square":
+        scales = [
+            minimize_scalar(
+                lambda at, each=each: -likelihood(kind, at * each[rows], truth[rows]),
+                bounds=(0.01, 10),
+                options={"xatol": 1e-8},
+            ).x
+            for each in (model, reader[:, None])
+        ]
+    assert found.alone == pytest.approx(scales[0], rel=1e-4)
+
+    def posterior(share: np.ndarray) -> float:
+        mixed = share[0] * scales[0] * model + share[1] * scales[1] * reader[:, None]
+        prior = norm.logpdf(share[0], 1, 0.5) + norm.logpdf(share[1], 0, 0.5)
+        return likelihood(kind, mixed[rows], truth[rows]) + float(prior)
+
+    shares = np.array(found.weights) / scales
+    assert shares.min() > 0.05
+    best = minimize(lambda at: -posterior(at), shares, method="Nelder-Mead", tol=1e-10).x
+    assert shares == pytest.approx(best, abs=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_worth_is_of_all_samples_each_by_weights_that_it_did_not_fit(kind: Kind) -> None:
+    truth, model, reader = outputs_of(kind, 90, 1)
+    parts = np.arange(30), np.arange(30, 90)
+    found, other = (
+        fit_beside(kind, model, reader, truth, *pair) for pair in (parts, parts[::-1])
+    )
+    judged = []
+    for weights in ((found.alone, 0.0, other.alone, 0.0), (*found.weights, *other.weights)):
+        a, b, its_a, its_b = weights
+        late = losses(kind, a * model[30:] + b * reader[30:, None], truth[30:])
+        early = losses(kind, its_a * model[:30] + its_b * reader[:30, None], truth[:30])
+        judged.append(np.concatenate([late, early]))
+    assert found.without == pytest.approx(judged[0].mean())
+    assert found.together == pytest.approx(judged[1].mean())
+    gains = judged[0] - judged[1]
+    assert found.error == pytest.approx(gains.std(ddof=1) / np.sqrt(90))
+    assert found.pays == (gains.mean() > 0)
+
+
+def test_a_gain_within_a_standard_error_is_a_gain() -> None:
+    """The choice is no test: a loss that is lower on average is taken."""
+    pays = []
+    for seed in range(40):
+        truth, model, reader = outputs_of("softmax", 60, seed)
+        rows = np.arange(60)
+        found = fit_beside("softmax", model, 0.3 * reader, truth, rows[::2], rows[1::2])
+        if 0 < found.without - found.together < found.error:
+            pays.append(found.pays)
+    assert pays
+    assert all(pays)
+
+
+@pytest.mark.parametrize("seed", range(3, 8))
+def test_few_samples_and_a_reader_of_noise_do_little_harm(seed: int) -> None:
+    """Of 50 samples nearly all are right: weights of the least loss alone reached 20, a loss of 0.7."""
+    random = np.random.default_rng(seed)
+    truth = np.eye(20)[random.integers(0, 20, 2000)]
+    model = 12 * truth[:, None] + random.normal(0, 3, (2000, 1, 20))
+    noise = random.normal(0, 1, (2000, 20))
+    rows = np.arange(50)
+    found = fit_beside("softmax", model, noise, truth, rows, rows + 50)
+    assert 0.4 < found.alone < 1.2
+    assert found.weights[1] < 0.1
+    mixed = found.weights[0] * model + found.weights[1] * noise[:, None]
+    best = minimize_scalar(
+        lambda at: losses("softmax", at * model[100:], truth[100:]).mean(), bounds=(0.1, 3)
+    )
+    assert losses("softmax", mixed[100:], truth[100:]).mean() < best.fun + 0.08
