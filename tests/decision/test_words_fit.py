@@ -164,9 +164,7 @@ def test_weights_have_the_highest_posterior(kind: Kind) -> None:
 def test_worth_is_of_all_samples_each_by_weights_that_it_did_not_fit(kind: Kind) -> None:
     truth, model, reader = outputs_of(kind, 90, 1)
     parts = np.arange(30), np.arange(30, 90)
-    found, other = (
-        fit_beside(kind, model, reader, truth, *pair) for pair in (parts, parts[::-1])
-    )
+    found, other = (fit_beside(kind, model, reader, truth, *pair) for pair in (parts, parts[::-1]))
     judged = []
     for weights in ((found.alone, 0.0, other.alone, 0.0), (*found.weights, *other.weights)):
         a, b, its_a, its_b = weights
