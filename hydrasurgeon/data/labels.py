@@ -44,8 +44,8 @@ MAX_CELLS = 1 << 30
 """
 ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike."
 UNLABELLED_ROWS = (
-    "Label such rows, or leave them out by --skip-bad; finetune and calibrate read rows without "
-    "labels as --unlabelled."
+    "Label such rows, or leave them out by --skip-bad (bench and export have none); finetune and "
+    "calibrate read rows without labels as --unlabelled."
 )
 CHANCES = (
     'Probabilities are an object such as {"red": 0.9, "blue": 0.1}, or a list in the order of '

@@ -74,7 +74,7 @@ def check_count(
     quantile(certifying, promise.coverage)
     flag_threshold([certifying], promise.id_flagged)
     if promise.risk is not None and "answer" in problem.columns:
-        check_risk(count, promise)
+        check_risk(count, promise, certifying=len(certifying))
     if count >= ENOUGH:
         return None
     spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))

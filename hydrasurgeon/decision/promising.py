@@ -49,10 +49,13 @@ def _keeps(problem: Problem, by: Certifying, risk: float) -> bool:
     return True
 
 
-def check_risk(rows: int, promise: CalibrateOptions) -> None:
-    """Refuse a risk that so many rows cannot promise even of a model that is never wrong."""
+def check_risk(rows: int, promise: CalibrateOptions, *, certifying: int | None = None) -> None:
+    """Refuse a risk that so many rows cannot promise even of a model that is never wrong; two thirds
+    of them certify, or as many as is said.
+    """
     assert promise.risk is not None
-    familiar = round(certified(rows) * (1 - promise.id_flagged))
+    certifying = certified(rows) if certifying is None else certifying
+    familiar = round(certifying * (1 - promise.id_flagged))
     if familiar >= samples_needed(promise.risk):
         return
     needed = rows_needed(promise.risk, 1.0, promise.id_flagged)

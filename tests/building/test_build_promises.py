@@ -174,7 +174,7 @@ def test_what_cannot_be_promised_is_said_and_loses_nothing(
             in said.err
         )
         assert "error: --risk: not promised by macs=1, macs=1.2" in said.err
-        assert "give more --val" in said.err
+        assert "the smallest risk that can be promised" in said.err or "no risk can" in said.err
         decision = here.decision("front/macs-1")
         assert decision.abstain is None
         assert decision.certified == 402
@@ -206,7 +206,7 @@ def fewer(rows: int) -> Callable[[Place], str]:
     [
         (55, ["--risk", "0.2"], "has 55 samples, of which 18 choose and 37 certify"),
         (55, ["--coverage", "0.8"], "has 55 samples, of which 18 choose and 37 certify"),
-        (90, ["--risk", "0.01"], "give more --val, or a larger --risk"),
+        (90, ["--risk", "0.01"], "the smallest risk that can be promised is"),
     ],
 )
 def test_too_few_rows_are_refused_before_any_work(

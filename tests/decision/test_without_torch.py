@@ -16,7 +16,7 @@ from hydrasurgeon.files.decided import FITTED, Conformal, Decision, Ood, PerLabe
 from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import rows_of
 from hydrasurgeon.statistics import (
-    abstain, betting, bootstrap, by_text, conformal, drawing, entities, found, metrics,
+    abstain, betting, bootstrap, by_text, conformal, drawing, entities, metrics,
     probabilities, temperature, words,
 )
 from hydrasurgeon.statistics.scores import evidence, fitted, on_features, on_logits

@@ -105,7 +105,7 @@ def test_what_cannot_certify(place: Path, tmp_path: Path) -> None:
     (tmp_path / "few.csv").write_text("\n".join(lines[:9]))
     with pytest.raises(DataError, match="8 samples are too few to fit anything"):
         calibrated(place, tmp_path / "c", str(tmp_path / "few"), "held")
-    with pytest.raises(DataError, match=r"samples cannot promise a risk of 0\.01"):
+    with pytest.raises(DataError, match=r"--risk 0\.01: 450 rows cannot promise it"):
         calibrated(place, tmp_path / "c", "fit", "held", risk=0.01)
     with pytest.raises(UsageError, match="--certify"):
         hs.calibrate(predictions="p.npz", certify="held.csv", out=tmp_path / "c")

@@ -17,7 +17,8 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.heads import Head, Kept, all_heads, count, removal_order
-from hydrasurgeon.measuring.sets import check_once, kind_read, parse_ood, portable_entry
+from hydrasurgeon.files.foreign import portable_entry
+from hydrasurgeon.measuring.sets import check_once, kind_read, parse_ood
 from hydrasurgeon.options.base import stage
 from probing.options import ProbeOptions
 from probing.plots import check_plot
