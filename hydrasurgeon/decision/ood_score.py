@@ -112,6 +112,7 @@ def choose(
     kinds = [near for kind in FITTED for near in (KNN if kind == "knn" else (kind,))]
     candidates: dict[str, EnsembleScore | None] = {}
     why = defaultdict[str, list[str]](list)
+    refused: DataError | None = None
     if auto:
         several = held.logits.shape[1] > 1
         candidates = dict.fromkeys(kind for kind in problem.scores if several or kind != "mi")
@@ -121,9 +122,10 @@ def choose(
         try:
             candidates[kind] = _fit(kind, evidence, held)
         except DataError as error:
-            if not (auto or candidates):
-                raise
+            refused = error
             why[error.message.partition(": ")[2]].append(kind)
+    if refused is not None and not candidates:
+        raise refused
     notes += [
         f"--ood-score {score} leaves out {', '.join(left)}: {each}" for each, left in why.items()
     ]

@@ -193,7 +193,7 @@ def test_what_stays_is_answered_as_before(name: str, tmp_path: Path) -> None:
         assert split_after(text) == split(text)
     for text in same[:60]:
         # Sums may end otherwise where tensors lie elsewhere in memory.
-        torch.testing.assert_close(logits_after(text), logits(text), rtol=0, atol=1e-6)
+        torch.testing.assert_close(logits_after(text), logits(text), rtol=0, atol=1e-5)
     for text in NEW:
         assert (split_after(text) == split(text)) == ({*split(text)} <= kept)
     few = table(tmp_path, same[:60], "same")
@@ -292,7 +292,7 @@ def test_older_files_of_words_do_not_speak_beside_the_new_one(tmp_path: Path) ->
     for text in SEEN:
         assert split_after(text) == split(text)
         # Sums may end otherwise where tensors lie elsewhere in memory.
-        torch.testing.assert_close(logits_after(text), logits(text), rtol=0, atol=1e-6)
+        torch.testing.assert_close(logits_after(text), logits(text), rtol=0, atol=1e-5)
 
 
 def test_what_has_no_vocabulary_and_what_is_no_text(
