@@ -29,6 +29,8 @@ def page(result: Callable[[str], Any]) -> str:
         engine_rows=engine_rows,
         float32_ms=float32_ms,
         decision_settings=decision_settings,
+        tuned_tasks=tuned_tasks,
+        words_rows=words_rows,
     )
 
 
@@ -105,3 +107,25 @@ def _setting(name: str, seeds: Points) -> dict[str, Any]:
         "nll": f"{before:.3f} → {after:.3f}",
         "ece": f"{worse:.3f} → {better:.3f}",
     }
+
+
+RULES = ("never", "unshrunk", "old", "always", "new")
+"""Rules for the bag-of-words model, as the table lists them."""
+CHOOSE = ("old", "new")
+"""Rules of which it is told how often they kept it."""
+
+
+def tuned_tasks(words: dict[str, Any]) -> bool:
+    """Return whether some of the models were tuned."""
+    return any(task.endswith(", tuned") for task in words["tasks"])
+
+
+def words_rows(words: dict[str, Any]) -> Iterator[list[str]]:
+    """Each task and number of rows: the mean loss by each rule."""
+    for task, sizes in words["tasks"].items():
+        for rows, rules in sizes.items():
+            cells = []
+            for rule in RULES:
+                kept = f" ({100 * rules[rule]['kept']:.0f} %)" if rule in CHOOSE else ""
+                cells.append(f"{rules[rule]['nll']:.3f}{kept}")
+            yield [task, f"{int(rows):,}", *cells]
