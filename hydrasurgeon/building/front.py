@@ -154,6 +154,7 @@ class Front:
         data = ["--data", "TEST", *typed("--labels", columns.pop(LABELS, None))]
         if columns:
             data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
+        data += ["--skip-bad"] * options.skip_bad
         lines.append(
             f"Next, on data that chose nothing: hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
         )

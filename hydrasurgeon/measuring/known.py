@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 MANY = 0.1
 """The fraction of rows that a model was trained on from which on they are no validation data."""
-CERTIFIES_NOTHING = (
-    "What it was trained on certifies nothing: give labelled data that it has not seen."
-)
+CERTIFIES_NOTHING = "Rows that anything was fitted on certify nothing: give labelled rows that were used for nothing."
 ROUNDING = 1e-4
 """How far a row's features may be apart in two runs, in standard deviations."""
 Hashes = NDArray[np.uint32]
