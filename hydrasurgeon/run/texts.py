@@ -44,17 +44,23 @@ def stored(text: str, *, names: Sequence[str], where: str) -> Stored:
 
 
 def settled(tokenizer: Any, max_length: int) -> Tokenizer:
-    """What transformers' tokenizer calls, which pads to the longest text of a batch and cuts the
+    """Return what transformers' tokenizer calls; it pads to the longest text of a batch and cuts the
     longer of two texts.
+
+    It pads on the right, whatever the tokenizer's own side is. Positions count from the left:
+    padding there would move a text's tokens by the length of the texts beside it. The mask hides
+    padding on the right from encoders, and decoders do not look ahead.
     """
     if isinstance(tokenizer, Stored):
-        return tokenizer.backend_tokenizer
+        inner = tokenizer.backend_tokenizer
+        if inner.padding is not None:
+            inner.enable_padding(**{**inner.padding, "direction": "right"})
+        return inner
     from tokenizers import Tokenizer
 
     inner = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     inner.enable_truncation(max_length, direction=tokenizer.truncation_side)
     inner.enable_padding(
-        direction=tokenizer.padding_side,
         pad_id=tokenizer.pad_token_id,
         pad_type_id=tokenizer.pad_token_type_id,
         pad_token=tokenizer.pad_token,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with_inputs
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
+from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import fitted_otherwise
 from hydrasurgeon.errors import UsageError
@@ -59,6 +59,10 @@ WORDS = "the decision state stays out, for it reads words beside the model: answ
 """What is said where nothing that is written can read them."""
 
 
+PADDED = "its tokenizer pads on the left, where positions would depend on the texts beside; what is written pads on the right"
+"""What is said of a tokenizer whose padding side is changed."""
+
+
 @stage(ExportOptions)
 def export(arguments: ExportOptions) -> Export:
     """Write the checkpoint for another runtime (onnx), or for its own library with its calibration
@@ -69,8 +73,27 @@ def export(arguments: ExportOptions) -> Export:
     """
     _check(arguments)
     opened = classifying(open_checkpoint(arguments.checkpoint, arch=arguments.arch), arguments)
+    notes = () if opened.note is None else (opened.note,)
+    if _pads_left(opened):
+        opened, notes = _padded_right(opened), (*notes, PADDED)
     result = (_stock if arguments.format == "stock" else _graph)(opened, arguments)
-    return replace(result, notes=((opened.note,) if opened.note else ()) + result.notes)
+    return replace(result, notes=notes + result.notes)
+
+
+def _pads_left(opened: Checkpoint) -> bool:
+    """Return whether the checkpoint's tokenizer pads on the left where others call it."""
+    if "max_length" not in opened.manifest.model.preprocess or not opened.files:
+        return False
+    transform = opened.family.transform(opened.manifest.model, files=opened.files)
+    return bool(transform.tokenizer.padding_side == "left")  # type: ignore[attr-defined]
+
+
+def _padded_right(opened: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with a tokenizer that pads on the right, as all engines do."""
+    from hydrasurgeon.families.hf_encoder.companions import padded_right
+
+    model, files = padded_right(opened.manifest.model, opened.files)
+    return replace(opened, manifest=rewritten(opened.manifest, model=model), files=files)
 
 
 def _check(arguments: ExportOptions) -> None:

@@ -144,6 +144,14 @@ def files_sha256(files: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(files), sort_keys=True).encode()).hexdigest()
 
 
+def padded_right(model: Model, files: Mapping[str, str]) -> tuple[Model, dict[str, str]]:
+    """Return a model and its files with a tokenizer that pads on the right."""
+    config = {**json.loads(files.get(CONFIG, "{}")), "padding_side": "right"}
+    changed = {**files, CONFIG: json.dumps(config, indent=2) + "\n"}
+    prepared = {**model.preprocess, "files_sha256": files_sha256(changed)}
+    return model.model_copy(update={"preprocess": prepared}), changed
+
+
 def check_files(files: Mapping[str, str], where: str) -> None:
     """CheckpointError for small files that say what they may not; vocabularies are read when texts
     are.
