@@ -6,12 +6,18 @@ wrote, which says what it is as a checkpoint does.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -305,8 +311,13 @@ def as_engine(
             )
         return _exported(checkpoint)
 
-    def make() -> bytes:
+    place = place_of(checkpoint, engine)
+
+    def make() -> bytes | None:
         need("torch", "onnx", "onnxscript", purpose=f"{checkpoint.name}: making its graph")
+        alone = keep and capture is captured and "torch" not in sys.modules
+        if alone and _made_apart(checkpoint, engine, place):
+            return None
         made, inputs = capture(undecided(checkpoint))  # the same before and after `calibrate`
         if engine == "int8":
             from hydrasurgeon.engines.int8 import to_int8
@@ -314,7 +325,7 @@ def as_engine(
             made = to_int8(made, inputs)
         return made.content
 
-    file, contents, notes = _file(place_of(checkpoint, engine), make, keep)
+    file, contents, notes = _file(place, make, keep)
     run = wanted(session_of(file), contents.outputs)
     state = state_in(checkpoint)
     return GraphEngine(checkpoint, run, contents, contents.outputs, state=state, notes=notes)
@@ -350,25 +361,67 @@ def place_of(checkpoint: Checkpoint, engine: str) -> Path:
     return Path(root, "graphs", f"{digest[:32]}.whole{ENDING}")
 
 
+APART = "import pickle, sys; from hydrasurgeon.engines.graph import leave_in_cache as leave; leave(*pickle.load(sys.stdin.buffer))"
+"""What a process runs that makes a graph."""
+
+
+def _made_apart(checkpoint: Checkpoint, engine: str, place: Path) -> bool:
+    """Make a graph in another process, which takes the memory of PyTorch with it when it ends: a
+    gigabyte that a long job would hold. Return whether the graph is in the cache.
+    """
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(place.parent, os.W_OK):
+        return False
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-c", APART],
+        input=pickle.dumps((checkpoint, engine)),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": paths},
+        check=False,
+    )
+    if done.stdout:
+        error: HydraError = pickle.loads(done.stdout)
+        raise error
+    return done.returncode == 0 and place.is_file() and is_sound(place, of=place.stem)
+
+
+def leave_in_cache(checkpoint: Checkpoint, engine: str) -> None:
+    """Make a graph and keep it; an error of ours goes to stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the waiting one, too
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries print
+    import_module("torch")  # so that it is made here
+    try:
+        as_engine(checkpoint, engine, keep=True)
+    except HydraError as error:
+        replies.write(pickle.dumps(error))
+    replies.close()
+
+
 def _file(
-    place: Path, make: Callable[[], bytes], keep: bool
+    place: Path, make: Callable[[], bytes | None], keep: bool
 ) -> tuple[Path | bytes, Contents, tuple[str, ...]]:
-    """A graph from the cache, or made now and kept there; what it holds; and what to say of that."""
+    """A graph from the cache, or made now and kept there; what it holds; and what to say of that.
+    `make` returns None of a graph that it has put there itself.
+    """
     if place.is_file() and is_sound(place, of=place.stem):
         return place, read_contents(place), ()
-    content = make()
+    content, folder = make(), place.parent
+    kept = f"the graph was made, and is kept in {folder} (HYDRASURGEON_CACHE)"
+    if content is None:
+        return place, read_contents(place), (kept,)
     contents = read_plain(content, place.name)
     if not keep:
         return content, contents, ()
-    folder = place.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(place, sealed(content, of=place.stem))
     except (OSError, HydraError):
         note = f"the graph is made in each run, for {folder} cannot be written"
-    else:
-        note = f"the graph was made, and is kept in {folder} (HYDRASURGEON_CACHE)"
-    return content, contents, (note,)
+        return content, contents, (note,)
+    return place, contents, (kept,)
 
 
 def _state_of_outputs(graph: Graph) -> State | None:
