@@ -5,6 +5,7 @@ content.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,8 @@ class Samples(ABC):
     """The row of the table that each sample comes from, where rows before it were left out."""
     left_out: tuple[str, ...] = ()
     """Why rows of the table were left out, with their places."""
+    form: str = ""
+    """What contents do not say of samples: the shape of arrays."""
     grouping: Sequence[Any] | None = None
     """The column of a table that says which query each sample belongs to."""
 
@@ -160,6 +163,16 @@ class Samples(ABC):
         except DataError:
             return b""
 
+    def depends_on(self, i: int) -> bytes:
+        """Return all that an answer to a sample depends on; nothing of one that cannot be read."""
+        if self.kind != "text":
+            return self.content_if_any(i)
+        try:
+            text = self.read(i)
+        except DataError:
+            return b""
+        return json.dumps([text, getattr(text, "spans", None)]).encode()
+
     @cached_property
     def digests(self) -> NDArray[np.void]:
         """The sha256 of each sample's content."""
@@ -202,7 +215,7 @@ class Arrays(Samples):
 
     def __init__(self, spec: str, images: NDArray[np.uint8], written: Column | None = None) -> None:
         super().__init__(spec, written)
-        self.images = images
+        self.images, self.form = images, str(images.shape[1:])
 
     def __len__(self) -> int:
         return len(self.images)
@@ -354,6 +367,7 @@ class Subset(Samples):
         self.kind, self.inputs = parent.kind, parent.inputs
         self.columns, self.found, self.used = parent.columns, parent.found, parent.used
         self.refused, self.left_out = parent.refused, parent.left_out
+        self.form = parent.form
 
     def __len__(self) -> int:
         return len(self.index)

@@ -31,7 +31,16 @@ from hydrasurgeon.data.samples import (
     limited,
     part_of,
 )
-from hydrasurgeon.data.tables import ID, Columns, Table, joined, read_tables, rows, table_of
+from hydrasurgeon.data.tables import (
+    ID,
+    Columns,
+    Table,
+    count_table,
+    joined,
+    read_tables,
+    rows,
+    table_of,
+)
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import (
     decoding,
@@ -56,6 +65,7 @@ def open_data(
     model: Model | None = None,
     labelled: bool = True,
     skip_bad: bool = False,
+    empty: bool = False,
 ) -> Samples:
     """Samples behind a spec.
 
@@ -68,6 +78,7 @@ def open_data(
         labelled: Labels that cannot be read are refused at once, if there are any.
         skip_bad: Rows of a table without a readable text, or without a label where these are
             needed, are left out; `left_out` says which.
+        empty: A table may have no rows.
     """
     place, roles = DataSpec.parse(spec)
     roles = dict(roles)
@@ -76,7 +87,7 @@ def open_data(
     columns = Columns(roles, carried, limit, labelled=labelled, skip_bad=skip_bad)
     tables = _tables(spec, place, paths, columns)
     if tables is not None:
-        samples = rows(joined(spec, [*tables], columns), columns)
+        samples = _rows(joined(spec, [*tables], columns), columns)
     elif not paths:
         scheme, _, rest = place.partition(":")
         samples = SCHEMES[scheme](place, rest, columns)
@@ -89,7 +100,7 @@ def open_data(
         samples = _folder(spec, paths[0])
     else:
         samples = _npz(spec, paths[0])
-    if not len(samples):
+    if not len(samples) and (tables is None or not empty):
         raise DataError(f"{spec}: holds no samples")
     samples.spec = unrooted(spec)
     if LABELS in roles and samples.written is not None:
@@ -123,22 +134,42 @@ def _tables(
     return None
 
 
-def in_pieces(spec: str, *, at_once: int, carried: Collection[str] = ()) -> Iterator[Samples]:
-    """Samples behind a spec; those of tables in pieces of so many rows, each as it is asked for."""
+def in_pieces(
+    spec: str, *, at_once: int, carried: Collection[str] = (), count: bool = False
+) -> tuple[int | None, Iterator[Samples]]:
+    """Return how many samples are behind a spec, and the samples: those of tables in pieces of so
+    many rows, each as it is asked for. The rows of tables are counted if `count` says so and that
+    takes no reading of them all. A table without rows is one piece without rows.
+    """
     place, roles = DataSpec.parse(spec)
     columns = Columns(roles, carried, at_once=at_once, labelled=False)
-    tables = _tables(spec, place, located(place), columns)
+    paths = located(place)
+    tables = _tables(spec, place, paths, columns)
     if tables is None:
-        yield open_data(spec, carried=carried, labelled=False)
-        return
-    done = 0
+        samples = open_data(spec, carried=carried, labelled=False)
+        return len(samples), iter([samples])
+    counts = [count_table(path) for path in paths] if count else []
+    total = None if not counts or None in counts else sum(filter(None, counts))
+    return total, _pieces(unrooted(spec), tables, columns)
+
+
+def _pieces(spec: str, tables: Iterator[Table], columns: Columns) -> Iterator[Samples]:
+    done, empty = 0, None
     for table in tables:
-        samples = rows(table, columns)
-        samples.spec = unrooted(spec) if done == 0 else f"{unrooted(spec)} from row {done} on"
+        samples = _rows(table, columns)
+        samples.spec = spec if done == 0 else f"{spec} from row {done} on"
         done += len(samples)
-        yield samples
-    if not done:
-        raise DataError(f"{spec}: holds no samples")
+        if len(samples):
+            yield samples
+        else:
+            empty = samples
+    if empty is not None and not done:
+        yield empty
+
+
+def _rows(table: Table, columns: Columns) -> Samples:
+    """Return the samples of a table; none of a file whose rows name the columns where it has none."""
+    return rows(table, columns) if table.names else Rows(table.spec, [], "text")
 
 
 def in_memory(

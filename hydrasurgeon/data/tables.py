@@ -348,8 +348,19 @@ class Source:
         return Table(self.spec, tuple(names), columns, root=self.root, lines=lines)
 
 
+def count_table(path: Path) -> int | None:
+    """Return how many rows the table in a file has; None where only reading it all tells."""
+    kind = ending(path)
+    if kind not in COUNTED:
+        return None
+    with open_regular(path, error=DataError) as file:
+        source = Source(str(path), file, os.fstat(file.fileno()).st_size, None, Columns())
+        return COUNTED[kind](source)
+
+
 def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
     """The rows of tables of the same columns, one file behind another."""
+    tables = [table for table in tables if table.names] or tables[:1]
     first = tables[0]
     if len(tables) == 1:
         return first
@@ -600,14 +611,28 @@ def _conll(source: Source) -> Iterator[Table]:
 
 
 def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
-    csv.field_size_limit(MAX_LINE)
-    spec, text = source.spec, source.lines()
+    spec = source.spec
     with decoding(f"{spec}: not a readable .csv file"):
-        head = next(text, "\n")
-        separator = max(separators, key=lambda each: len(next(csv.reader([head], delimiter=each))))
-        lines = csv.reader(chain([head], text), delimiter=separator, strict=True)
+        lines = _lines_of_csv(source, separators)
         names = _once(spec, next(lines, []))
+        if not names:
+            raise DataError(f"{spec}: is empty", hint="Its first line names the columns.")
         yield from source.tables(_rows(spec, names, lines), names)
+
+
+def _lines_of_csv(source: Source, separators: str) -> Any:
+    """Return a reader of the lines, the first of which names the columns."""
+    csv.field_size_limit(MAX_LINE)
+    text = source.lines()
+    head = next(text, "\n")
+    separator = max(separators, key=lambda each: len(next(csv.reader([head], delimiter=each))))
+    return csv.reader(chain([head], text), delimiter=separator, strict=True)
+
+
+def _count_csv(source: Source, *, separators: str = SEPARATORS) -> int:
+    with decoding(f"{source.spec}: not a readable .csv file"):
+        lines = filter(None, _lines_of_csv(source, separators))
+        return sum(1 for _ in lines) - 1
 
 
 def _rows(spec: str, names: Sequence[str], lines: Any) -> Iterator[tuple[int, dict[str, str]]]:
@@ -667,6 +692,13 @@ def _parquet(source: Source) -> Iterator[Table]:
             yield Table(spec, names, columns, _described(spec, schema), source.root)
 
 
+def _count_parquet(source: Source) -> int:
+    from pyarrow import parquet
+
+    with decoding(f"{source.spec}: not a readable .parquet file"):
+        return int(parquet.ParquetFile(source.file).metadata.num_rows)
+
+
 def _check_texts(source: Source, columns: Any, wanted: Sequence[str]) -> None:
     """Refuse columns in which a text that is stored once stands in too many rows."""
     from pyarrow import compute, parquet
@@ -722,3 +754,10 @@ READERS: dict[str, Callable[..., Iterator[Table]]] = {
     ".parquet": _parquet,
 }
 """Ending of a file → its reader."""
+COUNTED: dict[str, Callable[..., int]] = {
+    ".jsonl": lambda source: sum(not line.isspace() for line in source.file),
+    ".csv": _count_csv,
+    ".tsv": partial(_count_csv, separators="\t"),
+    ".parquet": _count_parquet,
+}
+"""Ending of a file → what counts its rows without holding them."""

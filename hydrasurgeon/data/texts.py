@@ -75,6 +75,12 @@ class Tokenize:
             )
         return {name: made[name] for name in (*IDS, *((TYPES,) if typed else ()))}
 
+    def too_long(self, texts: Sequence[str | tuple[str, str]]) -> list[bool]:
+        """Return for each text, or pair, whether it has more tokens than the model reads."""
+        with blamed("the checkpoint's tokenizer cannot read these texts"):
+            encodings = self.unbounded.encode_batch_fast(list(texts))
+        return [len(encoding) > self.max_length for encoding in encodings]
+
     def collate(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, Tensor]:
         """The same as tensors."""
         import torch
@@ -95,6 +101,16 @@ class Tokenize:
                 hint="Bring its tokenizer.json, as transformers' fast tokenizers write it.",
             )
         return settled(self.tokenizer, self.max_length)
+
+    @cached_property
+    def unbounded(self) -> Tokenizer:
+        """The same without cutting and padding."""
+        from tokenizers import Tokenizer
+
+        inner = Tokenizer.from_str(self.backend.to_str())
+        inner.no_truncation()
+        inner.no_padding()
+        return inner
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def hold(path: Path, *, option: str) -> None:
         reason = error.strerror if isinstance(error, OSError) else error
         raise OutputError(f"{option} {path}: cannot be written ({reason})") from error
     stack.callback(lock.release)
-    stack.callback(_remove, place)
+    stack.callback(remove, place)
 
 
 def named(out: str | Path) -> tuple[Path, bool]:
@@ -226,7 +226,7 @@ def sweep(*places: Path) -> None:
             ):
                 if path.suffix == ".old" and not os.path.lexists(place):
                     path.rename(place)
-                _remove(path)
+                remove(path)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -272,7 +272,7 @@ def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
         raise not_written(first, error, left) from error
     finally:
         for part in parts:
-            _remove(part)
+            remove(part)
 
 
 @contextlib.contextmanager
@@ -295,14 +295,15 @@ def staged(place: Path) -> Iterator[Path]:
         if aside.exists() and not place.exists():
             os.rename(aside, place)
         for path in (folder, aside):
-            _remove(path)
+            remove(path)
 
 
 def _temporary(place: Path, kind: str) -> Path:
     return place.with_name(f".{place.name}.{secrets.token_hex(4)}.{kind}")
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file or a folder, where it is there and can be."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

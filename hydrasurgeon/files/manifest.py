@@ -207,6 +207,12 @@ class Model(Record):
         }
 
     @property
+    def max_tokens(self) -> int | None:
+        """Tokens of a text that are read; None where it reads images, or long texts in windows."""
+        length = self.preprocess.get("max_length")
+        return None if length is None or self.pooling == OF_WORDS else int(length)
+
+    @property
     def choices(self) -> int:
         """Classes that a decision chooses between: one logit has no and yes."""
         return 2 if self.problem == "one_logit" else self.num_classes

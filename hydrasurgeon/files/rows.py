@@ -81,6 +81,8 @@ def writing_parts(place: Path, columns: Mapping[str, str]) -> Iterator[Write]:
             rows += len(more)
 
         yield write
+        if append is None:  # columns without rows
+            write([])
 
 
 def line(row: Row) -> str:

@@ -230,6 +230,11 @@ class Run(Device, Columns):
         if self.progress is not None:
             self.progress(what, done, total)
 
+    def tick_rows(self, what: str, done: int, total: int | None) -> None:
+        """Report how many rows of a table are done, of how many where that is known."""
+        if self.progress is not None:
+            getattr(self.progress, "rows", self.progress)(what, done, total or 0)
+
 
 class Engines(Options):
     """What computes the answers."""

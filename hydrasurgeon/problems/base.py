@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.data.matching import READ, Match
-from hydrasurgeon.errors import HydraError, SurgeryError
+from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
 from hydrasurgeon.files.decided import (
     Conformal,
     Decision,
@@ -215,16 +215,21 @@ def rows_of(
     *,
     names: Sequence[str] | None,
     top: int,
+    where: str = "the decision state",
 ) -> list[dict[str, Any]]:
     """One row for each sample, continuing what is `begun`; without a decision state some columns
-    are None.
+    are None. CheckpointError where a number is NaN or infinite, for which JSON has no word.
     """
-    columns = prediction.columns(names, top)
-    rows = zip(*columns.values(), strict=True)
-    return [
-        {**start, **dict(zip(columns, row, strict=True))}
-        for start, row in zip(begun, rows, strict=True)
-    ]
+    try:
+        columns = prediction.columns(names, top)
+        rows = zip(*columns.values(), strict=True)
+        return [
+            {**start, **dict(zip(columns, row, strict=True))}
+            for start, row in zip(begun, rows, strict=True)
+        ]
+    except NotFinite as error:
+        hint = "Run `hydrasurgeon calibrate` again: a number of its decision state is too large."
+        raise CheckpointError(f"{where}: an answer is NaN or infinite", hint=hint) from error
 
 
 def entities_in(row: Mapping[str, Any]) -> list[Any]:
@@ -239,8 +244,14 @@ def abstained(row: Mapping[str, Any]) -> bool:
     return any(each.get("answer") == "abstain" for each in answers)
 
 
+class NotFinite(ValueError):
+    """A number of an answer is NaN or infinite."""
+
+
 def digits(values: ndarray) -> list[float]:
     """Nine digits: more than the model's float32 has."""
+    if not np.isfinite(values).all():
+        raise NotFinite
     return [float(f"{value:.9g}") for value in values.tolist()]
 
 

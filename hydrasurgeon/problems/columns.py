@@ -15,10 +15,23 @@ NUMBERS = {
 """Columns of numbers."""
 
 
+CUT = "cut"
+"""The column that says whether a text was longer than what the model reads. Rows of JSON have it
+where it is true.
+"""
+
+
 def columns_of(
-    problem: Problem, *, kept: Iterable[str] = (), top: int | None = None, errors: bool = False
+    problem: Problem,
+    *,
+    kept: Iterable[str] = (),
+    top: int | None = None,
+    errors: bool = False,
+    cut: bool = False,
 ) -> dict[str, str]:
-    """The columns of a table; with `top` there are two for each of so many labels."""
+    """The columns of a table; with `top` there are two for each of so many labels. `cut` adds the
+    column of models that read the beginning of long texts.
+    """
     columns: dict[str, str] = {"id": "text", **dict.fromkeys(kept, "text")}
     for name, kind in problem.columns.items():
         if name == "error" and not errors:
@@ -28,7 +41,12 @@ def columns_of(
                 columns |= {f"top{number}": "text", f"p{number}": "number"}
         else:
             columns[name] = kind
-    return columns
+    return {**columns, CUT: "flag"} if cut else columns
+
+
+def with_cut(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as a table has it, which says of every text that was read whether it was cut."""
+    return {**row, CUT: None if "error" in row else row.get(CUT, False)}
 
 
 def spread(row: Mapping[str, Any]) -> dict[str, Any]:

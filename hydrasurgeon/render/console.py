@@ -205,8 +205,8 @@ PLAIN_EVERY_SECONDS = 5.0
 PACE_SECONDS = 600.0
 """The time that is left is estimated from so long before: a step of a large model can take minutes.
 """
-NUMBERS = 34
-"""Columns that the bar, the counts and the time take; the name gives way, never these."""
+BAR_AND_TIME = 19
+"""Columns that the bar and the time take; beside these and the counts the name gives way."""
 
 
 @contextlib.contextmanager
@@ -224,13 +224,7 @@ def progress(quiet: bool) -> Iterator[Tick | None]:
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Tick]:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from hydrasurgeon.render.terminal import Terminal, styled
 
@@ -238,35 +232,59 @@ def _bar() -> Iterator[Tick]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=8),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[counts]}", markup=False),
         TimeRemainingColumn(compact=True),
     )
     with Progress(
         *columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS
     ) as bar:
-        task = bar.add_task("", total=None, visible=False)
+        task = bar.add_task("", total=None, visible=False, counts="")
 
-        def tick(what: str, done: int, total: int) -> None:
-            if total != bar.tasks[0].total or done < bar.tasks[0].completed:  # other work
+        def show_counts(what: str, done: int, total: int, counts: str) -> None:
+            if (total or None) != bar.tasks[0].total or done < bar.tasks[0].completed:  # other work
                 bar.reset(task)
-            text, room = visible(what), max(console.width - NUMBERS, 1)
+            text, room = visible(what), max(console.width - BAR_AND_TIME - len(counts), 1)
             # The end of a name that is too long says more than its beginning.
             name = text if len(text) <= room else f"…{text[1 - room :]}"
-            bar.update(task, description=name, completed=done, total=total, visible=True)
+            bar.update(
+                task,
+                description=name,
+                visible=True,
+                total=total or None,
+                completed=done,
+                counts=counts,
+            )
 
         def line(text: str) -> None:
             _SAID.add(text)
             console.print(styled(text))
 
+        tick = _ticking(show_counts)
         tick.line = line  # type: ignore[attr-defined]
         yield tick
 
 
-def _plain() -> Callable[[str, int, int], None]:
+def _ticking(show_counts: Callable[[str, int, int, str], None]) -> Tick:
+    """Return what reports steps; its `rows` reports rows of a table, 0 in all where that is not
+    known.
+    """
+
+    def tick(what: str, done: int, total: int) -> None:
+        show_counts(what, done, total, f"{done}/{total}")
+
+    def rows(what: str, done: int, total: int) -> None:
+        counts = f"{done:,} of {total:,} rows" if total else f"{done:,} rows"
+        show_counts(what, done, total, counts)
+
+    tick.rows = rows  # type: ignore[attr-defined]
+    return tick
+
+
+def _plain() -> Tick:
     last = start = time.monotonic()
     first, before, said = 0, (0, 0), ""
 
-    def tick(what: str, done: int, total: int) -> None:
+    def show_counts(what: str, done: int, total: int, counts: str) -> None:
         nonlocal last, start, first, before, said
         now = time.monotonic()
         if total != before[1] or done < before[0]:  # other work has a pace of its own
@@ -274,11 +292,14 @@ def _plain() -> Callable[[str, int, int], None]:
         before = (done, total)
         if now - last >= PLAIN_EVERY_SECONDS:
             last = now
-            left = round((total - done) * (now - start) / (done - first)) if done > first else 0
-            line = f"{what}: {done}/{total}" + (f", {timedelta(seconds=left)} left" if left else "")
+            left = 0
+            if total and done > first:
+                left = round((total - done) * (now - start) / (done - first))
+            line = f"{what}: {counts}" + (f", {timedelta(seconds=left)} left" if left else "")
             if line != said:
                 say(line)
             said = line
 
+    tick = _ticking(show_counts)
     tick.line = say  # type: ignore[attr-defined]
     return tick

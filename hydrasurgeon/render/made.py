@@ -281,13 +281,13 @@ def calibrated(result: Calibrated) -> None:
         show("  AUROC: " + ", ".join(f"{name} {value:.3f}" for name, value in ranked))
 
 
-@view(fields("rows", "answers", "notes"))
+@view(fields("rows", "answers", "cut", "notes"))
 def predicted(result: Predicted) -> None:
     """How many answers there are; rows that went to stdout have been there."""
     if result.path is None:
         return
     counts = ", ".join(f"{count} {what}" for what, count in result.answers.items())
-    show((str(result.path), "bold"), f": {result.rows} rows ({counts})")
+    show((str(result.path), "bold"), f": {result.rows} rows{f' ({counts})' if counts else ''}")
 
 
 @view(fields("address", "inputs"))

@@ -33,6 +33,7 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
+from hydrasurgeon.problems.columns import CUT
 from hydrasurgeon.run.shapes import Int
 from hydrasurgeon.statistics.words import alike
 
@@ -186,7 +187,14 @@ class Engine(ABC):
         """Answers as rows of `predict`, each continuing what is `begun`; `asked` gives the samples,
         where answers speak of places in them.
         """
-        return rows_of(answers.about(asked), begun, names=self.facts.labels, top=top)
+        about = answers.about(asked)
+        rows = rows_of(about, begun, names=self.facts.labels, top=top, where=self.name)
+        texts = asked() if self.facts.max_tokens is not None else ()
+        if texts:
+            too_long = self.transform.too_long(texts)  # type: ignore[attr-defined]
+            for row in (row for row, cut in zip(rows, too_long, strict=True) if cut):
+                row[CUT] = True
+        return rows
 
 
 def first_words(engine: Engine, inputs: Any, features: bool) -> tuple[Said, Callable[[Any], Said]]:

@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import HTTPException, Response
 
 from hydrasurgeon.lookup import whole_number
+from hydrasurgeon.problems.columns import CUT, with_cut
 from hydrasurgeon.serving.inputs import ALL, JSON, SECOND, Asked, Row, input_of, parsed, refuse_if
 
 DATATYPES = {
@@ -139,6 +140,7 @@ class Signature:
         self, request: Mapping[str, Any], wanted: Mapping[str, bool], rows: Sequence[Row]
     ) -> Response:
         made, tail = [], b""
+        rows = [*map(with_cut, rows)] if CUT in self.columns else rows
         for name, binary in wanted.items():
             tensor = {**self.outputs[name]}
             values = self._values(name, tensor["datatype"], rows)
@@ -153,7 +155,7 @@ class Signature:
         reply: dict[str, Any] = {"model_name": self.name, "outputs": made}
         if "id" in request:
             reply["id"] = request["id"]
-        head = json.dumps(reply, ensure_ascii=False).encode()
+        head = json.dumps(reply, ensure_ascii=False, allow_nan=False).encode()
         if not any(wanted.values()):
             return Response(head, media_type=JSON)
         headers = {HEADER: str(len(head))}
@@ -166,7 +168,7 @@ class Signature:
             return [each[label] for each in chances for label in self.labels]
         values = [row[name] for row in rows]
         if self.columns[name] == "json":
-            return [json.dumps(each, ensure_ascii=False) for each in values]
+            return [json.dumps(each, ensure_ascii=False, allow_nan=False) for each in values]
         return [_text(each) for each in values] if datatype == "BYTES" else values
 
 

@@ -4,13 +4,14 @@ all.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, zip_longest
@@ -23,16 +24,21 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.engines import check_engine, chosen, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file, replacing
-from hydrasurgeon.files.rows import line, writing, writing_parts
+from hydrasurgeon.files.foreign import portable
+from hydrasurgeon.files.history import installed
+from hydrasurgeon.files.pieces import Pieces
+from hydrasurgeon.files.rows import Write, line, writing, writing_parts
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
+from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import abstained, need_feature, rows_of
-from hydrasurgeon.problems.columns import columns_of, spread, without_state
+from hydrasurgeon.problems.columns import CUT, columns_of, spread, with_cut, without_state
 from hydrasurgeon.problems.printed import Answers
 
 if TYPE_CHECKING:
     from numpy import ndarray
 
+    from hydrasurgeon.checkpoints.reading import Checkpoint
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.file import Decision
     from hydrasurgeon.measuring.predictions import Predictions
@@ -40,14 +46,18 @@ if TYPE_CHECKING:
 
 # Batches of lines of stdin that are read at once.
 AHEAD = 16
-AT_ONCE = 1 << 16
-"""Rows of a table that are in memory at once, about: whole batches of them."""
+PIECE = 1 << 10
+"""Rows that are kept together until the output is whole, at least: whole windows of them."""
+AT_ONCE = 1 << 12
+"""Rows of a table that are in memory at once, at least: whole pieces of them."""
 ROWS = 1024
 """Rows of predictions that are decided at once."""
 ENDINGS = (".jsonl", ".csv", ".parquet")
 """What an output may end in."""
 ID = "id"
 """The column that names the rows, unless --id-column says otherwise."""
+PACKAGES = ("hydrasurgeon", "numpy", "tokenizers", "onnxruntime", "torch", "transformers", "timm")
+"""Packages whose versions answers depend on."""
 SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 """`--shard`, as it is given: which part of how many."""
 
@@ -61,6 +71,8 @@ class Predicted(Answers):
     rows: int
     answers: dict[str, int]
     """How many were `answered`, `abstain`, `unfamiliar`, and could not be read (`error`)."""
+    cut: int = 0
+    """How many texts were longer than what the model reads."""
     notes: tuple[str, ...] = ()
     _rows: Sequence[dict[str, Any]] = ()
 
@@ -93,34 +105,51 @@ def predict(arguments: PredictOptions) -> Predicted:
     if arguments.embeddings is not None:
         check_ending(arguments.embeddings, ".npz", option="--embeddings")
         read = output_file(arguments.embeddings, option="--embeddings", **claim)
-    source = _opened(arguments) if arguments.predictions is None else _read(arguments)
-    counts, ids, hashes = Counter[str](), list[str](), array("q")
+    source = _opened(arguments, place) if arguments.predictions is None else _read(arguments)
+    counts, ids, hashes, cut = Counter[str](), list[str](), array("q"), 0
     returned: list[dict[str, Any]] = []
     keep: Callable[[list[dict[str, Any]]], None] = returned.extend
     with ExitStack() as stack:
-        if place is not None and in_parts:
-            keep = stack.enter_context(writing_parts(place, source.columns()))
-        elif place is not None:
+        if place is not None:
             top = min(arguments.top, source.classes) if place.suffix == ".csv" else None
-            keep = stack.enter_context(writing(place, source.columns(top=top), spread))
+            keep = stack.enter_context(_writing(place, source.columns(top=top), parts=in_parts))
         elif arguments.each is not None:
             keep = partial(_hand_on, arguments.each)
         for rows in source.rows:
             counts.update(_outcome(row) for row in rows)
+            cut += sum(CUT in row for row in rows)
             if read is not None:
                 ids += [str(row["id"]) for row in rows if "error" not in row]
             hashes.extend(hash(str(row["id"])) for row in rows)
             keep(rows)
+    model = source.model
+    if model is not None and model.pieces is not None:
+        model.pieces.clear()
     if read is not None:
-        rows_read = np.concatenate([*source.embedded] or [np.zeros((0, 0))])
+        embedded = [] if model is None else model.embedded
+        rows_read = np.concatenate(embedded or [np.zeros((0, 0))])
         with replacing(read) as (part,), part.open("wb") as file:
             np.savez(file, embeddings=rows_read, ids=np.array(ids, dtype=str))
     notes = source.notes
+    if model is not None and model.progress.kept:
+        notes += (f"{model.progress.kept:,} rows were there already, of an interrupted command",)
+    if cut:
+        texts, were = ("texts", "were") if cut > 1 else ("text", "was")
+        limit = f"{source.max_tokens:,} tokens"
+        notes += (f"{cut:,} {texts} {were} longer than {limit} and {were} cut",)
     ordered = np.sort(hashes)  # np.unique imports numpy.ma
     repeated = int((ordered[1:] == ordered[:-1]).sum())
     if repeated:
         notes += (f"{repeated:,} of {len(hashes):,} rows have the id of another row",)
-    return Predicted(place, len(hashes), dict(sorted(counts.items())), notes, returned)
+    return Predicted(place, len(hashes), dict(sorted(counts.items())), cut, notes, returned)
+
+
+@contextmanager
+def _writing(place: Path, columns: Mapping[str, str], *, parts: bool) -> Iterator[Write]:
+    """Write rows into a file, or into a folder of parquet files, as its format has them."""
+    lines = place.suffix == ".jsonl" and not parts
+    with writing_parts(place, columns) if parts else writing(place, columns, spread) as write:
+        yield write if lines or CUT not in columns else lambda rows: write([*map(with_cut, rows)])
 
 
 def _hand_on(each: Callable[[str], None], rows: list[dict[str, Any]]) -> None:
@@ -166,8 +195,32 @@ class _Source:
     """The columns of a table, and what they hold; with `top`, with so many labels side by side."""
     classes: int
     notes: tuple[str, ...] = ()
-    embedded: Sequence[ndarray] = ()
-    """What the classifier read, where that is wanted: complete behind the last row."""
+    max_tokens: int | None = None
+    """Tokens of a text that the model reads."""
+    model: _Model | None = None
+    """What answers, where rows are not those of predictions."""
+
+
+@dataclass
+class _Progress:
+    """How far a job is, in rows."""
+
+    arguments: PredictOptions
+    what: str
+    total: int | None
+    """None where it is not known."""
+    done: int = 0
+    kept: int = 0
+    """Rows of these that an interrupted command left."""
+
+    def add(self, rows: int) -> None:
+        """Report that more rows are answered."""
+        self.done += rows
+        self.tell()
+
+    def tell(self) -> None:
+        """Report how many are answered."""
+        self.arguments.tick_rows(self.what, self.done, self.total)
 
 
 @dataclass(frozen=True)
@@ -176,24 +229,71 @@ class _Model:
 
     arguments: PredictOptions
     model: Engine
-    pieces: Iterator[Samples]
+    samples: Iterator[Samples]
     """The data, all at once or some rows after others."""
     batch: int
     kept: Mapping[str, str]
     """What a row calls the columns of the data that it keeps."""
+    progress: _Progress
+    pieces: Pieces | None = None
+    """Where rows are kept until the output is whole."""
     embedded: list[ndarray] = field(default_factory=list)
+    """What the classifier read, where that is wanted: complete behind the last row."""
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
         """Rows in the order of the samples."""
         at, batch = 0, self.batch
         shard, shards = map(int, (self.arguments.shard or "1/1").split("/"))
-        for samples in self.pieces:
+        for samples in self.samples:
             # A shard is cut where batches are.
             count = len(samples)
             ends = (-(-count // batch) * part // shards for part in (shard - 1, shard))
             places = range(*(min(count, batch * end) for end in ends))
-            yield from self._over(samples, places, at)
+            if shards > 1:
+                self.progress.total = len(places)
+            yield from self._kept(samples, places, at)
             at += len(samples)
+
+    def _kept(self, samples: Samples, places: range, before: int) -> Iterator[list[dict[str, Any]]]:
+        """Rows of some samples: those that an interrupted command left, and behind them the others,
+        which are kept until the output is whole.
+        """
+        pieces = self.pieces
+        if pieces is None:
+            yield from self._over(samples, places, before)
+            return
+        while pieces.are_there and places:
+            rows = pieces.read(self._path(pieces, samples, places[: self.piece], before))
+            if rows is None or (not self.arguments.skip_bad and any("error" in r for r in rows)):
+                break
+            self.progress.kept += len(rows)
+            self.progress.done += len(rows)
+            yield rows
+            places = places[self.piece :]
+        begins = before == 0 and places.start == 0
+        waiting: list[dict[str, Any]] = []
+        for rows in self._over(samples, places, before):
+            waiting += rows
+            while len(waiting) >= self.piece:
+                done, waiting = waiting[: self.piece], waiting[self.piece :]
+                pieces.write(self._path(pieces, samples, places[: self.piece], before), done)
+                places, begins = places[self.piece :], False
+                yield done
+        if waiting:
+            if not begins:  # of a few rows nothing need be kept
+                pieces.write(self._path(pieces, samples, places, before), waiting)
+            yield waiting
+
+    def _path(self, pieces: Pieces, samples: Samples, places: range, before: int) -> Path:
+        """Return where the rows of some samples are kept."""
+        names = (json.dumps(self._named(samples, i, before)).encode() for i in places)
+        head = json.dumps([samples.spec, samples.form]).encode()
+        return pieces.path(chain([head], names, map(samples.depends_on, places)))
+
+    @property
+    def piece(self) -> int:
+        """Rows that are kept together."""
+        return _piece(self.batch)
 
     def _over(
         self, samples: Samples, places: range, before: int = 0
@@ -205,7 +305,7 @@ class _Model:
         answering = Answering(
             [model],
             samples,
-            self.arguments,
+            self.arguments.but(progress=None),
             order=self._order(samples, places),
             features=model.reads or self.arguments.embeddings is not None,
             cascade=cascade,
@@ -220,6 +320,7 @@ class _Model:
                 return answers.pop(i)
             return {**self._named(samples, i, before), "error": failed[i]}
 
+        self.progress.tell()
         for piece in answering:
             index = piece.index.tolist()
             begun = [self._named(samples, i, before) for i in index]
@@ -231,6 +332,7 @@ class _Model:
             decided = model.prediction_of(piece.parts, cascade)
             rows = model.rows(decided, begun, self.arguments.top, asked)
             answers |= zip(index, rows, strict=True)
+            self.progress.add(len(index))
             # All windows before that of this batch are answered.
             end = max(index) + 1
             if self._sorts(samples):
@@ -238,6 +340,7 @@ class _Model:
             if end > at:
                 yield [given(i) for i in range(at, end)]
                 at = end
+        self.progress.add(len(failed))
         if at < places.stop:
             yield [given(i) for i in range(at, places.stop)]
 
@@ -281,7 +384,13 @@ class _Model:
         }
 
 
-def _opened(arguments: PredictOptions) -> _Source:
+def _piece(batch: int) -> int:
+    """Return how many rows are kept together: whole windows, as that many are answered in one."""
+    window = batch * AHEAD
+    return window * -(-PIECE // window)
+
+
+def _opened(arguments: PredictOptions, place: Path | None) -> _Source:
     """A checkpoint and its data, once both are known to be sound."""
     from hydrasurgeon.data.batches import batch_size_of
 
@@ -289,27 +398,38 @@ def _opened(arguments: PredictOptions) -> _Source:
     check_engine(arguments, arguments.dtype)
     opened = open_any(checkpoint, arch=arguments.arch, engine=arguments.engine)
     keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
-    batch = batch_size_of(arguments.batch_size)
-    first = None
-    if data != "-":
+    batch, known, total = batch_size_of(arguments.batch_size), opened.manifest.model, None
+    if data == "-":
+        samples = _typed(known.inputs == "text_pair", batch * AHEAD)
+    else:
         # All must be known before the first is answered where a part of them is wanted, or their
         # labels name the classes.
-        known = opened.manifest.model
         named = known.labels is None and arguments.classes is None and known.num_classes == 0
         whole = arguments.limit or arguments.shard or named
-        at_once = None if whole else batch * -(-AT_ONCE // batch)
-        others = _samples(data, arguments, keep, at_once)
-        first = next(others)
-        pieces: Iterator[Samples] = chain([first], others)
-    opened = classifying(opened, arguments, first)
+        piece = _piece(batch)
+        at_once = None if whole else piece * -(-AT_ONCE // piece)
+        total, samples = _samples(data, arguments, keep, at_once)
+    first = next(samples)
+    opened = classifying(opened, arguments, None if data == "-" else first)
     need_classes(opened.manifest, opened.path)
-    opened.check_weights()
+    known = opened.manifest.model
+    # The name of an answer's own field is taken: what the data calls so is told apart.
+    own = ("id", CUT, *problem_of(known).columns)
+    kept = {f"data_{name}" if name in own else name: name for name in keep}
+    is_cut = known.max_tokens is not None
+    columns = partial(
+        columns_of, problem_of(known), kept=kept, errors=arguments.skip_bad, cut=is_cut
+    )
+    if not len(first):
+        note = () if opened.note is None else (opened.note,)
+        return _Source(iter(()), columns, known.num_classes, note)
+    digests = opened.digests()
     engine = chosen(
         opened,
         arguments.engine if arguments.embeddings is None else "torch",
         device=arguments.device,
         dtype=arguments.dtype,
-        rows=0 if first is None else len(first),
+        rows=len(first),
     )
     model = engine_of(opened, engine=engine, device=arguments.device, dtype=arguments.dtype)
     if arguments.embeddings is not None:
@@ -317,23 +437,53 @@ def _opened(arguments: PredictOptions) -> _Source:
         if arguments.engine not in ("auto", "torch") or model.in_stages(arguments.cascade):
             what = "--embeddings: all members are read, by PyTorch"
             raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
-    # The name of an answer's own field is taken: what the data calls so is told apart.
-    own = ("id", *model.problem.columns)
-    kept = {f"data_{name}" if name in own else name: name for name in keep}
     said = [opened.note, fitted_otherwise(opened, engine), *model.notes]
     if model.state is None:
         said.append(without_state(opened.name))
-    if first is None:
+    pieces = None
+    if place is not None and data != "-" and arguments.embeddings is None:
+        facts = {
+            **_identity(opened, digests, arguments),
+            "engine": engine,
+            "batch": batch,
+            "cascade": model.in_stages(arguments.cascade),
+            "columns": [arguments.id_column, kept],
+        }
+        pieces = Pieces(place, "predict", facts)
+    if data == "-" and place is None:  # answers come as lines do
         arguments = arguments.but(progress=None)
-        pieces = _typed(model.facts.inputs == "text_pair", batch * AHEAD)
-    answering = _Model(arguments, model, pieces, batch, kept)
-    columns = partial(columns_of, model.problem, kept=kept, errors=arguments.skip_bad)
+    progress = _Progress(arguments, portable(data), total)
+    samples = chain([first], samples)
+    answering = _Model(arguments, model, samples, batch, kept, progress, pieces)
     notes = tuple(filter(None, said))
-    return _Source(answering.rows(), columns, model.facts.num_classes, notes, answering.embedded)
+    rows = answering.rows()
+    return _Source(rows, columns, known.num_classes, notes, known.max_tokens, answering)
+
+
+def _identity(
+    opened: Checkpoint, digests: Mapping[str, str], arguments: PredictOptions
+) -> dict[str, Any]:
+    """Return what the rows of a model depend on, besides the data and how they are batched."""
+    from hydrasurgeon.data.batches import has_gpu
+    from hydrasurgeon.engines.graph import Graph
+
+    graph = None
+    if isinstance(opened, Graph):
+        with opened.file.open("rb") as file:
+            graph = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "weights": opened.record(digests).sha256,
+        "manifest": opened.manifest.model_dump(mode="json"),
+        "graph": graph,
+        "device": [arguments.device, arguments.device == "auto" and has_gpu()],
+        "dtype": arguments.dtype,
+        "top": arguments.top,
+        "versions": [installed(package) for package in PACKAGES],
+    }
 
 
 def _typed(pairs: bool, at_once: int) -> Iterator[Samples]:
-    """The lines that come on stdin."""
+    """The lines that come on stdin; where there are none, samples of which there are none."""
     from hydrasurgeon.data.samples import Rows
     from hydrasurgeon.data.sources import text_pairs
 
@@ -346,10 +496,12 @@ def _typed(pairs: bool, at_once: int) -> Iterator[Samples]:
             yield Rows(where, texts, "text")
         at += len(texts)
     if not at:
-        raise DataError("stdin: holds no samples")
+        yield Rows("stdin", [], "text")
 
 
-def _decided(decision: Decision, given: Predictions, top: int) -> Iterator[list[dict[str, Any]]]:
+def _decided(
+    decision: Decision, given: Predictions, top: int, where: str
+) -> Iterator[list[dict[str, Any]]]:
     """Rows in the order of the predictions."""
     outputs, read = given.outputs, given.read
     ids, names = given.ids or range(len(outputs.logits)), decision.names or given.names
@@ -358,7 +510,7 @@ def _decided(decision: Decision, given: Predictions, top: int) -> Iterator[list[
         begun = [{"id": name} for name in ids[start : start + ROWS]]
         words = read and read.at(range(start, start + len(some.logits)))
         decided = decision.decide(some.logits, some.features, words)
-        yield rows_of(decided, begun, names=names, top=top)
+        yield rows_of(decided, begun, names=names, top=top, where=where)
 
 
 def _read(arguments: PredictOptions) -> _Source:
@@ -378,41 +530,50 @@ def _read(arguments: PredictOptions) -> _Source:
     none = given.outputs.at(slice(0))
     decision.decide(none.logits, none.features)
     columns = partial(columns_of, decision.state.problem)
-    return _Source(_decided(decision, given, arguments.top), columns, decision.classes)
+    rows = _decided(decision, given, arguments.top, str(arguments.decision))
+    return _Source(rows, columns, decision.classes)
 
 
 def _samples(
     data: str, arguments: PredictOptions, keep: list[str], at_once: int | None
-) -> Iterator[Samples]:
-    """The data, with the columns that are carried over; at most so many rows of a table at once."""
+) -> tuple[int | None, Iterator[Samples]]:
+    """Return how many samples there are, None where that is not known, and the data with the columns
+    that are carried over; at most so many rows of a table at once.
+    """
     from hydrasurgeon.data.sources import in_memory, in_pieces, open_data
 
     texts: Sequence[Any] = arguments.text
     if arguments.text_pair:
         texts = [*zip_longest(texts, arguments.text_pair)]
     carried = (arguments.id_column or ID, *keep)
-    if texts:
-        pieces = iter([in_memory(texts, "text")])
-    elif at_once is None:
+    total: int | None
+    if texts or at_once is None:
         limit, seed = arguments.limit, arguments.seed
-        pieces = iter([open_data(data, limit=limit, seed=seed, carried=carried, labelled=False)])
+        if texts:
+            samples = in_memory(texts, "text")
+        else:
+            samples = open_data(
+                data, limit=limit, seed=seed, carried=carried, labelled=False, empty=True
+            )
+        total, pieces = len(samples), iter([samples])
     else:
-        pieces = in_pieces(data, at_once=at_once, carried=carried)
-    for samples in pieces:
-        _check_columns(samples, arguments, keep)
-        yield samples
+        counts = arguments.progress is not None
+        total, pieces = in_pieces(data, at_once=at_once, carried=carried, count=counts)
+    return total, (_with_columns(samples, arguments, keep) for samples in pieces)
 
 
-def _check_columns(samples: Samples, arguments: PredictOptions, keep: list[str]) -> None:
-    """Refuse names of columns that are not there."""
+def _with_columns(samples: Samples, arguments: PredictOptions, keep: list[str]) -> Samples:
+    """Return the samples; DataError where a column that was asked for is not there."""
     wanted = [("--id-column", arguments.id_column), *(("--keep-columns", name) for name in keep)]
-    for option, name in wanted:
+    named = len(samples) or samples.found  # an empty .jsonl file names no columns
+    for option, name in wanted if named else ():
         if name and name not in samples.columns:
             hint = (
                 "Columns are those of a .csv, .jsonl, .parquet or hf: table; names are "
                 "case-sensitive."
             )
             raise DataError(f"{option} {name}: {samples.spec} has no such column", hint=hint)
+    return samples
 
 
 def plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.rows import as_batch, schema_of
 from hydrasurgeon.options.deciding import PredictOptions
 from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.columns import columns_of
+from hydrasurgeon.problems.columns import CUT, columns_of, with_cut
 from hydrasurgeon.problems.printed import Answers
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ class Predictor:
     @property
     def schema(self) -> pa.Schema:
         """The columns that come back, of a table with an `id`; it reads the manifest alone."""
-        return schema_of(columns_of(problem_of(self._opened.manifest.model)))
+        model = self._opened.manifest.model
+        return schema_of(columns_of(problem_of(model), cut=model.max_tokens is not None))
 
     def __call__(self, table: Any) -> Any:
         """The answers to a table's rows, or to a list of texts or images, in their order."""
@@ -122,7 +123,8 @@ class Predictor:
                 answers[i] = row
         if listed:
             return Answers(answers)
-        columns = columns_of(engine.problem)
+        columns = columns_of(engine.problem, cut=engine.facts.max_tokens is not None)
+        answers = [*map(with_cut, answers)] if CUT in columns else answers
         if not has_id:
             del columns[ID]
         told = {name: [row.get(name) for row in answers] for name in columns}

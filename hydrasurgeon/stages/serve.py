@@ -28,7 +28,7 @@ from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import NAMED, kind_read
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import ServeOptions
-from hydrasurgeon.problems.columns import columns_of, without_state
+from hydrasurgeon.problems.columns import CUT, columns_of, without_state
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -290,15 +290,16 @@ def _ready(
     most = MOST_BYTES[reads]
     if arguments.max_body is not None:
         most = arguments.max_body * MEGABYTE
-    columns = columns_of(model.problem)
+    known = opened.manifest.model
+    columns = columns_of(model.problem, cut=known.max_tokens is not None)
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
     tensors = {
         name: kind
         for name, kind in columns.items()
-        if name != "id" and (kind != "json" or name == "entities") and begun.get(name) is not None
+        if name == CUT
+        or (name != "id" and (kind != "json" or name == "entities") and begun.get(name) is not None)
     }
-    known = opened.manifest.model
     labels = known.labels or range(known.num_classes)
     if "top" not in columns or len({*labels}) < len(labels):
         labels = ()  # their probabilities could not be told apart

@@ -71,6 +71,18 @@ AT = {
             plain(self, command)
         Workshop.perform = perform
     """,
+    "the sixth answer": """
+        import hydrasurgeon.runtime.classifier as classifier
+        import hydrasurgeon.stages.predict as predict
+        predict.AHEAD, predict.PIECE, predict.AT_ONCE = 2, 1, 1
+        plain, answers = classifier.Classifier.ask, []
+        def asked(*rest, **more):
+            answers.append(plain(*rest, **more))
+            if len(answers) == 6:
+                strike()
+            return answers[-1]
+        classifier.Classifier.ask = asked
+    """,
     "a bug": "import hydrasurgeon.files.tensors as tensors\ntensors._combine = lambda *_: 1 / 0",
 }
 
@@ -87,7 +99,7 @@ def struck(
 import os, runpy, signal, sys
 def strike():
     os.kill(os.getpid(), {number})
-if {number}:
+if {number} and {number} != {signal.SIGKILL}:
     signal.signal({number}, signal.{"SIG_IGN" if ignored else usual})
 {textwrap.dedent(AT[at])}
 sys.argv = "hydrasurgeon {line}".split()
@@ -218,6 +230,29 @@ def test_an_interrupted_build_leaves_the_best_so_far(tmp_path: Path, name: str) 
     repeated = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True)
     assert repeated.returncode == 0, repeated.stderr
     assert json.loads(repeated.stdout)["interrupted"] is False
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_prediction_goes_on_by_the_same_command(
+    tiny: MAKE, images: Callable[..., str], tmp_path: Path, name: str
+) -> None:
+    """To the bytes of a run that nobody struck, and nothing is left beside them."""
+    tiny()
+    images()
+    number = signal.Signals[name].value
+    line = "predict vit --data data.npz --batch-size 4 -o"
+    done = struck(tmp_path, number, "the sixth answer", line=f"{line} a.csv")
+    assert done.returncode == (-number if name == "SIGKILL" else 128 + number)
+    assert not (tmp_path / "a.csv").exists()
+    assert len([*tmp_path.glob(".a.csv.unfinished/*.jsonl")]) == 2
+    if name != "SIGKILL":
+        assert printed(done, "go on") == [*line.split(), "a.csv"]
+    repeated = struck(tmp_path, 0, "the sixth answer", line=f"{line} a.csv")
+    assert repeated.returncode == 0, repeated.stderr
+    assert "16 rows were there already" in repeated.stderr
+    assert struck(tmp_path, 0, "the sixth answer", line=f"{line} whole.csv").returncode == 0
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert not [*tmp_path.glob(".*.unfinished")]
 
 
 def test_an_ignored_signal_is_ignored(tiny: MAKE, tmp_path: Path) -> None:

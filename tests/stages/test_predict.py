@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
@@ -88,36 +91,166 @@ def test_shards_joined_are_one_run(ready: Path) -> None:
         assert parts == (ready / "all.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
-def test_a_repeated_run_starts_over(
-    ready: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+PREDICT = "hydrasurgeon.stages.predict"
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces, and tables at once, of eight rows for batches of four."""
+    for name, rows in (("AHEAD", 2), ("PIECE", 1), ("AT_ONCE", 1)):
+        monkeypatch.setattr(f"{PREDICT}.{name}", rows)
+
+
+class Asked:
+    """Counts batches that a model answers, of which one may be interrupted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Any = Classifier) -> None:
+        self.batches, self.last, plain = 0, 1 << 30, engine.ask
+
+        def ask(model: Any, inputs: Any, **how: Any) -> Any:
+            if self.batches == self.last:
+                raise KeyboardInterrupt
+            self.batches += 1
+            return plain(model, inputs, **how)
+
+        monkeypatch.setattr(engine, "ask", ask)
+
+    def interrupted(self, after: int, source: Path, **options: Any) -> None:
+        """Predict, and be interrupted after so many batches."""
+        self.batches, self.last = 0, after
+        with pytest.raises(KeyboardInterrupt):
+            hs.predict(source, **options)
+        self.batches, self.last = 0, 1 << 30
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", ""])
+@pytest.mark.parametrize("data", ["data.npz", "t.csv", "t.parquet"])
+@pytest.mark.usefixtures("small_pieces")
+def test_a_repeated_run_goes_on_to_the_same_bytes(
+    ready: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, data: str, kind: str, killed: bool
 ) -> None:
-    """Whatever a killed one left, the answers are those to the data that is there now."""
-    data, out = ready / "changed.npz", ready / f"b.{kind}"
-    pixels = np.load(ready / "data.npz")["images"]
-    np.savez(data, images=pixels)
-    ask, calls = Classifier.ask, []
+    """Interrupted twice: what was answered is not answered again, and nothing is left of it."""
+    source = ready / "c" if data == "data.npz" else texts / "bert"
+    batches = 23 if data == "data.npz" else 8
+    names = [f"{name}.{kind}" if kind else f"{name}/" for name in ("a", "fresh")]
+    options = {"data": str(ready / data), "batch_size": 4, "device": "cpu", "skip_bad": True}
+    asked = Asked(monkeypatch)
+    out = f"{ready}/{names[0]}"
+    with monkeypatch.context() as patched:
+        if killed:  # a killed process does not clean up
+            patched.setattr("hydrasurgeon.files.atomic.remove", lambda path: None)
+        asked.interrupted(3, source, out=out, **options)
+        asked.interrupted(3, source, out=out, **options)
+    assert not Path(out).exists()
+    done = hs.predict(source, out=out, **options)
+    assert asked.batches == batches - 4
+    assert f"{16} rows were there already, of an interrupted command" in done.notes
+    assert not [*ready.glob(".*")]
+    asked.batches = 0
+    fresh = hs.predict(source, out=f"{ready}/{names[1]}", **options)
+    assert asked.batches == batches
+    assert (done.rows, done.answers) == (fresh.rows, fresh.answers)
+    assert contents(Path(out)) == contents(Path(f"{ready}/{names[1]}"))
 
-    def broken(model: Any, inputs: Any, **how: Any) -> Any:
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        calls.append(1)
-        return ask(model, inputs, **how)
 
-    monkeypatch.setattr(Classifier, "ask", broken)
-    # A killed process does not clean up.
-    monkeypatch.setattr("hydrasurgeon.files.atomic._remove", lambda path: None)
-    with pytest.raises(KeyboardInterrupt):
-        hs.predict(ready / "c", data=str(data), out=out, batch_size=16)
-    monkeypatch.undo()
-    assert not out.exists()
-    assert [*ready.glob(f".{out.name}.*.part")]
-    np.savez(data, images=pixels[::-1])
-    assert hs.predict(ready / "c", data=str(data), out=out, batch_size=16).rows == 90
-    hs.predict(ready / "c", data=str(data), out=ready / f"fresh.{kind}", batch_size=16)
-    assert out.read_bytes() == (ready / f"fresh.{kind}").read_bytes()
-    assert not [*ready.glob(f".{out.name}*")]
-    assert not [*ready.glob("*.partial")]
+def contents(path: Path) -> list[bytes]:
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [file.read_bytes() for file in files]
+
+
+def _other_data(place: Path) -> dict[str, Any]:
+    lines = (place / "t.csv").read_text().splitlines()
+    (place / "t.csv").write_text("\n".join([lines[0], *lines[:0:-1]]))
+    return {}
+
+
+def _other_kept_column(place: Path) -> dict[str, Any]:
+    text = (place / "t.csv").read_text()
+    (place / "t.csv").write_text(text.replace(",0\n", ",100\n"))
+    return {}
+
+
+def _other_weights(place: Path) -> dict[str, Any]:
+    weights = load_file(place / "bert" / "model.safetensors")
+    name = next(name for name in weights if name.startswith("classifier") and "weight" in name)
+    weights[name] = -weights[name]
+    save_file(weights, place / "bert" / "model.safetensors", metadata={"format": "pt"})
+    return {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _other_data,
+        _other_kept_column,
+        _other_weights,
+        lambda _: {"top": 2},
+        lambda _: {"dtype": "float64"},
+        lambda _: {"id_column": "more"},
+        lambda _: {"batch_size": 2},
+    ],
+)
+@pytest.mark.usefixtures("small_pieces")
+def test_answers_of_other_work_are_not_taken(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], dict[str, Any]]
+) -> None:
+    asked = Asked(monkeypatch)
+    options = {"data": str(texts / "t.csv"), "batch_size": 4, "device": "cpu"}
+    options |= {"keep_columns": "more"}
+    asked.interrupted(3, texts / "bert", out=texts / "a.jsonl", **options)
+    assert (texts / ".a.jsonl.unfinished").is_dir()
+    options |= change(texts)
+    done = hs.predict(texts / "bert", out=texts / "a.jsonl", **options)
+    assert not any("were there already" in note for note in done.notes)
+    hs.predict(texts / "bert", out=texts / "fresh.jsonl", **options)
+    assert (texts / "a.jsonl").read_bytes() == (texts / "fresh.jsonl").read_bytes()
+    assert not (texts / ".a.jsonl.unfinished").exists()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_damaged_piece_is_answered_again(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    options = {"data": str(texts / "t.jsonl"), "batch_size": 4, "device": "cpu"}
+    asked.interrupted(7, texts / "bert", out=texts / "a.jsonl", **options)
+    pieces = sorted((texts / ".a.jsonl.unfinished").iterdir(), key=lambda path: path.read_bytes())
+    assert len(pieces) == 3
+    for path, content in zip(pieces, (b"", b"x" * 70, None), strict=True):
+        path.write_bytes(path.read_bytes()[:-5] if content is None else content)
+    done = hs.predict(texts / "bert", out=texts / "a.jsonl", **options)
+    assert (asked.batches, done.rows) == (8, 30)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_rows_that_could_not_be_read_are_kept_for_who_leaves_them_out(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows before a bad one need not be answered again with `skip_bad`; without it, it is named."""
+    lines = (texts / "t.jsonl").read_text().splitlines()
+    lines[19] = '{"text": "", "more": 19}'
+    (texts / "t.jsonl").write_text("\n".join(lines))
+    asked = Asked(monkeypatch)
+    options = {"data": str(texts / "t.jsonl"), "batch_size": 4, "device": "cpu"}
+    options |= {"out": texts / "a.jsonl"}
+    for _ in range(2):
+        with pytest.raises(DataError, match="row 3 has no text"):
+            hs.predict(texts / "bert", **options)
+    assert asked.batches == 4
+    asked.interrupted(3, texts / "bert", skip_bad=True, **options)
+    with pytest.raises(DataError, match="row 3 has no text"):
+        hs.predict(texts / "bert", **options)
+    done = hs.predict(texts / "bert", skip_bad=True, **options)
+    assert done.answers["error"] == 1
+    assert "24 rows were there already, of an interrupted command" in done.notes
+
+
+def test_a_few_rows_leave_nothing_beside_the_output(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, before = Asked(monkeypatch), {*texts.iterdir()}
+    options = {"data": str(texts / "t.jsonl"), "batch_size": 4, "device": "cpu"}
+    asked.interrupted(7, texts / "bert", out=texts / "a.jsonl", **options)
+    assert {*texts.iterdir()} == before
 
 
 def test_a_table_is_harmless_in_a_spreadsheet_and_on_a_terminal(tmp_path: Path) -> None:
@@ -232,9 +365,6 @@ def test_a_line_that_is_not_utf8(
         assert run([*command, *more]) == code
         told = capfd.readouterr()
         assert "stdin: row 1 holds str, not text in UTF-8" in (told.err if code else told.out)
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert run(command) == 5  # as an empty file
-    assert "stdin: holds no samples" in capfd.readouterr().err
 
 
 def test_texts_of_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -335,6 +465,28 @@ def test_without_a_state(ready: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert "no decision state" in " ".join(shown.err.split())
 
 
+def test_answers_that_are_not_finite_are_refused(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON has no word for them; a table would say `inf`."""
+    from hydrasurgeon.runtime import answering
+
+    plain = answering.decide
+
+    def decided(*of: Any) -> Any:
+        answers = plain(*of)
+        return replace(answers, ood_score=answers.ood_score + np.inf)
+
+    monkeypatch.setattr(answering, "decide", decided)
+    for kind in ("jsonl", "csv"):
+        out, data = ready / f"a.{kind}", str(ready / "data.npz")
+        capsys.readouterr()
+        command = ["predict", str(ready / "c"), "--data", data, "-o", str(out), "--device", "cpu"]
+        assert run(command) == 3
+        assert "c.safetensors: an answer is NaN or infinite" in capsys.readouterr().err
+        assert not out.exists()
+
+
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     """A model of texts, and the same 30 of them in every kind of table."""
@@ -353,24 +505,22 @@ def texts(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv", "json"])
 def test_a_table_in_pieces_gives_the_rows_of_the_whole(
-    texts: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+    texts: Path, ending: str, request: pytest.FixtureRequest
 ) -> None:
     options = {"batch_size": 4, "device": "cpu", "keep_columns": "more"}
     whole = hs.predict(texts / "bert", data=str(texts / f"t.{ending}"), **options)
-    monkeypatch.setattr("hydrasurgeon.stages.predict.AT_ONCE", 7)
+    request.getfixturevalue("small_pieces")
     pieces = hs.predict(texts / "bert", data=str(texts / f"t.{ending}"), **options)
     assert [*pieces] == [*whole]
     assert [row["id"] for row in pieces] == [*range(30)]
     assert [int(row["more"]) for row in pieces] == [*range(30)]
 
 
-def test_a_row_that_cannot_be_read_is_named_in_its_piece(
-    texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("small_pieces")
+def test_a_row_that_cannot_be_read_is_named_in_its_piece(texts: Path) -> None:
     lines = (texts / "t.jsonl").read_text().splitlines()
     lines[19] = '{"text": "", "more": 19}'
     (texts / "t.jsonl").write_text("\n".join(lines))
-    monkeypatch.setattr("hydrasurgeon.stages.predict.AT_ONCE", 8)
     options = {"batch_size": 4, "device": "cpu"}
     with pytest.raises(DataError, match="from row 16 on: row 3 has no text"):
         hs.predict(texts / "bert", data=str(texts / "t.jsonl"), **options)
@@ -378,10 +528,10 @@ def test_a_row_that_cannot_be_read_is_named_in_its_piece(
     assert [i for i, row in enumerate(done) if "error" in row] == [19]
 
 
+@pytest.mark.usefixtures("small_pieces")
 def test_a_folder_of_parquet_holds_the_rows_of_one_file(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hydrasurgeon.stages.predict.AT_ONCE", 8)
     monkeypatch.setattr("hydrasurgeon.files.rows.PART", 8)
     options = {"data": str(texts / "t.parquet"), "batch_size": 4, "device": "cpu"}
     hs.predict(texts / "bert", out=texts / "one.parquet", **options)
@@ -397,13 +547,16 @@ def test_a_folder_of_parquet_holds_the_rows_of_one_file(
     assert [path.name for path in (texts / "parts").iterdir()] == ["part-00000.parquet"]
 
 
-def test_a_folder_that_could_not_be_finished_is_not_there(
-    texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("small_pieces")
+def test_a_folder_that_could_not_be_finished_is_not_there(texts: Path) -> None:
+    """What was answered is: who mends the data goes on."""
     lines = (texts / "t.jsonl").read_text().splitlines()
     (texts / "t.jsonl").write_text("\n".join([*lines, "no json"]))
-    monkeypatch.setattr("hydrasurgeon.stages.predict.AT_ONCE", 8)
-    before = {*texts.iterdir()}
+    before, options = {*texts.iterdir()}, {"device": "cpu", "batch_size": 4}
     with pytest.raises(DataError, match="line 31"):
-        hs.predict(texts / "bert", data=str(texts / "t.jsonl"), device="cpu", out=f"{texts}/parts/")
-    assert {*texts.iterdir()} == before
+        hs.predict(texts / "bert", data=str(texts / "t.jsonl"), out=f"{texts}/parts/", **options)
+    assert {*texts.iterdir()} == {*before, texts / ".parts.unfinished"}
+    (texts / "t.jsonl").write_text("\n".join(lines))
+    done = hs.predict(texts / "bert", data=str(texts / "t.jsonl"), out=f"{texts}/parts/", **options)
+    assert done.rows == 30
+    assert {*texts.iterdir()} == {*before, texts / "parts"}
