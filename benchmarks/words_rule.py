@@ -38,7 +38,8 @@ from hydrasurgeon.decision.words import STRENGTHS, Kind, path
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import PROBLEMS, problem_of
-from hydrasurgeon.problems.base import Outputs, Problem
+from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.problems.classes import Classes
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
 
@@ -59,7 +60,7 @@ Weights = tuple[float, float]
 class Pool:
     """What a model and bag-of-words models say of VAL and TEST together."""
 
-    problem: Problem
+    problem: Classes
     logits: Floats
     """[row, member, class]."""
     read: Floats
@@ -110,6 +111,7 @@ def pool_of(task: str, shared: Path, cache: Path, *, tuned: bool) -> Pool:
         np.savez_compressed(kept, **packed)
     with np.load(kept) as held:
         problem = PROBLEMS[str(held["problem"])]
+        assert isinstance(problem, Classes)
         logits, read = (held[name].astype(np.float64) for name in ("logits", "read"))
         return Pool(problem, logits, read, held["labels"])
 

@@ -232,6 +232,12 @@ class Family(ABC):
         """
         assert not files  # there are no companions
 
+    def padded_right(
+        self, model: Model, files: Mapping[str, str]
+    ) -> tuple[Model, Mapping[str, str]]:
+        """Return a model and its companions with a tokenizer that pads on the right."""
+        return model, files
+
     def directory(self, manifest: Manifest) -> dict[str, str]:
         """The text files that sit beside the weights in the family's own directory layout."""
         return {}

@@ -90,9 +90,7 @@ def _pads_left(opened: Checkpoint) -> bool:
 
 def _padded_right(opened: Checkpoint) -> Checkpoint:
     """Return the checkpoint with a tokenizer that pads on the right, as all engines do."""
-    from hydrasurgeon.families.hf_encoder.companions import padded_right
-
-    model, files = padded_right(opened.manifest.model, opened.files)
+    model, files = opened.family.padded_right(opened.manifest.model, opened.files)
     return replace(opened, manifest=rewritten(opened.manifest, model=model), files=files)
 
 

@@ -320,6 +320,7 @@ def test_windows_by_hand(spaced: Any) -> None:
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
         padding=True,
+        padding_side="right",
     )
     best: dict[int, tuple[float, int]] = {}
     windows = made["offset_mapping"]

@@ -195,7 +195,7 @@ def test_before_and_after_are_of_the_part_that_did_not_fit(world: World) -> None
 
 def test_the_promises_hold_on_fresh_data(world: World) -> None:
     val = world.inside(3000)
-    wanted = promise(coverage=0.9, risk=0.002, ood_score="msp")
+    wanted = promise(coverage=0.9, risk=0.005, ood_score="msp")
     state, _ = fit_state(val, wanted, Grounds())
     fresh = world.inside(8000)
     assert fresh.labels is not None
@@ -208,7 +208,7 @@ def test_the_promises_hold_on_fresh_data(world: World) -> None:
     assert covered[0] == pytest.approx(0.9, abs=0.02)
     assert covered[1] >= covered[0]
     wrong = ((found.labels != fresh.labels)[~found.abstain]).astype(np.float64).mean()
-    assert float(wrong) <= 0.002
+    assert float(wrong) <= 0.005
     assert 0 < found.abstain.astype(np.float64).mean() < 1
     losses = state.record.nll
     assert losses["temperature"] <= losses["before"]

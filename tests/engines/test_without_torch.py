@@ -412,7 +412,6 @@ BROKEN: dict[str, tuple[Callable[[Path], object], Callable[[Path], object], str]
 NO_DATA: dict[str, tuple[str, bytes]] = {
     "another column": ("t.csv", b"words\ngood film\n"),
     "no text": ("t.csv", b'text\ngood film\n""\n'),
-    "no rows": ("t.csv", b"text\n"),
     "other bytes": ("t.csv", "text\ncaf\u00e9\n".encode("latin-1")),
     "no JSON": ("t.jsonl", b'{"text": "a"}\n{text\n'),
     "a number": ("t.jsonl", b'{"text": 3}\n'),

@@ -325,7 +325,7 @@ def test_answers(reranker: Path, tmp_path: Path) -> None:
     header = (tmp_path / "a.csv").read_text().splitlines()[0]
     assert (
         header
-        == "id,probability,logit,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer"
+        == "id,probability,logit,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer,cut"
     )
     model = hs.load(out, device="cpu")
     assert "yes" in {

@@ -483,7 +483,9 @@ def test_answers_that_are_not_finite_are_refused(
         capsys.readouterr()
         command = ["predict", str(ready / "c"), "--data", data, "-o", str(out), "--device", "cpu"]
         assert run(command) == 3
-        assert "c.safetensors: an answer is NaN or infinite" in capsys.readouterr().err
+        assert (
+            "c.safetensors: its answers hold NaN or infinity (ood_score)" in capsys.readouterr().err
+        )
         assert not out.exists()
 
 

@@ -15,9 +15,9 @@ from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
+from hydrasurgeon.files.foreign import portable_entry
 from hydrasurgeon.files.manifest import Score, SingleManifest
 from hydrasurgeon.heads import Head, Kept, all_heads, count, removal_order
-from hydrasurgeon.files.foreign import portable_entry
 from hydrasurgeon.measuring.sets import check_once, kind_read, parse_ood
 from hydrasurgeon.options.base import stage
 from probing.options import ProbeOptions

@@ -41,6 +41,7 @@ from hydrasurgeon.families.hf_encoder.companions import (
     files_sha256,
     image_processor,
     load_tokenizer,
+    padded_right,
     preprocess,
     white_behind,
 )
@@ -146,6 +147,7 @@ class HFEncoder(OfImages):
     refuses_by_config = True
     companions = staticmethod(companions)
     check_files = staticmethod(check_recorded)
+    padded_right = staticmethod(padded_right)
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
     """What config.json says and what tensors are called, by model type."""
     reader: ClassVar[str] = "AutoTokenizer"
