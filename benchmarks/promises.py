@@ -31,6 +31,7 @@ from hydrasurgeon.decision import split
 from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import decide
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Outputs
@@ -151,7 +152,10 @@ def splits(draws: int) -> Iterator[dict[str, Any]]:
     """What comes of VAL of which one row in so many fits."""
     centres = np.random.default_rng(1).normal(size=(CLASSES, WIDTH)) * 0.45
     biases = 2 * (-(centres**2).sum(axis=1) / 2)
-    options = CalibrateOptions.of("", data="", out="", ood_score="auto", risk=0.1)
+    options = [
+        CalibrateOptions.of("", data="", out="", ood_score="auto", risk=risk)
+        for risk in (0.1, None)
+    ]
     for rows in ROWS:
         for fits in (2, 3, 4):
             split.FITS = fits
@@ -160,7 +164,11 @@ def splits(draws: int) -> Iterator[dict[str, Any]]:
             for _ in range(draws):
                 val, foreign = seen(rows, random, centres), seen(100, random, centres, 0.45)
                 grounds = Grounds([(2 * centres, biases)], None, [foreign])
-                state, _ = fit_state(val, options, grounds)
+                try:
+                    state, _ = fit_state(val, options[0], grounds)
+                except DataError:  # the risk cannot be promised: nothing is answered
+                    state, _ = fit_state(val, options[1], grounds)
+                refused = state.record.abstain is None
                 decided = decide(state, fresh.logits, fresh.features)
                 held = 1 - decided.probabilities <= state.record.conformal.threshold
                 scores = [decided.ood_score, state.ood_score(odd.logits, odd.features)]
@@ -169,7 +177,10 @@ def splits(draws: int) -> Iterator[dict[str, Any]]:
                     {
                         "coverage": float(of_labels(held, fresh.truth).mean()),
                         "flagged": float(decided.unfamiliar.mean()),
-                        "answered": 1 - float((decided.abstain | decided.unfamiliar).mean()),
+                        "answered": 0.0
+                        if refused
+                        else float((~decided.abstain & ~decided.unfamiliar).mean()),
+                        "refused": float(refused),
                         "nll": -float(np.log(chances).mean()),
                         "auroc": auroc(*scores) or 0.0,
                     }
