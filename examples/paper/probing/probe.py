@@ -161,7 +161,7 @@ def _settings(arguments: ProbeOptions) -> dict[str, Any]:
         "data": portable_entry(arguments.data),
         "ood": [portable_entry(o) for o in arguments.ood],
         "corrupt": list(arguments.corrupt) or (["all"] if arguments.shift is None else []),
-        "shift": portable_entry(arguments.shift),
+        "shift": arguments.shift and portable_entry(arguments.shift),
     }
     plain = (
         "method",
