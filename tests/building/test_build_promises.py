@@ -170,7 +170,7 @@ def test_what_cannot_be_promised_is_said_and_loses_nothing(
         said = capsys.readouterr()
         assert "it never abstains, for --risk 0.03 cannot be promised" in said.out
         assert (
-            "note: macs=1: written without --risk, which cannot be promised: no threshold"
+            "note: macs=1: written without --risk, which cannot be promised: --risk 0.03: 600 rows cannot promise it"
             in said.err
         )
         assert "error: --risk: not promised by macs=1, macs=1.2" in said.err

@@ -95,8 +95,10 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
 
     progress.line = lines.append  # type: ignore[attr-defined]
     built = tasks.front(budget="macs=0.5,0.8,1.5", progress=progress)
-    # The plan is told first, then in which of its stages the work is.
-    assert lines[: len(built.plan)][1:] == list(built.plan[1:])
+    # The labels come first, then the plan, then the stage that runs.
+    assert {f"{name}.npz: 3 classes, 30 rows each" for name in ("train", "val")} <= set(lines)
+    first = lines.index(built.plan[1])
+    assert lines[first : first + len(built.plan) - 1] == list(built.plan[1:])
     assert built.plan[2].startswith("2. the other models, and their mean: about ")
     assert any(line.startswith(f"stage 1 of {len(built.plan) - 1}; ") for line in lines)
     assert built.to_json()["summary"] == built.summary

@@ -29,6 +29,10 @@ def table(place: Path, seed: int, rows: int = 120) -> str:
 @pytest.mark.slow
 def test_what_is_shown_is_what_eval_says(tmp_path: Path) -> None:
     train, val = (table(tmp_path / f"{name}.jsonl", seed) for name, seed in (("t", 1), ("v", 2)))
+    tokens = {str(json.loads(line)["tokens"]) for line in Path(train).read_text().splitlines()}
+    rows = [json.loads(line) for line in Path(val).read_text().splitlines()]
+    new = [json.dumps(row) for row in rows if str(row["tokens"]) not in tokens]
+    Path(val).write_text("\n".join(new) + "\n")  # `build` leaves out rows that trained the model
     model = tmp_path / "model.safetensors"
     settings = {"lr": "5e-3", "epochs": "6"}
     hs.finetune(tiny_tokens.write(tmp_path / "tagger"), data=train, set=settings, out=model)

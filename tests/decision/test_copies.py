@@ -82,7 +82,7 @@ def test_promises_hold_with_copies(kind: str) -> None:
             flagged.append(unfamiliar)
             (note,) = (note for note in notes if "copies" in note)
             assert note.startswith("thresholds hold with and without the ")
-    assert len(covered) > 0.7 * DRAWS
+    assert len(covered) > 0.5 * DRAWS
     assert broken <= 0.05 * DRAWS
     assert np.mean(covered) >= 0.9 - 2 * np.std(covered) / np.sqrt(len(covered))
     assert np.mean(flagged) <= 0.05 + 2 * np.std(flagged) / np.sqrt(len(flagged))
