@@ -73,6 +73,11 @@ showdown: $(STAMP)  ## the demonstration: SetFit, Trainer and build on the same 
 	$(BIN)/python benchmarks/showdown.py --data $(DATA) --cache build/showdown --others $(OTHERS) --times
 	$(BIN)/python tools/render_docs.py
 
+TABLE ?= all
+SCALE ?= small
+paper: $(STAMP)  ## the paper's tables: TABLE=1, SCALE=small or paper, ARGS="--place imagenet=FOLDER"
+	$(BIN)/python examples/paper/tables.py $(TABLE) --scale $(SCALE) $(ARGS)
+
 bench-test: $(STAMP)  ## the tests of the benchmarks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m bench $(ARGS)
 
@@ -85,4 +90,4 @@ size: $(STAMP)  ## print how large the package is
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo test test-slow fuzz crash format lint types check docs bench front showdown bench-test language size clean
+.PHONY: help setup demo paper test test-slow fuzz crash format lint types check docs bench front showdown bench-test language size clean

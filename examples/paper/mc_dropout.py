@@ -1,14 +1,15 @@
 """MC Dropout (Gal & Ghahramani, 2016; paper Table 2) as a predictions file, whose passes are members.
 
-    python mc_dropout.py single.safetensors 10 mc.safetensors TEST near:yelp=YELP far:trec=TREC …
+    python mc_dropout.py single.safetensors 10 mc.safetensors TEST near:yelp=YELP far:trec=TREC … [--rate 0.1]
     hydrasurgeon eval --predictions-in mc.safetensors
 
-Pass m draws its masks from seed m, anew for every batch, of the dropout that the model was built with.
+Pass m draws its masks from seed m, anew for every batch. They are those of the dropout that the model was built with; --rate sets that of
+the layers' residual branches, as the recipe's `dropout` did while it was tuned. A ViT's file does not say with which rate that was.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, fit_classes, moved, open_data
+from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
 from hydrasurgeon.problems import problem_of
 from hydrasurgeon.problems.base import Outputs
@@ -50,12 +52,18 @@ def answers(model: hs.Classifier, spec: str, passes: int, device: str) -> tuple[
 
 
 @torch.no_grad()
-def run(checkpoint: str, passes: int, out: Path, data: str, ood: list[str]) -> None:
+def run(
+    checkpoint: str, passes: int, out: Path, data: str, ood: list[str], rate: float | None = None
+) -> None:
+    """Write the passes' logits on the test data and on each OOD set."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = hs.load(checkpoint, device=device)
+    if rate is not None:
+        for dropout in family_of(model.manifest.model).dropouts(model.module):
+            dropout.p = rate
     on = list(dropping(model.module))
     if not on:
-        raise SystemExit(f"{checkpoint}: was built without dropout")
+        raise SystemExit(f"{checkpoint}: no layer drops anything. Give --rate.")
     for part in on:
         part.training = True
     logits, labels = answers(model, data, passes, device)
@@ -76,6 +84,27 @@ def run(checkpoint: str, passes: int, out: Path, data: str, ood: list[str]) -> N
     write_predictions(predictions, out)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint")
+    parser.add_argument("passes", type=int)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("data")
+    parser.add_argument("ood", nargs="*", metavar="near:NAME=D")
+    parser.add_argument("--ood", dest="more", action="extend", nargs=1, default=[])
+    parser.add_argument("--rate", type=float)
+    options = parser.parse_intermixed_args()
+    run(
+        options.checkpoint,
+        options.passes,
+        options.out,
+        options.data,
+        [*options.ood, *options.more],
+        options.rate,
+    )
+
+
 if __name__ == "__main__":
-    source, number, target, data, *others = sys.argv[1:]
-    run(source, int(number), Path(target), data, [word for word in others if word != "--ood"])
+    main()

@@ -1,0 +1,84 @@
+"""examples/paper/tables.py: the commands of all tables, and a table made from end to end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from hydrasurgeon.cli.app import application
+
+PAPER = Path(__file__).parents[2] / "examples" / "paper"
+PLACES = ("imagenet", "openood", "tiny_imagenet", "places", "texts")
+SCALES = ("small", "paper")
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Import the script."""
+    monkeypatch.syspath_prepend(str(PAPER))
+    import tables
+
+    yield tables
+    for name in ("tables", "settings"):
+        sys.modules.pop(name)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_command_is_one_of_ours(scale: str, tmp_path: Path) -> None:
+    line = [sys.executable, str(PAPER / "tables.py"), "all", "--scale", scale, "--seeds", "1"]
+    line += [word for name in PLACES for word in ("--place", f"{name}=/data/{name}")]
+    line += ["--work", str(tmp_path), "--dry-run"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    *commands, count = done.stdout.splitlines()
+    assert count == f"{len(commands)} commands"
+    used = set()
+    for command in commands:
+        words = shlex.split(command.partition("$ ")[2])
+        if words[:2] != ["-m", "hydrasurgeon"]:
+            assert Path(words[0]).parent == PAPER
+            assert Path(words[0]).exists()
+            continue
+        called = get_command(application(None)).commands[words[2]]  # type: ignore[attr-defined]
+        called.make_context(words[2], words[3:])
+        used.add(words[2])
+    assert used == {"score", "prune", "finetune", "fuse", "eval"}
+
+
+@pytest.mark.slow
+def test_a_table_is_made(tables: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two epochs of a few samples: every file is made once, and every figure of the table is there."""
+    monkeypatch.setenv("PYTHONPATH", str(PAPER.parents[1]))
+    few = "--limit 128 --set epochs=1"
+    clothes = tables.SCALES["small"]["clothes"]
+    small = replace(
+        clothes, training=f"{clothes.training} {few}", tuning=f"{clothes.tuning} {few}", limit=40
+    )
+    shop = tables.Workshop(small, 0, tmp_path, {"here": str(PAPER)}, dry=False)
+    results = tables.Results(tmp_path / "results.json")
+    table = tables.TABLES["11"]
+    for row in table.rows:
+        results.add(shop.measure(table, row), "11", "clothes", row.name, "0")
+    made = [command for command in shop.commands if " eval " not in command]
+    assert len(made) == len(set(made))
+    assert results.holds("11", "clothes", "Single", "0")
+    assert not results.holds("11", "clothes", "Single", "1")
+    rows = json.loads((tmp_path / "results.json").read_text())["11"]["clothes"]
+    for row in rows.values():
+        assert set(table.columns) <= set(row["0"])
+    assert (
+        rows["Single"]["0"]["params"]
+        < rows["Hydra (Circ)"]["0"]["params"]
+        < rows["Hydra (Circ), separate MLPs"]["0"]["params"]
+    )
+    lines = tables.markdown(table, {"clothes": rows}).splitlines()
+    assert len(lines) == 2 + len(table.rows)
+    assert lines[-1].count("|") == len(table.columns) + 2
