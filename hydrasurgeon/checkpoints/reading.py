@@ -225,7 +225,7 @@ def _recorded(
     model = manifest.model
     # The same command again, after one that wrote the manifest, says nothing else than it.
     bare = Bare(tensors, str(path), arch=arch)
-    name = (bare.asked or model.arch).partition(",")[0]
+    name = (bare.arch_name or model.arch).partition(",")[0]
     if arch is not None and (bare.asked_family, name) != (model.family, model.arch):
         raise UsageError(
             f"--arch {arch}: {path} already says that it is {model.family}:{model.arch}"
