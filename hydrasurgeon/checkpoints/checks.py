@@ -129,8 +129,9 @@ def record_check(manifest: Manifest) -> Check:
 
 
 def _config(checkpoint: Checkpoint) -> Iterator[Check]:
-    """Check that a config of ours agrees with the manifest: else other libraries would run another
-    model.
+    """Check that a config of ours agrees with the manifest.
+
+    Otherwise other libraries would run another model.
     """
     family = checkpoint.family
     name, config = family.config_file, config_of(checkpoint.path)[1]

@@ -50,8 +50,8 @@ def pinned(spec: str, path: Path) -> str:
 
 
 def network_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of huggingface_hub when the hub is out of reach, with those of its HTTP
-    library.
+    """Return the errors that huggingface_hub and its HTTP library raise when the hub is out of
+    reach.
     """
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
 PREFIX = "members.{}.{}"
-"""Name of a tensor that belongs to one member: the member's number, then the name in a single
-model.
-"""
+"""Name of a tensor of one member: the member's number, then the name in a single model."""
 FLOATS = ("BF16", "F16", "F32", "F64")
 """Types in which weights may be stored."""
 

@@ -67,8 +67,9 @@ def _sweep_within(folder: Path) -> None:
 
 
 def _foreign(folder: Path) -> list[str]:
-    """List the names in a folder that belong to no checkpoint of ours there; all names if there is
-    none.
+    """List the names in a folder that belong to no checkpoint of ours.
+
+    Without such a checkpoint there, all names.
     """
     _sweep_within(folder)
     names = {entry.name for entry in folder.iterdir()}

@@ -110,9 +110,7 @@ def score_key(
 
 
 def neurons_key(method: str | None) -> ScoreKey:
-    """Return the key of neuron scores: the heads' criterion, or taylor if that does not score
-    neurons.
-    """
+    """Return the key of neuron scores: the heads' criterion if it scores neurons, else taylor."""
     name = ScoreKey.parse(method or "taylor").method
     of_heads = CRITERIA.get(name)
     return ScoreKey(name if of_heads and of_heads.neurons else "taylor", part="neurons")
@@ -136,9 +134,7 @@ def criterion(key: ScoreKey | str, *, option: str = "--method") -> Criterion:
 
 
 def chooser(key: ScoreKey | str) -> Callable[..., tuple[dict[str, Layers], tuple[str, ...]]]:
-    """Return the function that maps a criterion's scores and an amount to the kept heads, and
-    notes.
-    """
+    """Return the function that maps scores and an amount to the kept heads, and notes."""
     choose: Callable[..., tuple[dict[str, Layers], tuple[str, ...]]] = imported(
         criterion(key).choose
     )

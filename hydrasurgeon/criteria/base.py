@@ -33,9 +33,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Criterion:
-    """Entry of a criterion in the table, with its needs and abilities; places are
-    `module:function`.
-    """
+    """Entry of a criterion in the table: places (`module:function`), needs and abilities."""
 
     score: str
     """Subject → HeadScores, Verdict, or the Score of a criterion that ranks heads by removing them.

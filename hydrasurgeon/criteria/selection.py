@@ -62,9 +62,7 @@ def choose(
 def movable(
     manifest: SingleManifest, score: Score, *, layers: str | None, tower: str | None
 ) -> list[Head]:
-    """List the heads that may go: of these layers, in this tower, or in the towers that were
-    scored.
-    """
+    """List the heads that may go: of these layers, in this tower or in all scored towers."""
     if score.order is not None and tower is None:
         tower = score.settings.get("tower")  # the order holds no others
     towers = parse_towers(tower, manifest.towers)

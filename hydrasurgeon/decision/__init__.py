@@ -1,3 +1,1 @@
-"""Decision states: calibration, OOD scores, prediction sets and abstention; pure functions in
-float64.
-"""
+"""Decision states: calibration, OOD scores, prediction sets, abstention; pure, in float64."""

@@ -162,9 +162,7 @@ def fit_state(
 
 
 def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
-    """Return the record's sizes of a fit: members, width of the features, number of kept
-    dimensions.
-    """
+    """Return the sizes of a fit for the record: members, width of the features, kept rows."""
     if fitted is None:
         return {}
     sizes = fitted.sizes

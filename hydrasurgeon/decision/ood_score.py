@@ -42,9 +42,7 @@ by a point.
 # standardises and chooses.
 SHARE = 0.8
 LINEAR = 0.01
-"""Largest error, as a fraction of the largest logit, that still counts as a linear classifier:
-bfloat16 rounds so much.
-"""
+"""Largest error of a linear classifier, as a fraction of the largest logit: bfloat16 rounds so."""
 KNN = ("knn/50", "knn/10", "knn/5", "knn/1")
 """Neighbours that knn may ask for; of equals the first."""
 PARTS = 4

@@ -139,8 +139,9 @@ class State:
         return self.problem.answers(logits, self.constants)
 
     def certainty(self, logits: ndarray) -> Scores:
-        """Return the certainty of each sample's answer, which a cascade compares with its
-        threshold.
+        """Return the certainty of each sample's answer.
+
+        A cascade compares it with its threshold.
 
         With many labels it is that of the least certain one.
         """

@@ -88,8 +88,9 @@ class Family(ABC):
     config_file: ClassVar[str] = "config.json"
     """The file in a directory that says which model it is."""
     needs_config: ClassVar[bool] = False
-    """True if tensors alone do not identify the model: the config beside a weight file is then read
-    too.
+    """True if tensors alone do not identify the model.
+
+    The config beside a weight file is then read too.
     """
     weight_files: ClassVar[tuple[str, ...]] = (WEIGHTS,)
     """Names of weight files in a directory; the first is the one that is written."""
@@ -128,9 +129,7 @@ class Family(ABC):
     # --- a family's own: torch ---
 
     def build(self, model: Model, kept: Kept, *, fresh: bool = False) -> nn.Module:
-        """Build the family's module with these heads; parameters are on the meta device unless
-        `fresh`.
-        """
+        """Build the family's module with these heads; parameters are on meta unless `fresh`."""
         return imported(f"{self.modules}:build")(self, model, kept, fresh=fresh)
 
     def module(
@@ -183,8 +182,9 @@ class Family(ABC):
         return False
 
     def covers(self, model: Model) -> bool:
-        """Return True if a recorded model is this family's, not that of another with the same
-        `name`.
+        """Return True if a recorded model is this family's.
+
+        It distinguishes families with the same `name`.
         """
         return False
 
@@ -228,8 +228,8 @@ class Family(ABC):
         return ()
 
     def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
-        """Raise CheckpointError for companions that differ from the manifest's record, or with
-        forbidden content.
+        """Raise CheckpointError for companions that differ from the record, or say what they may
+        not.
         """
         assert not files  # there are no companions
 
@@ -259,8 +259,9 @@ class Family(ABC):
     def with_classes(
         self, model: Model, count: int, labels: tuple[str, ...] | None, *, words: bool = False
     ) -> Model:
-        """Return the model with a new classifier for these classes; `words`: one for every word of
-        a text.
+        """Return the model with a new classifier for these classes.
+
+        With `words` it is one for every word of a text.
         """
         if words:
             raise SurgeryError(
@@ -294,8 +295,9 @@ class Family(ABC):
         *,
         files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
-        """Return the function from a raw sample to the model's input; with `augment` the training
-        transform.
+        """Return the function from a raw sample to the model's input.
+
+        With `augment` it is the training transform.
 
         `files` are the companions.
         """
@@ -317,7 +319,8 @@ class Family(ABC):
         return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
 
     def dropouts(self, module: nn.Module) -> Iterable[nn.Dropout]:
-        """Return the dropout of the layers' residual branches, which a recipe may set; not that of
-        attention.
+        """Return the dropout of the layers' residual branches, which a recipe may set.
+
+        The dropout of attention is not included.
         """
         return ()

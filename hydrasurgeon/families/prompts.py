@@ -123,8 +123,9 @@ def prompts(model: Model) -> list[str]:
 
 
 def record_of(model: Model) -> dict[str, str]:
-    """Return hashes of the class names and templates in use, for scores and reports; empty for
-    other models.
+    """Return hashes of the class names and templates, for scores and reports.
+
+    Empty for other models.
     """
     if KEY not in model.config:
         return {}

@@ -23,8 +23,9 @@ CHUNK = 256
 
 
 class ZeroShot(DiskNamed):
-    """Classifier of images → logits over the class names; without class names, → normalised image
-    features.
+    """Classifier of images → logits over the class names.
+
+    Without class names, → normalised image features.
     """
 
     def __init__(self, model: nn.Module, classes: int) -> None:

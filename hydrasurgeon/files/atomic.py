@@ -34,9 +34,7 @@ _CLAIMS: ContextVar[contextlib.ExitStack | None] = ContextVar("claims", default=
 
 @contextlib.contextmanager
 def claims() -> Iterator[None]:
-    """Hold the outputs that are claimed within the block, or in a decorated function, until it
-    ends.
-    """
+    """Hold outputs that are claimed within the block, or in a decorated function."""
     with contextlib.ExitStack() as stack:
         token = _CLAIMS.set(stack)
         try:
@@ -113,9 +111,7 @@ def output_file(
     inputs: Iterable[object] = (),
     folder: bool = False,
 ) -> Path:
-    """Claim a single file, or a folder, that an option names; refuse an existing one without
-    `force`.
-    """
+    """Claim a file, or a folder, that an option names; refuse an existing one without `force`."""
     return claim(real(Path(path)), option=option, force=force, inputs=inputs, folder=folder)
 
 
@@ -178,9 +174,7 @@ def real(path: Path) -> Path:
 
 
 def _other_kind(place: Path, *, folder: bool) -> str | None:
-    """Return why a file or a folder cannot take this place: a pipe, a device, or the other of the
-    two.
-    """
+    """Return why a file or a folder cannot take this place; None if it can."""
     with contextlib.suppress(OSError, ValueError):
         mode = place.stat().st_mode
         if folder and not stat.S_ISDIR(mode):

@@ -146,7 +146,7 @@ class Abstention(Record):
     """The fraction of samples that were answered."""
 
     def among(self, share: float) -> Abstention:
-        """Return the rule with its coverage of all samples, if it was asked for a share of them."""
+        """Return the rule as if so many of the samples were asked."""
         return self.model_copy(update={"coverage": share * self.coverage})
 
 
@@ -154,8 +154,7 @@ class Limits(Record):
     """When one logit answers: `yes` from one probability on, `no` below another."""
 
     yes: Unit | None
-    """Probability from which the answer is yes: at most a fraction `risk` of these answers is
-    wrong.
+    """Probability from which the answer is yes; at most a fraction `risk` of these is wrong.
 
     None if no threshold keeps that; nothing is then answered yes.
     """
@@ -172,9 +171,7 @@ class Limits(Record):
     """The fraction of samples that were answered."""
 
     def among(self, share: float) -> Limits:
-        """Return the limits with their share of all samples, if they were asked for a share of
-        them.
-        """
+        """Return the limits as if so many of the samples were asked."""
         return self.model_copy(update={"answered": share * self.answered})
 
 
@@ -190,9 +187,7 @@ class Entities(Record):
     """Probability of an entity from those of its words."""
 
     probability: Literal["product", "least"]
-    """Rule for the words' probabilities: the one that was better calibrated on the samples that
-    fit.
-    """
+    """Rule for the words' probabilities: the better calibrated one on the samples that fit."""
     most: Rows
     """Largest number of entities of a text that count in a promise.
 
@@ -352,12 +347,9 @@ class Seen(Record):
     uncertainty: NotNegative
     """Mean total uncertainty, in nats."""
     predicted: tuple[Tally, ...]
-    """Number of answers for each class.
+    """Number of answers for each class, or for each range of values.
 
-    For numbers it is a count for each range of values; for tokens, one for each kind of a text's
-    first entity, and one for none.
-
-    For numbers, how many lie in each range; for tokens, the kind of a text's first entity, if any.
+    For tokens it counts the kinds of the texts' first entities, and texts without any.
     """
 
     @model_validator(mode="after")

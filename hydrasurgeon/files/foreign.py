@@ -226,8 +226,7 @@ def portable(spec: str) -> str:
 
 
 def visible(text: object) -> str:
-    r"""Escape control characters, line breaks, bidirectional marks and the like as `\n`, `\x1b`,
-    `\u202e`.
+    r"""Escape control characters, line breaks and bidirectional marks as `\n`, `\x1b`, `\u202e`.
 
     Other characters stay.
     """
@@ -237,9 +236,7 @@ def visible(text: object) -> str:
 
 
 def code(text: object) -> str:
-    r"""Return a Markdown code span, in which no link, tag or emphasis has a meaning, fit for a
-    table.
-    """
+    r"""Return a Markdown code span, fit for a table; no link, tag or emphasis in it has a meaning."""
     shown = visible(text).replace("|", r"\x7c") or " "
     fence = "`"
     while fence in shown:

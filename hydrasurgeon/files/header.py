@@ -57,9 +57,7 @@ class TensorInfo:
 
 
 def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
-    """Read the metadata and tensors of an open file; raise CheckpointError if the format is
-    violated.
-    """
+    """Read metadata and tensors of an open file; raise CheckpointError for a violated format."""
     size = os.fstat(file.fileno()).st_size
     with readable(path):
         prefix = file.read(8)

@@ -114,8 +114,8 @@ ProblemName = Annotated[
     PlainValidator(partial(_one_of, "problems")),
     WithJsonSchema({"enum": [*NAMES["problems"]], "type": "string"}),
 ]
-"""Meaning of logits: one of several classes; yes or no, by one logit; any number of labels, a logit
-each; a number; a tag for each word.
+"""Meaning of logits: one of several classes; yes or no, by one logit; any number of labels; a
+number; a tag for each word.
 """
 Json = Annotated[dict[str, Any], AfterValidator(_json)]
 """JSON values of a library's, a criterion's or a command's own: whoever reads one checks what it
@@ -192,9 +192,7 @@ class Model(Record):
 
     @model_serializer(mode="wrap")
     def _without_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit defaults, so that files of models that choose one class do not mention other
-        problems.
-        """
+        """Omit defaults: files of models that choose one class do not mention other problems."""
         return {
             name: value
             for name, value in handler(self).items()

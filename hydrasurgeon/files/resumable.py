@@ -116,9 +116,7 @@ class Resumable:
 
 
 def there(path: Path) -> bool:
-    """Return True if there is anything at a state's path; remove what a killed run left
-    half-written.
-    """
+    """Return True if anything is at a state's path; first remove what a killed run left."""
     sweep(path)
     return os.path.lexists(path)
 

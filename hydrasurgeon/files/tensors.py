@@ -306,8 +306,7 @@ def write_tensors(
     *,
     elsewhere: Sequence[Entry] = (),
 ) -> list[Entry]:
-    """Stream `planned` into a new file at `path` and fsync it; return the entries of the weights'
-    hash.
+    """Stream `planned` into a new file and fsync it; return the entries of the weights' hash.
 
     `metadata` is asked twice: with None before the bytes are known, and with the hash after, which
     counts in the entries `elsewhere`, of other files; both answers must be equally long, since the second

@@ -183,9 +183,7 @@ def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
 
 @torch.inference_mode()
 def difference_when_folded(checkpoint: Checkpoint) -> float:
-    """Return the largest difference of a calibrated answer; raise CheckFailed if rounding does not
-    explain it.
-    """
+    """Return the largest difference of a calibrated answer; raise CheckFailed beyond rounding."""
     opened = as_single(checkpoint)
     arrays = _classifier(opened)
     if not arrays:
@@ -231,9 +229,7 @@ def with_types(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def answering(file: Exported, model: Classifier) -> Callable[[Any], tuple[Tensor, Tensor | None]]:
-    """Return the function by which a client reads a graph: probabilities, and the graph's OOD
-    score.
-    """
+    """Return a client's function on a graph: probabilities, and the graph's OOD score."""
 
     def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
         fed = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
@@ -256,8 +252,9 @@ def check_client(opened: Checkpoint) -> None:
 
 
 def graph_texts(opened: Checkpoint) -> dict[str, str]:
-    """Return all texts beside a graph: the unpruned model's config with its classes, the files that
-    read inputs, and the card.
+    """Return all texts beside a graph.
+
+    They are the unpruned model's config with its classes, the files that read inputs, and the card.
     """
     manifest, model = opened.manifest, opened.manifest.model
     if model.pooling != OF_WORDS:

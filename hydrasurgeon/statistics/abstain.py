@@ -1,5 +1,6 @@
-"""Abstention thresholds: above them at most a fraction r of the answers is wrong, with confidence 1
-− δ.
+"""Abstention: thresholds above which at most a share r of the answers is wrong.
+
+The promise holds with confidence 1 − δ.
 
 Split fixed-sequence testing (Angelopoulos et al., 2021, Learn then Test). Rows that fit say in which
 order thresholds are tested. Of m rows with a confidence c of at least t, e are wrong, and Σ (1 − c)
@@ -275,8 +276,9 @@ def fit_limits(
 
 
 def _missing(positives: Scores, risk: float, delta: float) -> tuple[float, float]:
-    """Return the highest threshold below which few enough positives lie, and a bound on their
-    share.
+    """Return the highest threshold below which few enough positives lie.
+
+    The second value is a bound on their share.
 
     Both are 0 if there are too few positives.
     """

@@ -36,9 +36,7 @@ class Entities:
         return np.bincount(self.text, minlength=texts)
 
     def words(self) -> tuple[Int[ndarray, " word"], Int[ndarray, " word"], Int[ndarray, " word"]]:
-        """Return for every word of an entity the entity's number, the text and the place in the
-        text.
-        """
+        """Return for each word of an entity: the entity's number, the text, and the word's place."""
         lengths = self.last - self.first + 1
         owner = np.repeat(np.arange(len(self)), lengths)
         begins = (lengths.cumsum(0) - lengths)[owner]

@@ -31,8 +31,10 @@ def plan_pruning(
     *,
     chosen: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> list[Planned]:
-    """Plan how each tensor is written: `repaired` ones anew, others cut, or only their `chosen`
-    rows.
+    """Plan how each tensor is written.
+
+    Tensors in `repaired` are replaced, those in `chosen` keep only these rows, others are cut or
+    copied.
 
     `inputs` fills with the digests of the tensors that were read.
     """

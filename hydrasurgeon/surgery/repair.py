@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 _shared: ContextVar[dict[tuple[Any, ...], Unpruned] | None] = ContextVar("shared", default=None)
-"""Cached outputs of the unpruned model, by what they depend on; None: each repair computes them
-anew.
+"""Cached outputs of the unpruned model, by what they depend on.
+
+None: each repair computes them anew.
 """
 
 
@@ -41,9 +42,7 @@ def sharing() -> Iterator[None]:
 def repaired_tensors(
     checkpoint: Single, kept: Kept, *, samples: Samples, run: Run
 ) -> dict[str, Raw]:
-    """Return the raw repaired output projections and biases, by name, of the layers that lose
-    heads.
-    """
+    """Return the raw repaired output projections and biases of layers that lose heads, by name."""
     from hydrasurgeon.runtime.tensors import TORCH, to_raw
     from hydrasurgeon.surgery.refit import refit
 
@@ -123,9 +122,7 @@ def _unpruned(checkpoint: Single, kept: Kept, data: str, *, samples: Samples, ru
 
 
 def output_names(checkpoint: Single, kept: Kept) -> dict[tuple[str, int], tuple[str, str | None]]:
-    """Return the names of W_O or W_2, and of its bias, by group and layer, where heads or neurons
-    go.
-    """
+    """Return the names of W_O or W_2, and of its bias, by group and layer, where any head goes."""
     return {
         (group, layer): output_of(checkpoint.weights, group, layer)
         for group, rows in checkpoint.kept.items()

@@ -14,9 +14,7 @@ SEARCH = ("search", "hydrasurgeon.search/5")
 
 
 def state_path(output: Path, key: str) -> Path:
-    """Return the state's path: `vit.safetensors`, or the directory `vit/` →
-    `vit.circuit-avg.search.json`.
-    """
+    """Return the state's path: `vit.circuit-avg.search.json` beside `vit.safetensors` or `vit/`."""
     place = real(output)
     return place.with_name(f"{place.name.removesuffix('.safetensors')}.{key}.search.json")
 

@@ -1,5 +1,6 @@
-"""Objectives of a circuit search: accuracy, OOD separability or their mean (paper D.1.2), as exact
-integers.
+"""Objectives of a circuit search as exact integers: accuracy, OOD separability or their mean.
+
+Paper D.1.2.
 
     S_acc = Acc(ID),   S_ood = AUROC of msp with OOD positive,   S_avg = ½ (S_acc + S_ood)
 

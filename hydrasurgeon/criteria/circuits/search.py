@@ -53,9 +53,7 @@ class Circuit(Record):
         return Circuit(order=self.order[:removals], trace=self.trace[:removals], start=self.start)
 
     def only(self, candidates: Sequence[Head]) -> Circuit:
-        """Return the circuit; raise ValueError if it names heads twice, or heads that are no
-        candidates.
-        """
+        """Return the circuit; raise ValueError if it names a head twice, or no candidate."""
         if len(set(self.order)) != len(self.order) or not set(self.order) <= set(candidates):
             raise ValueError("names heads twice, or heads that are no candidates")
         return self
@@ -136,8 +134,9 @@ class Exact(Search):
 
 @torch.inference_mode()
 def tolerance_of(problem: Problem, engine: Engine) -> float:
-    """Return how far a logit of the engine may be from the model's own: the largest on a batch,
-    times a safety factor.
+    """Return how far a logit of the engine may be from the model's own.
+
+    It is the largest difference on a batch, times a safety factor.
 
     0 in half precision, where the two differ by more than candidates do: the search is then
     Algorithm 1 in the engine's own arithmetic.

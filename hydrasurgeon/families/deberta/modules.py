@@ -92,9 +92,7 @@ class Distances:
         )
 
     def __call__(self, q: Tensor, k: Tensor, heads: Sequence[int]) -> Tensor:
-        """Return [batch, head, token, token] for these heads; the queries are those of the leading
-        tokens.
-        """
+        """Return [batch, head, token, token] for these heads and the queries of the leading tokens."""
         from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
         attn, half = self.attn, self.attn.pos_ebd_size

@@ -170,9 +170,7 @@ class GemmaConfig(DecoderConfig):
         return tuple(self.layer_types or self._every(2))
 
     def _every(self, pattern: int) -> list[str]:
-        """List the types of layers: of `pattern` layers each, the last is global, the others are
-        local.
-        """
+        """List the types of layers: the last of every `pattern` layers is global, others are local."""
         return [
             LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(self.num_hidden_layers)
         ]

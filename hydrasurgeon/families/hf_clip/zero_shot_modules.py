@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.families.hf_clip.zero_shot import HFZeroShot
 
 HIGHEST = 2
-"""Number in old CLIPs' configs that stands for the token with the highest id, at which a text is
-read.
-"""
+"""Number in old CLIPs' configs for the token with the highest id, at which a text is read."""
 
 
 class BothTowers(ZeroShot):
@@ -106,8 +104,9 @@ def build(_: HFZeroShot, model: Model, kept: Kept, *, fresh: bool) -> BothTowers
 
 
 def anatomy(module: BothTowers) -> Anatomy:
-    """Return the parts: images run through the vision tower; the text tower is a part of the
-    readout.
+    """Return the parts.
+
+    Images run through the vision tower; the text tower is a part of the readout.
     """
     base, clip = module.model.vision_model, module.clip
 

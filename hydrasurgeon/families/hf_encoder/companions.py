@@ -152,8 +152,9 @@ def padded_right(model: Model, files: Mapping[str, str]) -> tuple[Model, dict[st
 
 
 def check_files(files: Mapping[str, str], where: str) -> None:
-    """Raise CheckpointError for small files with forbidden content; vocabularies are read with the
-    texts.
+    """Raise CheckpointError for small files that say what they may not.
+
+    Vocabularies are read with the texts.
     """
     _tokenizer(files, where)
     _processor(files, where)

@@ -401,9 +401,7 @@ class HFEncoder(OfImages):
         return {**sizes, "mlp_ratio": ratio}
 
     def _heads(self, manifest: Manifest) -> dict[str, Any] | None:
-        """Return the settings of the generated modelling file; None if stock transformers builds
-        the model.
-        """
+        """Return the settings of the modelling file; None if stock transformers builds the model."""
         ((name, tower),) = manifest.towers.items()
         if manifest.kind != "hydra":
             if not self._cut(manifest):

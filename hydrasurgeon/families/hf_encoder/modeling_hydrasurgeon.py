@@ -281,9 +281,7 @@ def says_yes(config: Any) -> bool:
 
 
 def log_odds(member_logits: Tensor) -> Tensor:
-    """Return the logits whose sigmoid is the mean of the members' sigmoids, from [batch, member,
-    label].
-    """
+    """Return the logits whose sigmoid is the mean of the sigmoids of [batch, member, label]."""
     log_p = nn.functional.logsigmoid
     return log_p(member_logits).logsumexp(dim=1) - log_p(-member_logits).logsumexp(dim=1)
 

@@ -87,8 +87,9 @@ class Encoder(DiskNamed):
         return logits if places is None else of_words(logits, places)
 
     def disk_name(self, name: str) -> str:
-        """Map a parameter's name in the module, `model.vit.layers.0.…`, to that in files,
-        `vit.encoder.layer.0.…`.
+        """Map a parameter's name in the module to that in files.
+
+        `model.vit.layers.0.…` → `vit.encoder.layer.0.…`
         """
         name = name.removeprefix("model.")
         if self.kind in ("vit", "deit", *DINOV2):
@@ -137,9 +138,7 @@ def reads_pooled(inner: Any, model: Model, config: Config, *, fresh: bool) -> bo
 
 
 def stock_model(model: Model, kind: Kind, config: Any, *, fresh: bool) -> Any:
-    """Build the library's own model, unpruned; its weights are drawn only if they will not be
-    loaded.
-    """
+    """Build the library's own unpruned model; draw its weights only if none will be loaded."""
     import transformers
 
     with construction(fresh=fresh):
@@ -164,9 +163,7 @@ def library_config(model: Model, config: Config) -> Any:
 
 
 class Features(nn.Module):
-    """Replacement of a missing classifier: the first token's features, or features that are pooled
-    already.
-    """
+    """Replacement of a missing classifier: the first token's features, or pooled ones unchanged."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden[:, 0] if hidden.dim() == 3 else hidden

@@ -112,9 +112,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
 def rotation(
     base: Any, layer_type: str | None, of: str = "modernbert"
 ) -> Callable[[Tensor], Tensor]:
-    """Return the function that rotates a layer's queries and keys, as the library's models `of` a
-    type do.
-    """
+    """Return the function that rotates a layer's queries and keys, as models `of` a type do."""
     apply = imported(f"transformers.models.{of}.modeling_{of}:apply_rotary_pos_emb")
 
     def rotate(heads: Tensor) -> Tensor:

@@ -120,8 +120,9 @@ def tokens(texts: Sequence[str], length: int, words: int) -> Tensor:
 
 
 def anatomy(module: OpenCLIPModule) -> Anatomy:
-    """Return the parts: images run through the vision tower; the text tower is a part of the
-    readout.
+    """Return the parts.
+
+    Images run through the vision tower; the text tower is a part of the readout.
     """
     model: Any = module.model
     visual = model.visual
@@ -148,8 +149,9 @@ def anatomy(module: OpenCLIPModule) -> Anatomy:
 
 
 def _text_anatomy(model: Any) -> Anatomy:
-    """Return the parts of the text tower: token ids → normalised features, read from the first
-    token.
+    """Return the parts of the text tower, from token ids to normalised features.
+
+    A text is read at its first token.
     """
     from open_clip.transformer import text_global_pool
 

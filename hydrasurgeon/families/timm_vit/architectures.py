@@ -159,8 +159,9 @@ def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
 def tokens(
     a: Mapping[str, Any], registers: int, *, distilled: bool, learned: bool, bias: bool
 ) -> Iterator[Weight]:
-    """Yield the tensors that make tokens of an image: class tokens, `learned` positions, patch
-    projection.
+    """Yield the tensors that make tokens of an image.
+
+    They are tokens of its own, positions if these are `learned`, and the patches' projection.
     """
     dim, (height, width), (ph, pw) = a["embed_dim"], pair(a["img_size"]), pair(a["patch_size"])
     prefix = 0 if a["no_embed_class"] else a["class_token"] + distilled + registers
@@ -214,8 +215,9 @@ def fits(
     overrides: Mapping[str, Any],
     listed: Callable[[Mapping[str, Any]], Iterable[Weight]] = weights,
 ) -> str | None:
-    """Return the first difference between a file and an architecture with some arguments; None
-    without any.
+    """Return the first difference between a file and an architecture with overridden arguments.
+
+    None if they agree.
     """
     expected = shapes_of(listed({**architecture.args, **overrides}))
     for name, shape in expected.items():

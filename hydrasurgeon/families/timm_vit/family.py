@@ -154,9 +154,7 @@ class TimmViT(Family):
         )
 
     def _parse_arch(self, text: str) -> tuple[str, dict[str, Any], int | None]:
-        """Parse `vit_tiny_patch16_224,embed_dim=128,depth=6` into name, constructor arguments and
-        classes.
-        """
+        """Parse `vit_tiny_patch16_224,embed_dim=128,depth=6` to name, arguments and classes."""
         name, *entries = text.split(",")
         args = {}
         for entry in entries:
@@ -174,9 +172,7 @@ class TimmViT(Family):
     def _configured(
         self, name: str, arguments: Mapping[str, Any], where: str, error: type[HydraError]
     ) -> tuple[Architecture, dict[str, Any]]:
-        """Return a registered architecture that can be pruned, and the arguments that differ from
-        its own.
-        """
+        """Return a registered architecture that can be pruned, and the arguments that differ."""
         architecture = self.named(name, where)
         if not architecture.prunable:
             raise SurgeryError(

@@ -148,9 +148,7 @@ def shrinkage(
 
 @dataclass(frozen=True)
 class Evidence:
-    """Features and logits of labelled samples, and the classifier that maps the first to the
-    second.
-    """
+    """Features and logits of labelled samples, and the classifier that relates them."""
 
     moments: Moments
     directions: Moments
@@ -230,8 +228,9 @@ class Gathering:
             self._drawn = [self._smallest()]
 
     def _smallest(self) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-        """Keep the rows with the smallest random numbers: a uniform sample, however the batches
-        fall.
+        """Keep the rows with the smallest random numbers.
+
+        They are a uniform sample, however the batches fall.
         """
         keys, features, logits, labels = (
             np.concatenate(parts) for parts in zip(*self._drawn, strict=True)

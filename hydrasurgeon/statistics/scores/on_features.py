@@ -162,9 +162,7 @@ class OnFeatures:
     score: Callable[..., Scores]
     """Score of a member's fit, features and logits."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Shapes of the stored tensors, for a plugin's score; for ours they stand in
-    `files/decided.py`.
-    """
+    """Shapes of a plugin score's stored tensors; ours stand in `files/decided.py`."""
 
 
 ON_FEATURES = {
