@@ -15,7 +15,7 @@ from hydrasurgeon.heads import count
 CARD = "README.md"
 """The model card of a directory, as the hub shows it."""
 OUR_TAG = "\n- hydrasurgeon\n"
-"""What tells a card of ours: a tag in its front matter."""
+"""Tag in the front matter of our cards."""
 
 
 OURS = """## With hydrasurgeon
@@ -36,17 +36,19 @@ RUNS = {
     "member": "It runs what was cut as it is",
     "backbone": "It loads the directory as it is",
 }
-"""What we do with a checkpoint, by its kind."""
+"""Sentences about loading a checkpoint with hydrasurgeon, by its kind."""
 FOLDED = "- the constants that calibrate are in the model already: the probabilities that any client makes of its logits are calibrated; decision.json holds the thresholds"
 
 
 def model_card(
     manifest: Manifest, usage: Usage, *, folded: Decision | None = None, ours: str = OURS
 ) -> str:
-    """README.md in the hub's layout; every number in it comes from the manifest, or from the
-    decision that is `folded` into what lies there.
+    """Write the model card, README.md in the hub's layout.
+
+    Every number comes from the manifest, or from the `folded` decision, whose constants are part of
+    the model's weights or graph.
     """
-    model, (kind, what) = manifest.model, _what(manifest)
+    model, (kind, description) = manifest.model, _describe(manifest)
     library, task, loading = usage
     classes = f"{model.num_classes} classes" if model.num_classes else "no classifier"
     labels = [code(label) for label in (model.labels or ())[:10]]
@@ -68,7 +70,7 @@ tags:
 {loading.strip()}
 ```
 
-{what}
+{description}
 
 Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 
@@ -84,7 +86,7 @@ Architecture: {code(f"{model.family}:{model.arch}")}, {classes}{names}.
 
 
 def _heads(manifest: Manifest) -> int:
-    """Heads of the model before anything was pruned."""
+    """Count the heads of the model before anything was pruned."""
     return sum(tower.layers * tower.heads for tower in manifest.towers.values())
 
 
@@ -94,8 +96,8 @@ def _lost_heads(manifest: Manifest) -> bool:
     return any(count(heads) < _heads(manifest) for heads in kept)
 
 
-def _what(manifest: Manifest) -> tuple[str, str]:
-    """The title's first words, and the first sentences."""
+def _describe(manifest: Manifest) -> tuple[str, str]:
+    """Return the title's first words, and the first sentences."""
     total = _heads(manifest)
     if manifest.kind == "hydra":
         counts = ", ".join(str(count(member.kept)) for member in manifest.members)
@@ -113,7 +115,7 @@ def _what(manifest: Manifest) -> tuple[str, str]:
 
 
 def _decision(manifest: Manifest, folded: Decision | None) -> str:
-    """The section about the decision state; nothing where there is none."""
+    """Return the section about the decision state; an empty text without one."""
     decision = folded or manifest.decision
     if decision is None:
         return ""

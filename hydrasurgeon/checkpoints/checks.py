@@ -1,4 +1,4 @@
-"""What a checkpoint's own files prove about it: that it is whole, not where it comes from."""
+"""Checks of a checkpoint by its own files: that it is complete, not where it comes from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def short(sha256: str) -> str:
 
 @dataclass(frozen=True)
 class Contents:
-    """What one pass over all weights gives."""
+    """Hashes and flaws of all weights, from one pass over them."""
 
     digests: dict[str, str]
     """sha256 of every tensor."""
@@ -69,7 +69,7 @@ def read_through(checkpoint: Checkpoint) -> Contents:
 
 
 def sound_digests(checkpoint: Checkpoint) -> dict[str, str]:
-    """The hashes of all weights; refused where they are others than the manifest's, or not finite."""
+    """Hash all weights; refuse hashes other than the manifest's, and values that are not finite."""
     contents = read_through(checkpoint)
     checkpoint.check(contents.digests)
     if contents.spoiled:
@@ -78,22 +78,22 @@ def sound_digests(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
-    """Everything that needs no other file; that its parts agree was checked on opening."""
+    """Run all checks that need no other file; opening has checked that the parts agree."""
     model, manifest = checkpoint.manifest.model, checkpoint.manifest
     actual, wanted = weights_sha256(checkpoint.tensors, contents.digests), manifest.weights_sha256
     holds: bool | None = actual == wanted
-    said = short(actual)
+    detail = short(actual)
     if not checkpoint.recorded:
-        holds, said = None, f"{said}; no manifest says what it should be"
+        holds, detail = None, f"{detail}; no manifest says what it should be"
     elif not holds:
-        said = f"the manifest says {short(wanted)}, the tensors {said}"
+        detail = f"the manifest says {short(wanted)}, the tensors {detail}"
     numbers = (
         f"NaN or infinity in {first(contents.spoiled)}"
         if contents.spoiled
         else f"{len(contents.digests)} tensors"
     )
     checks = [
-        Check("weights hash", holds, said),
+        Check("weights hash", holds, detail),
         Check("finite weights", not contents.spoiled, numbers),
         Check("shapes", True, f"those of {model.family}:{model.arch} with the kept heads"),
     ]
@@ -114,7 +114,7 @@ def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
 
 
 def record_check(manifest: Manifest) -> Check:
-    """The manifest says what it said when the file was written."""
+    """Check that the manifest is as it was when the file was written."""
     name, wanted, actual = "manifest hash", manifest.record_sha256, manifest.record_hash()
     if wanted is None:
         # An older version that made it says so in its last step.
@@ -129,8 +129,9 @@ def record_check(manifest: Manifest) -> Check:
 
 
 def _config(checkpoint: Checkpoint) -> Iterator[Check]:
-    """A config that we wrote says what the manifest says: else other libraries would run another
-    model.
+    """Check that a config of ours agrees with the manifest.
+
+    Otherwise other libraries would run another model.
     """
     family = checkpoint.family
     name, config = family.config_file, config_of(checkpoint.path)[1]
@@ -143,7 +144,10 @@ def _config(checkpoint: Checkpoint) -> Iterator[Check]:
 
 
 def _code(checkpoint: Checkpoint) -> Check:
-    """Whoever loads a directory with `trust_remote_code` runs its Python, and what its configs name."""
+    """Check the Python in a directory, and the code that its configs name.
+
+    Loading with `trust_remote_code` runs both.
+    """
     folder, written = checkpoint.path, checkpoint.family.directory(checkpoint.manifest)
     ours = json.loads(written.get("config.json", "{}"))
     wrote = list[str]()
@@ -164,7 +168,7 @@ def _code(checkpoint: Checkpoint) -> Check:
 
 
 def _text(path: Path) -> str | None:
-    """A small file's text; None where it cannot be read."""
+    """Read a small file's text; None if it cannot be read."""
     try:
         return read_text(path, most=MAX_BYTES)
     except CheckpointError:
@@ -172,14 +176,14 @@ def _text(path: Path) -> str | None:
 
 
 def _names_code(text: str | None, ours: Mapping[str, Any]) -> str | None:
-    """What in a config names code that is not ours."""
+    """Return the key of a config that names code other than ours; None if there is none."""
     try:
         config = None if text is None else json.loads(text)
     except (ValueError, RecursionError):
         config = None
     if isinstance(config, list):  # sentence-transformers' modules
-        types = [str(each.get("type")) if isinstance(each, dict) else "" for each in config]
-        foreign = [each for each in types if not each.startswith("sentence_transformers.")]
+        types = [str(entry.get("type")) if isinstance(entry, dict) else "" for entry in config]
+        foreign = [name for name in types if not name.startswith("sentence_transformers.")]
         return "type" if foreign else None
     if not isinstance(config, dict):
         return "text"
@@ -187,12 +191,12 @@ def _names_code(text: str | None, ours: Mapping[str, Any]) -> str | None:
 
 
 def first(names: Sequence[str]) -> str:
-    """One name, and how many more there are."""
+    """Print the first name, and how many more there are."""
     return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
 
 
 def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
-    """A member's tensors, put together again, hash to what the manifest says."""
+    """Check that each member's tensors, put together again, hash to the manifest's value."""
     equal = [
         member.sha256 == sha256 for member, sha256 in zip(manifest.members, hashes, strict=True)
     ]
@@ -209,8 +213,10 @@ def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
 
 
 def history_check(manifest: Manifest) -> Check:
-    """Each step reads what an earlier one wrote, or a backbone with which the history begins;
-    whatever a step wrote was read by another, or is the checkpoint itself.
+    """Check that the history is complete.
+
+    Each step reads what an earlier one wrote, or a backbone with which the history begins. Whatever
+    a step wrote is read by another step, or is the checkpoint itself.
     """
     steps = manifest.history
     if not steps:
@@ -246,15 +252,15 @@ def history_check(manifest: Manifest) -> Check:
         members = [pruned[manifest.weights_sha256]]
     for number, (cut, way) in enumerate(zip(_cut(manifest), members, strict=True)):
         if cut and not way:
-            what = f"member {number}" if manifest.kind == "hydra" else "the checkpoint"
-            return Check("history", False, f"no step pruned {what}, which has lost heads")
+            subject = f"member {number}" if manifest.kind == "hydra" else "the checkpoint"
+            return Check("history", False, f"no step pruned {subject}, which has lost heads")
     detail = f"{len(steps)} steps, each of what earlier ones wrote or of a backbone"
     return Check("history", True, detail)
 
 
 def _cut(manifest: Manifest) -> Iterator[bool]:
-    """Whether heads or neurons are missing, of each member."""
-    whole = {name: (tower.heads,) * tower.layers for name, tower in manifest.towers.items()}
+    """Yield for each member whether heads or neurons are missing."""
+    full = {name: (tower.heads,) * tower.layers for name, tower in manifest.towers.items()}
     for record in manifest.members or (manifest,):
         counts = {name: tuple(map(len, rows)) for name, rows in (record.kept or {}).items()}
-        yield counts != whole or record.kept_neurons is not None
+        yield counts != full or record.kept_neurons is not None

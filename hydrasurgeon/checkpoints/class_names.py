@@ -22,8 +22,9 @@ FROM_DATA = "data"
 def classifying(
     checkpoint: CheckpointT, options: ClassNames, data: Samples | None = None
 ) -> CheckpointT:
-    """The checkpoint as a classifier of the classes that the options name, else of those that it
-    records, else of the data's.
+    """Return the checkpoint as a classifier of named classes.
+
+    The names come from the options, else from the checkpoint's record, else from the data.
     """
     model, classes, templates = checkpoint.manifest.model, options.classes, options.template
     if not checkpoint.family.named_classes:
@@ -65,8 +66,9 @@ def need_classes(manifest: Manifest, name: object) -> None:
 
 
 def with_data_names(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
-    """The checkpoint with the class names of samples that were fitted to it, where it has none, and
-    with their note.
+    """Return the checkpoint with the samples' class names, if it has none, and with their note.
+
+    The samples were fitted to the checkpoint.
     """
     notes = [note for note in (checkpoint.note, samples.note) if note is not None]
     manifest = checkpoint.manifest
@@ -77,7 +79,7 @@ def with_data_names(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
 
 
 def with_inputs(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
-    """The checkpoint with the samples' kind of texts, where it is not known which it reads."""
+    """Return the checkpoint with the samples' kind of texts, if it does not record which it reads."""
     from hydrasurgeon.data.samples import reading
 
     manifest = checkpoint.manifest
@@ -88,8 +90,9 @@ def with_inputs(checkpoint: CheckpointT, samples: Samples) -> CheckpointT:
 
 
 def named_by(checkpoint: CheckpointT, options: ClassNames, samples: Samples | None) -> CheckpointT:
-    """The checkpoint with the class names of data that it is about to be scored on; data without
-    labels has none.
+    """Return the checkpoint with the class names of the data that it will be scored on.
+
+    Data without labels have none.
     """
     from hydrasurgeon.data import fit_classes
 
@@ -100,7 +103,7 @@ def named_by(checkpoint: CheckpointT, options: ClassNames, samples: Samples | No
 
 
 def _words(data: Samples, where: str) -> Sequence[str]:
-    """The data's class names, which a text tower can make something of."""
+    """Return the data's class names; refuse numbers and codes, which mean nothing to a text tower."""
     from hydrasurgeon.data.labels import are_codes
 
     column, names, why = data.written, data.classes, None

@@ -16,11 +16,11 @@ CHOSEN = {
     "perturbed": ", the best on perturbed data",
     "default": "",
 }
-"""How a report says what chose the OOD score."""
+"""Phrases for what the OOD score was chosen by."""
 
 
 def decision_lines(decision: Decision) -> list[str]:
-    """The state in words."""
+    """Describe the state in sentences."""
     joint, ood, abstain, limits = decision.joint, decision.ood, decision.abstain, decision.limits
     used = "temperature" if joint is None else "joint"
     nll = decision.nll
@@ -77,7 +77,7 @@ def decision_lines(decision: Decision) -> list[str]:
 
 
 def _constants(decision: Decision) -> str:
-    """What calibrates."""
+    """Describe the constants of the calibration."""
     joint = decision.joint
     if decision.labels is not None:
         return f"a temperature and a threshold for each of {len(decision.labels.thresholds)} labels"
@@ -91,7 +91,7 @@ def _constants(decision: Decision) -> str:
 
 
 def _sets(decision: Decision) -> str:
-    """What prediction sets promise."""
+    """Describe the promise of prediction sets."""
     sets = decision.conformal
     if decision.entities is not None:
         how = {"product": "the product", "least": "the least"}[decision.entities.probability]
@@ -104,7 +104,7 @@ def _sets(decision: Decision) -> str:
 
 
 def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:
-    """What the state was fitted on, and what for: first validation, then training, then OOD data."""
+    """Yield the use and the record of each data set: validation, then training, then OOD data."""
     entry = next((step for step in reversed(manifest.history) if step.command == "calibrate"), None)
     if entry is None:
         return
@@ -113,6 +113,6 @@ def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:
         uses = ["calibration: fits", "calibration: certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)
     taught = ["answered, for words to learn"] * (entry.args.get("unlabelled") is not None)
-    others = len(entry.data) - len(uses) - len(taught)
-    uses += [*["OOD score chosen by"] * others, *taught]
+    ood_sets = len(entry.data) - len(uses) - len(taught)
+    uses += [*["OOD score chosen by"] * ood_sets, *taught]
     yield from zip(uses, entry.data, strict=False)

@@ -1,6 +1,4 @@
-"""Where a checkpoint lies: a name becomes a path, a folder its config, weight files and the
-family's companions.
-"""
+"""Files of a checkpoint: a name becomes a path, a folder its config, weight files and companions."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ from hydrasurgeon.lookup import did_you_mean
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
 """Endings of files that run code when they are read, and are never opened."""
 PLAIN = re.compile(r"[^./\\:][^/\\:]{0,200}\.safetensors")
-"""What a file beside an index may be called."""
+"""Pattern of the file names that an index may list."""
 THRESHOLDS = "decision.json"
-"""What says when to answer, beside a model whose calibration is in its weights or its graph."""
+"""File with the thresholds of a model whose calibration is in its weights or its graph."""
 GRAPHS, GRAPH = "onnx", "model.onnx"
-"""Where clients look for graphs, and for which first."""
+"""Folder where clients look for graphs, and the graph that they prefer."""
 GRAPHS_INT8 = ("model_quantized.onnx", "model_quint8_avx512_vnni.onnx")
-"""What they call the graph in 8 bits: transformers.js and optimum, and sentence-transformers."""
+"""Names of the graph in 8 bits: for transformers.js and optimum, and for sentence-transformers."""
 INDEX = ".index.json"
 """Ending of the file that says which tensor lies in which of several files."""
 MAX_INDEX = 32 << 20
@@ -69,7 +67,7 @@ def _is_there(text: str) -> bool:
 
 
 def find(text: str) -> Path:
-    """The path behind a name: as it stands, or with the suffix that may be left out."""
+    """Return the path behind a name: unchanged, or with the suffix that may be left out."""
     path = Path(text)
     if text and path.name in ("", ".."):
         path = path.resolve()  # `.` has no name, and outputs are called by it
@@ -89,9 +87,7 @@ def find(text: str) -> Path:
 
 
 def _near(path: Path) -> str:
-    """The checkpoint of the same folder that may have been meant, found with and without its
-    suffix.
-    """
+    """Suggest a checkpoint of the same folder with a similar name, with or without its suffix."""
     try:
         there = [
             entry
@@ -109,7 +105,7 @@ def _near(path: Path) -> str:
 
 
 def present(path: Path) -> bool:
-    """Whether there is something at `path`; CheckpointError where that cannot be told."""
+    """Return True if there is something at `path`; raise CheckpointError if that cannot be read."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):  # of a NUL character, too
@@ -122,7 +118,7 @@ def present(path: Path) -> bool:
 
 
 def entries(folder: Path) -> list[str]:
-    """The names in a folder, in order."""
+    """List the names in a folder, in order."""
     try:
         return sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
@@ -130,18 +126,19 @@ def entries(folder: Path) -> list[str]:
 
 
 def weights_among(names: Iterable[str]) -> list[str]:
-    """Those of a folder's files that hold weights."""
+    """List the names of a folder's files that hold weights."""
     return [n for n in names if n.endswith(".safetensors") and n[0] != "." and n != BESIDE]
 
 
 def is_graph_folder(path: Path) -> bool:
-    """Whether a folder holds a graph that `export` wrote, and no weights."""
+    """Return True if a folder holds a graph that `export` wrote, and no weights."""
     return (path / GRAPHS / GRAPH).is_file() and not weights_among(entries(path))
 
 
 def read_folder(folder: Path, *, family: Family | None) -> Content:
-    """Config and weights of a directory in the layout of the `family` that its manifest names, else
-    its config.
+    """Read config and weights of a directory.
+
+    The layout is that of `family`, which the manifest names, else of the config.
     """
     of_config, config = config_of(folder)
     decides = family or of_config
@@ -164,19 +161,24 @@ def read_folder(folder: Path, *, family: Family | None) -> Content:
             hint="predict, serve, eval and hs.Predictor run it; give others the checkpoint.",
         )
     beside = folder.with_name(f"{folder.name}.safetensors")
-    others = dict.fromkeys(f.weight_files[0] for f in families() if f.weight_files[0] != WEIGHTS)
+    weight_files = dict.fromkeys(
+        f.weight_files[0] for f in families() if f.weight_files[0] != WEIGHTS
+    )
     raise CheckpointError(
         f"{folder}: {len(weights)} .safetensors files, none of them named {WEIGHTS}"
         if weights
         else f"{folder}: no weights found",
         hint=f"Did you mean {beside}?"
         if present(beside)
-        else f"Looked for {WEIGHTS}, {WEIGHTS}{INDEX} and {' and '.join(others)} with its config.",
+        else f"Looked for {WEIGHTS}, {WEIGHTS}{INDEX} and {' and '.join(weight_files)} with its config.",
     )
 
 
 def state_beside(folder: Path) -> list[TensorFile]:
-    """The file of a decision state in a folder, if there is one; another's of that name is none."""
+    """Return the file of a decision state in a folder, if there is one.
+
+    A file of that name from elsewhere is ignored.
+    """
     if not present(folder / BESIDE):
         return []
     file = TensorFile(folder / BESIDE)
@@ -184,7 +186,7 @@ def state_beside(folder: Path) -> list[TensorFile]:
 
 
 def config_of(folder: Path) -> tuple[Family | None, dict[str, Any] | None]:
-    """The config in a folder, and the family whose it is."""
+    """Return the config in a folder, and its family."""
     for name in config_files():
         if present(folder / name):
             config = read_json(folder / name, most=MAX_CONFIG)
@@ -196,7 +198,10 @@ def config_of(folder: Path) -> tuple[Family | None, dict[str, Any] | None]:
 
 
 def _shards(index: Path) -> list[TensorFile]:
-    """The files that an index names: plain names beside it, which hold what it says."""
+    """Open the files that an index names.
+
+    The names must be plain, of files beside the index that hold the tensors it lists.
+    """
     content = read_json(index, most=MAX_INDEX)
     homes = content.get("weight_map") if isinstance(content, dict) else None
     files: dict[str, TensorFile] = {}
@@ -247,7 +252,9 @@ def check_names(names: Iterable[str], *, family: Family, where: str) -> None:
 def companions_inside(text: str, *, family: Family, where: str) -> dict[str, str]:
     """Name → text, out of a header's entry."""
     texts = parse_json(text, where, most=MAX_HEADER)
-    if not isinstance(texts, dict) or not all(isinstance(each, str) for each in texts.values()):
+    if not isinstance(texts, dict) or not all(
+        isinstance(companion, str) for companion in texts.values()
+    ):
         raise CheckpointError(f"{where}: is not a record of texts")
     check_names(texts, family=family, where=where)
     return texts
@@ -266,8 +273,9 @@ def descriptions_beside(folder: Path, *, family: Family) -> dict[str, str]:
 
 
 def _its_own(path: Path) -> Path:
-    """A file of its folder, or of the hub's cache: what a link elsewhere leads to would travel on
-    in what we write.
+    """Return the path if it is no link out of its folder or the hub's cache.
+
+    Content from elsewhere would otherwise be copied into what we write.
     """
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     blobs = home.parent.parent / "blobs"  # snapshots/COMMIT/NAME are links to them

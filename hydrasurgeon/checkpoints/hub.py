@@ -43,15 +43,15 @@ def demo_path(spec: str) -> Path:
 
 
 def pinned(spec: str, path: Path) -> str:
-    """The id with the commit it was resolved to (the cache calls the snapshot's folder by it)."""
+    """Return the id with its commit, which the cache uses as the name of the snapshot's folder."""
     if path.parent.name != "snapshots":
         return spec
     return f"{spec.partition('@')[0]}@{path.name}"
 
 
 def network_errors() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises when the hub is out of reach: its HTTP library's errors,
-    whichever that is, too.
+    """Return the errors that huggingface_hub and its HTTP library raise when the hub is out of
+    reach.
     """
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -34,11 +34,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
 
 PREFIX = "members.{}.{}"
-"""What a tensor is called that a member has for itself: its number, then its name in a single
-model.
-"""
+"""Name of a tensor of one member: the member's number, then the name in a single model."""
 FLOATS = ("BF16", "F16", "F32", "F64")
-"""What weights may be stored as."""
+"""Types in which weights may be stored."""
 
 Weights = Mapping[str, Weight]
 """A family's table for a model, unpruned."""
@@ -46,7 +44,7 @@ Weights = Mapping[str, Weight]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a member finds one of its tensors: a stored name, and which of its heads to take."""
+    """Location of a member's tensor: a stored name, and which of its heads to take."""
 
     stored: str
     at: tuple[int, ...] | None = None
@@ -60,7 +58,7 @@ class Source:
         return take_heads(array, self.at, spec=self.spec, head_dim=self.head_dim)
 
     def shape(self, tensors: Tensors) -> tuple[int, ...]:
-        """What is left of the stored tensor's shape."""
+        """Return the tensor's shape after its heads are taken."""
         stored = tensors[self.stored].shape
         if self.at is None or self.spec is None:
             return stored
@@ -70,7 +68,7 @@ class Source:
 def expected_shapes(
     weights: Weights, towers: Mapping[str, Tower], kept: Kept
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model with these heads."""
+    """Return the names and shapes of a model with these heads."""
     shapes = {name: weight.shape for name, weight in weights.items()}
     for name, (group, layer, axis) in head_axes(weights.values()).items():
         if group in kept:
@@ -81,16 +79,16 @@ def expected_shapes(
 
 
 def selection(record: SingleManifest | Member, weights: Weights) -> dict[str, Layers]:
-    """The heads and the neurons that one model keeps; no neurons where its MLPs cannot be cut."""
+    """Return the heads and neurons that one model keeps; no neurons if its MLPs cannot be cut."""
     neurons = all_neurons(weights.values())
     for tower, rows in (record.kept_neurons or {}).items():
         group = f"{tower}{NEURONS}"
-        for layer, (row, whole) in enumerate(
+        for layer, (row, all_rows) in enumerate(
             zip(rows, neurons.get(group, ((),) * len(rows)), strict=True)
         ):
-            if row[-1] >= len(whole):
+            if row[-1] >= len(all_rows):
                 raise Disagreement(
-                    f"kept_neurons: {tower} layer {layer} has {len(whole)} neurons that can be cut"
+                    f"kept_neurons: {tower} layer {layer} has {len(all_rows)} neurons that can be cut"
                 )
         neurons[group] = rows
     return {**record.kept, **neurons}
@@ -105,8 +103,9 @@ def check_tensors(
     recorded: bool,
     picked: bool,
 ) -> None:
-    """The tensors are those that the manifest demands; more may lie in a bare file, or one that is
-    `picked` from.
+    """Refuse tensors other than those that the manifest demands.
+
+    A bare file may hold more, and so may one from which tensors are `picked`.
     """
     source = f"{manifest.model.family}:{manifest.model.arch}"
     if manifest.kind == "hydra":
@@ -121,13 +120,13 @@ def check_tensors(
     for name, shape in {**shapes, **decision}.items():
         info = tensors.get(name)
         if info is None or info.shape != shape:
-            what = (
+            fault = (
                 "is missing"
                 if info is None
                 else f"has shape {info.shape}, {source} with these heads needs {shape}"
             )
             hint = f"{source} needs it: the file is incomplete." if info is None else None
-            raise wrong(f"{path}: tensor {name} {what}", hint=hint)
+            raise wrong(f"{path}: tensor {name} {fault}", hint=hint)
         allowed = FLOATS if name in shapes else ("F32",)
         if info.dtype not in allowed:
             raise CheckpointError(
@@ -145,11 +144,12 @@ def check_tensors(
 def _hydra_shapes(
     manifest: HydraManifest, weights: Weights, tensors: Tensors, path: Path
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes that the members need; refused where they are not those that were fused, or share
-    no such trunk.
+    """Return the shapes that the members need.
+
+    Refuses members that are not those that were fused, or that do not share the recorded trunk.
     """
-    made = (entry for entry in reversed(manifest.history) if entry.command in ("fuse", "finetune"))
-    last = next(made, None)
+    steps = (entry for entry in reversed(manifest.history) if entry.command in ("fuse", "finetune"))
+    last = next(steps, None)
     # Members may be tuned after they are fused, and behind a mean trunk are not those that were read.
     fused = last if last and last.command == "fuse" and "mean_trunk" not in last.args else None
     hashes = [member.sha256 for member in manifest.members]
@@ -157,11 +157,11 @@ def _hydra_shapes(
     shared = expected_shapes(weights, towers, intersect_union(kepts)[1])
     apart = {name for name in shared if PREFIX.format(0, name) in tensors}
     trunk, longest = manifest.fusion.trunk, shared_layers(weights, towers, kepts, apart)
-    others = fused is not None and [each.sha256 for each in fused.inputs] != hashes
-    if others or trunk > longest:
+    differ = fused is not None and [source.sha256 for source in fused.inputs] != hashes
+    if differ or trunk > longest:
         share = f"says that all members share {trunk} leading layers; they share {longest}"
         raise Disagreement(
-            f"{path}: the manifest {'lists other members than `fuse` read' if others else share}"
+            f"{path}: the manifest {'lists other members than `fuse` read' if differ else share}"
         )
     shapes = {name: shape for name, shape in shared.items() if name not in apart}
     for member, kept in enumerate(kepts):
@@ -173,9 +173,12 @@ def _hydra_shapes(
 def shared_layers(
     weights: Weights, towers: Mapping[str, Tower], kepts: Sequence[Kept], apart: Collection[str]
 ) -> int:
-    """Leading layers that are equal in all members, which have the tensors `apart` for themselves."""
+    """Count the leading layers that are equal in all members.
+
+    The tensors `apart` are stored for each member separately.
+    """
     tower, size = next(iter(towers.items()))
-    differing = [each for name in apart if (each := weights[name]).tower == tower]
+    differing = [weights[name] for name in apart if weights[name].tower == tower]
     if any(weight.part == "embedding" for weight in differing):
         return 0
     broken = {weight.layer for weight in differing if weight.layer is not None}
@@ -186,8 +189,9 @@ def shared_layers(
 
 
 def in_trunk(weights: Weights, towers: Mapping[str, Tower], trunk: int) -> Callable[[str], bool]:
-    """Whether a tensor of a member belongs to the trunk of so many layers: with some, the embedding
-    does.
+    """Return a function that tells if a member's tensor belongs to the trunk of so many layers.
+
+    The embedding belongs to any trunk but an empty one.
     """
     tower = next(iter(towers))
 
@@ -203,7 +207,7 @@ def in_trunk(weights: Weights, towers: Mapping[str, Tower], trunk: int) -> Calla
 def member_sources(
     manifest: HydraManifest, weights: Weights, tensors: Tensors
 ) -> list[dict[str, Source]]:
-    """For each member of a hydra, where each tensor of its own file comes from."""
+    """Return for each member of a hydra the source of every tensor of its own file."""
     kepts = [selection(member, weights) for member in manifest.members]
     _, union = intersect_union(kepts)
     axes = head_axes(weights.values())
@@ -226,18 +230,16 @@ def member_sources(
 def member_hashes(
     manifest: HydraManifest, weights: Weights, tensors: Tensors, look: Look | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """sha256 of every stored tensor, and for each member that of the weights put together for it
-    again.
-    """
+    """Hash every stored tensor, and for each member the weights put together for it."""
     sources = member_sources(manifest, weights, tensors)
     cuts: dict[str, set[Source]] = {}
-    for each in sources:
-        for source in each.values():
+    for member in sources:
+        for source in member.values():
             if source.at is not None:
                 cuts.setdefault(source.stored, set()).add(source)
 
     def digests_of(name: str) -> dict[Source, str]:
-        """Of a stored tensor, and of what its heads make for each that is cut from it."""
+        """Hash a stored tensor, and each cut from it."""
         shape = tensors[name].shape
         masks = {
             source: head_mask(
@@ -246,18 +248,18 @@ def member_hashes(
             for source in cuts.get(name, ())
             if source.at is not None and source.spec is not None
         }
-        whole = hashlib.sha256()
+        complete = hashlib.sha256()
         totals = {source: hashlib.sha256() for source in masks}
         start = 0
         for rows in tensors.rows(name):
-            whole.update(as_bytes(rows))
+            complete.update(as_bytes(rows))
             if look is not None:
                 look(name, rows)
             for source, keep in masks.items():
                 assert source.spec is not None
                 totals[source].update(as_bytes(masked(rows, keep, start, spec=source.spec)))
             start += len(rows)
-        return {Source(name): whole.hexdigest(), **{s: t.hexdigest() for s, t in totals.items()}}
+        return {Source(name): complete.hexdigest(), **{s: t.hexdigest() for s, t in totals.items()}}
 
     with ThreadPoolExecutor(THREADS) as pool:
         digests = {
@@ -273,7 +275,9 @@ def member_hashes(
         }
         return weights_sha256(infos, {name: digests[source] for name, source in sources.items()})
 
-    return {name: digests[Source(name)] for name in tensors}, [hash_of(each) for each in sources]
+    return {name: digests[Source(name)] for name in tensors}, [
+        hash_of(member) for member in sources
+    ]
 
 
 def check_members(manifest: HydraManifest, hashes: Sequence[str], path: Path) -> None:

@@ -51,9 +51,9 @@ from hydrasurgeon.heads import Layers
 DROPPED = (
     "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
 )
-"""What a command says that leaves a decision state behind."""
+"""Note of commands that drop a decision state."""
 Kind = TypeVar("Kind", bound=Manifest, covariant=True, default=Manifest)
-"""What sort of manifest a checkpoint has."""
+"""Kind of manifest of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class Checkpoint(Generic[Kind]):
     recorded: bool
     """False when the manifest was inferred from a bare file, so nothing vouches for the weights."""
     note: str | None = None
-    """What was assumed of a bare file; for the user to read."""
+    """Note to the user about assumptions on a bare file."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts that live data needs (a tokenizer's files); they lie beside the weights or in the
     header.
     """
     hub_id: str | None = None
-    """Where on the hub it comes from, with the commit."""
+    """Hub id with the commit, for a checkpoint from the hub."""
     alias: str | None = None
-    """What a table calls it in which another has its name."""
+    """Name in tables where another checkpoint has the same name."""
 
     @cached_property
     def weights(self) -> Mapping[str, Weight]:
@@ -107,8 +107,9 @@ class Checkpoint(Generic[Kind]):
         return Path(self.hub_id.partition(":")[2].partition("@")[0].rpartition("/")[2])
 
     def hashes(self, look: Look | None = None) -> tuple[dict[str, str], list[str]]:
-        """sha256 of every tensor, and for each member of a hydra that of its weights; `look` may
-        look on.
+        """Hash every tensor, and for each member of a hydra its weights.
+
+        `look` gets to see the rows of the tensors.
         """
         manifest: Manifest = self.manifest
         if manifest.kind == "hydra":
@@ -144,16 +145,16 @@ class Checkpoint(Generic[Kind]):
 Single = Checkpoint[SingleManifest]
 """A backbone or a member."""
 CheckpointT = TypeVar("CheckpointT", bound=Checkpoint)
-"""What comes out is of the kind that went in."""
+"""Kind of checkpoint, the same for arguments and results."""
 
 
 def open_single(spec: str | Path, *, arch: str | None = None) -> Single:
-    """Any checkpoint of one model; a hydra is refused."""
+    """Open a checkpoint of one model; refuse a hydra."""
     return as_single(open_checkpoint(spec, arch=arch))
 
 
 def as_single(checkpoint: Checkpoint) -> Single:
-    """The same checkpoint, known to be of one model; a hydra is refused."""
+    """Return the same checkpoint, typed as one model; refuse a hydra."""
     if checkpoint.manifest.kind == "hydra":
         raise SurgeryError(
             f"{checkpoint.path} is a hydra of {len(checkpoint.manifest.members)} members",
@@ -165,7 +166,7 @@ def as_single(checkpoint: Checkpoint) -> Single:
 def open_checkpoint(
     spec: str | Path, *, arch: str | None = None, arch_of_bare: bool = False, recorded: bool = False
 ) -> Checkpoint:
-    """Any checkpoint: a file, a name without suffix, a directory, a hub id.
+    """Open a checkpoint: a file, a name without suffix, a directory, a hub id.
 
     With `arch_of_bare` a checkpoint that says what it is does not need to agree with `arch`; with
     `recorded` one without a manifest is refused.
@@ -220,12 +221,12 @@ def open_checkpoint(
 def _recorded(
     path: Path, content: Content, tensors: Tensors, manifest: Manifest, arch: str | None
 ) -> Checkpoint:
-    """A checkpoint that says what it is."""
+    """Open a checkpoint that has a manifest."""
     model = manifest.model
     # The same command again, after one that wrote the manifest, says nothing else than it.
-    asked = Bare(tensors, str(path), arch=arch)
-    name = (asked.asked or model.arch).partition(",")[0]
-    if arch is not None and (asked.asked_family, name) != (model.family, model.arch):
+    bare = Bare(tensors, str(path), arch=arch)
+    name = (bare.arch_name or model.arch).partition(",")[0]
+    if arch is not None and (bare.asked_family, name) != (model.family, model.arch):
         raise UsageError(
             f"--arch {arch}: {path} already says that it is {model.family}:{model.arch}"
         )
@@ -246,7 +247,7 @@ def _recorded(
 
 
 def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None) -> Checkpoint:
-    """A bare checkpoint, recognised by its config, or by the names and shapes of its tensors."""
+    """Open a bare checkpoint, identified by its config, or by its tensors' names and shapes."""
     bare = Bare(tensors, str(path), arch=arch or None, config=content.config)
     of_config = None if bare.asked_family else content.family
     family = of_config or family_of_bare(bare)
@@ -267,7 +268,7 @@ def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None
 
 
 def unpruned(family: Family, model: Model) -> SingleManifest:
-    """The manifest of a model that nothing was done to yet."""
+    """Return the manifest of an unchanged model."""
     towers = family.towers(model)
     return SingleManifest(
         kind="backbone", model=model, towers=towers, kept=all_kept(towers), weights_sha256=UNKNOWN
@@ -275,14 +276,12 @@ def unpruned(family: Family, model: Model) -> SingleManifest:
 
 
 def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:
-    """All heads of a model that was never pruned."""
+    """Return all heads of a model that was never pruned."""
     return {name: (tuple(range(tower.heads)),) * tower.layers for name, tower in towers.items()}
 
 
 def _around(path: Path) -> Content:
-    """A weight file that was named itself, with config and decision state of the directory it lies
-    in.
-    """
+    """Open a named weight file, with config and decision state of its directory."""
     ours = weight_names()
     state = state_beside(path.parent) if path.name in ours else []
     family, config = config_of(path.parent) if path.name in ours else (None, None)
@@ -294,7 +293,7 @@ def _around(path: Path) -> Content:
 
 
 def _companions(path: Path, files: Sequence[TensorFile], family: Family) -> dict[str, str]:
-    """The texts that travel with a checkpoint: from its header, else from its directory."""
+    """Read the texts that travel with a checkpoint: from its header, else from its directory."""
     file = files[0]
     if FILES_KEY in file.metadata:
         where = f"{file.path} ({FILES_KEY})"
@@ -305,8 +304,9 @@ def _companions(path: Path, files: Sequence[TensorFile], family: Family) -> dict
 
 
 def _agreed(files: Sequence[TensorFile], beside: Manifest | None, path: Path) -> Manifest | None:
-    """The manifest in the header, or beside it; shards that carry it, and the one beside, must
-    agree.
+    """Return the manifest in the header, or the one beside it.
+
+    Those of all shards and the one beside must agree.
     """
     texts = {file.metadata[HEADER_KEY]: file.path for file in files if HEADER_KEY in file.metadata}
     if len(texts) > 1:
@@ -325,13 +325,13 @@ def _agreed(files: Sequence[TensorFile], beside: Manifest | None, path: Path) ->
 
 
 def rewritten(manifest: ManifestT, **changes: Any) -> ManifestT:
-    """`manifest` with some fields replaced, validated again."""
+    """Return `manifest` with some fields replaced, validated again."""
     # mypy takes the type of one of two for either of them.
     return type(manifest).model_validate({**manifest.model_dump(), **changes})  # type: ignore[return-value]
 
 
 def without_words(checkpoint: CheckpointT) -> CheckpointT:
-    """The checkpoint as its model answers alone, by the rest of its decision state."""
+    """Return the checkpoint without its bag-of-words model; the rest of the decision state stays."""
     decision = checkpoint.manifest.decision
     if decision is None or decision.words is None:
         return checkpoint
@@ -346,8 +346,9 @@ def without_words(checkpoint: CheckpointT) -> CheckpointT:
 
 
 def undecided(checkpoint: CheckpointT) -> CheckpointT:
-    """The checkpoint as it was before `calibrate`: surgery makes other weights, of which the state
-    knows nothing.
+    """Return the checkpoint as it was before `calibrate`.
+
+    Surgery makes other weights, which the state was not fitted to.
     """
     manifest: Manifest = checkpoint.manifest
     if manifest.decision is None:
@@ -370,12 +371,13 @@ def undecided(checkpoint: CheckpointT) -> CheckpointT:
 
 
 def _read(entry: Step, after: str, before: str) -> Step:
-    """A step that read the calibrated weights (`score` does, and changes none), as if it had read
-    the plain ones.
+    """Return a step that read calibrated weights as if it had read the plain ones.
+
+    `score` does so, and changes no weights.
     """
     inputs = tuple(
-        each.model_copy(update={"sha256": before}) if each.sha256 == after else each
-        for each in entry.inputs
+        source.model_copy(update={"sha256": before}) if source.sha256 == after else source
+        for source in entry.inputs
     )
     return entry.model_copy(
         update={"inputs": inputs, "output": before if entry.output == after else entry.output}

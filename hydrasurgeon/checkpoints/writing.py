@@ -39,8 +39,9 @@ from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, writ
 
 
 def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
-    """`-o` as a path that is this command's to write; a folder is replaced only if all in it is
-    ours.
+    """Return `-o` as a path that this command may write.
+
+    A folder is replaced only if all of its files are ours.
     """
     path = output_path(out, force=force, inputs=inputs)
     foreign = _foreign(path) if path.is_dir() else []
@@ -66,8 +67,9 @@ def _sweep_within(folder: Path) -> None:
 
 
 def _foreign(folder: Path) -> list[str]:
-    """The names in a folder that do not belong to a checkpoint which we wrote there; all, if none
-    did.
+    """List the names in a folder that belong to no checkpoint of ours.
+
+    Without such a checkpoint there, all names.
     """
     _sweep_within(folder)
     names = {entry.name for entry in folder.iterdir()}
@@ -87,7 +89,7 @@ def _foreign(folder: Path) -> list[str]:
 
 
 def _is_ours(weights: Path) -> bool:
-    """Whether we wrote a weight file."""
+    """Return True if hydrasurgeon wrote the weight file."""
     with contextlib.suppress(CheckpointError):
         return HEADER_KEY in TensorFile(weights).metadata
     return False
@@ -114,8 +116,8 @@ def save(
         # The tensors of a decision state have a file of their own.
         state = [plan for plan in planned if plan.name.startswith(PREFIX)]
         model = [plan for plan in planned if not plan.name.startswith(PREFIX)]
-        others = write_tensors(folder / BESIDE, state, lambda _: {}) if state else []
-        final = _write(weights, model, manifest, others=others)
+        state_entries = write_tensors(folder / BESIDE, state, lambda _: {}) if state else []
+        final = _write(weights, model, manifest, elsewhere=state_entries)
         for name, text in {**texts_beside(final, files), **(more or {})}.items():
             fill(folder / name, text.encode())
     return final
@@ -127,7 +129,7 @@ def _write(
     manifest: Callable[[str], ManifestT],
     files: Mapping[str, str] | None = None,
     *,
-    others: Sequence[Entry] = (),
+    elsewhere: Sequence[Entry] = (),
 ) -> ManifestT:
     """Write a weight file that carries its manifest, and companions that do not lie beside it."""
     final: list[ManifestT] = []
@@ -140,7 +142,7 @@ def _write(
             header[FILES_KEY] = json.dumps(files, sort_keys=True, separators=(",", ":"))
         return header
 
-    write_tensors(weights, planned, metadata, others=others)
+    write_tensors(weights, planned, metadata, elsewhere=elsewhere)
     return final[-1]
 
 
@@ -178,7 +180,7 @@ def _record_names(place: Path, manifest: Manifest) -> None:
 
 
 def texts_beside(manifest: Manifest, files: Mapping[str, str] | None) -> dict[str, str]:
-    """All that lies beside the weights in the family's own directory layout."""
+    """Return all texts that lie beside the weights in the family's own directory layout."""
     family = family_of(manifest.model)
     companions = dict(files or {})
     check_names(companions, family=family, where="the companions")

@@ -44,16 +44,16 @@ SEARCHES = {
 }
 """Name → where the search of a circuit stands."""
 OBJECTIVES = ("acc", "ood", "avg")
-"""What a circuit can keep."""
+"""Objectives that a circuit can keep."""
 
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """Which scores: a manifest has them under its text, such as `circuit-avg`."""
+    """Key of scores in a manifest; its text is, for example, `circuit-avg`."""
 
     method: str
     objective: str | None = None
-    """What a circuit keeps."""
+    """Objective of a circuit; None for other criteria."""
     part: Literal["heads", "neurons"] = "heads"
 
     @classmethod
@@ -80,8 +80,9 @@ def score_key(
     *,
     recorded: Collection[str] = (),
 ) -> ScoreKey:
-    """The key that options ask for; of a circuit without an objective the only one recorded, or
-    else avg.
+    """Return the key that options ask for.
+
+    A circuit without an objective is the only one recorded, or else avg.
     """
     key = ScoreKey.parse(method)
     if objective is not None and not key.is_circuit:
@@ -92,7 +93,7 @@ def score_key(
         return key
     wanted = key.objective or objective
     if wanted is None:
-        keys = [each for each in map(ScoreKey.parse, recorded) if each.is_circuit]
+        keys = [candidate for candidate in map(ScoreKey.parse, recorded) if candidate.is_circuit]
         if len(keys) > 1:
             raise UsageError(
                 f"--method circuit: the manifest has {' and '.join(sorted(map(str, keys)))}",
@@ -109,19 +110,21 @@ def score_key(
 
 
 def neurons_key(method: str | None) -> ScoreKey:
-    """Scores of neurons: by the same criterion as heads, or by taylor where it has none."""
+    """Return the key of neuron scores: the heads' criterion if it scores neurons, else taylor."""
     name = ScoreKey.parse(method or "taylor").method
-    found = CRITERIA.get(name)
-    return ScoreKey(name if found and found.neurons else "taylor", part="neurons")
+    of_heads = CRITERIA.get(name)
+    return ScoreKey(name if of_heads and of_heads.neurons else "taylor", part="neurons")
 
 
 def criterion(key: ScoreKey | str, *, option: str = "--method") -> Criterion:
-    """The criterion behind a key, or the text of one."""
+    """Return the criterion behind a key or its text."""
     key = ScoreKey.parse(key) if isinstance(key, str) else key
     if key.method not in CRITERIA:
         for name, added in plugins("criteria").items():
             CRITERIA.setdefault(name, added)
-    names = [name for name, each in CRITERIA.items() if each.neurons or key.part == "heads"]
+    names = [
+        name for name, candidate in CRITERIA.items() if candidate.neurons or key.part == "heads"
+    ]
     if key.method not in names:
         raise UsageError(
             f"{option} {key}: no such criterion{did_you_mean(key.method, names)}",
@@ -131,7 +134,7 @@ def criterion(key: ScoreKey | str, *, option: str = "--method") -> Criterion:
 
 
 def chooser(key: ScoreKey | str) -> Callable[..., tuple[dict[str, Layers], tuple[str, ...]]]:
-    """What turns a criterion's scores and an amount into the heads that stay, and notes."""
+    """Return the function that maps scores and an amount to the kept heads, and notes."""
     choose: Callable[..., tuple[dict[str, Layers], tuple[str, ...]]] = imported(
         criterion(key).choose
     )

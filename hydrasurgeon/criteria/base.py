@@ -1,4 +1,4 @@
-"""What a criterion is given, and what it gives back."""
+"""Interface of criteria: what they read and what they return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HeadScores = dict[tuple[str, int], list[float]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Scores, and what else a criterion found that a later choice of heads needs."""
+    """Scores, and settings that a later choice of heads needs."""
 
     scores: HeadScores
     settings: dict[str, Any]
@@ -33,7 +33,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Criterion:
-    """Where a criterion stands, what it needs and what it brings; places are `module:function`."""
+    """Entry of a criterion in the table: places (`module:function`), needs and abilities."""
 
     score: str
     """Subject → HeadScores, Verdict, or the Score of a criterion that ranks heads by removing them.
@@ -45,11 +45,12 @@ class Criterion:
     choose: str = "hydrasurgeon.criteria.selection:choose"
     """Manifest, Score and amounts → the heads that stay, and notes."""
     own_number: bool = False
-    """Whether its choice is a set of its own size (`--keep auto`), and no order to draw from."""
+    """True if the criterion itself determines how many heads stay (`--keep auto`)."""
     uses: tuple[str, ...] = ()
     in_turn: bool = False
-    """Whether batches must hold the samples as the data comes; else texts of a batch are alike in
-    length.
+    """True if batches must hold the samples in the order of the data.
+
+    Otherwise batches of texts hold texts of similar length.
     """
 
 
@@ -68,7 +69,7 @@ class Subject:
     towers: tuple[str, ...]
     layers: frozenset[int]
     keep: int | None = None
-    """How many heads each layer will keep, where that is known beforehand."""
+    """Number of heads that each layer will keep, if it is known beforehand."""
     module: Any = None
     sites: tuple[Attention, ...] = ()
     loaders: tuple[Batches, ...] = ()
@@ -76,7 +77,7 @@ class Subject:
     batch_size: int = 0
 
     def fed(self, samples: Samples, ood: Sequence[str], *, in_turn: bool = False) -> Subject:
-        """The same with the live model, the data and the OOD sets."""
+        """Return the subject with the live model, the data and the OOD sets."""
         from hydrasurgeon.data import Batches, by_length, fit_classes, read_data
         from hydrasurgeon.runtime.classifier import live_module
         from hydrasurgeon.runtime.processes import own_device
@@ -91,10 +92,10 @@ class Subject:
         dtype = dtype_of(run.dtype)
         module = live_module(checkpoint, dtype).to(device=device, dtype=dtype)
         transform = family.transform(model, files=checkpoint.files)
-        orders = [None if in_turn else by_length(each) for each in sets]
+        orders = [None if in_turn else by_length(data_set) for data_set in sets]
         loaders = [
-            Batches(each, transform, batch_size=size, order=order, skip_bad=run.skip_bad)
-            for each, order in zip(sets, orders, strict=True)
+            Batches(data_set, transform, batch_size=size, order=order, skip_bad=run.skip_bad)
+            for data_set, order in zip(sets, orders, strict=True)
         ]
         return replace(
             self,
@@ -102,7 +103,7 @@ class Subject:
             sites=tuple(s for s in family.anatomy(module).sites if s.tower in self.towers),
             loaders=tuple(loaders),
             batch_size=size,
-            records=tuple(DataRecord(**each.fingerprint()) for each in sets),
+            records=tuple(DataRecord(**data_set.fingerprint()) for data_set in sets),
         )
 
     @property
@@ -111,21 +112,19 @@ class Subject:
 
     @property
     def problem(self) -> Problem:
-        """How the model's logits are read."""
+        """Kind of problem, which says how logits are read."""
         from hydrasurgeon.problems import problem_of
 
         return problem_of(self.checkpoint.manifest.model)
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Each sample's, by the model's kind of problem."""
+        """Return the loss of each sample, by the model's kind of problem."""
         from hydrasurgeon.tuning.losses import losses_of
 
         return losses_of(self.problem).losses(logits.float(), labels)
 
     def batches(self, name: str) -> Iterator[tuple[Any, Tensor]]:
-        """One pass over (inputs, labels), on the model's device; the argument names the pass for
-        progress.
-        """
+        """Yield all (inputs, labels) once, on the model's device; `name` labels the progress."""
         from hydrasurgeon.runtime.answering import fed
 
         for batch in fed(self.loaders[0], self.run, module=self.module, name=name):
@@ -133,7 +132,7 @@ class Subject:
             yield batch.inputs, batch.labels.to(next(self.module.parameters()).device)
 
     def foreign(self, name: str) -> Iterator[Any]:
-        """One pass over the inputs of the OOD sets."""
+        """Yield the inputs of the OOD sets once."""
         from hydrasurgeon.runtime.answering import fed
 
         for loader in self.loaders[1:]:

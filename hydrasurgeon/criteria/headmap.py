@@ -33,8 +33,8 @@ def score(subject: Subject) -> Verdict:
     scores = {}
     for site in sites:
         heads = [Head(site.tower, site.layer, number) for number in site.heads]
-        whole, *losses = _losses(subject, model, sites, circuit, heads) if heads else [0.0]
-        rises = scores[site.tower, site.layer] = [loss - whole for loss in losses]
+        start, *losses = _losses(subject, model, sites, circuit, heads) if heads else [0.0]
+        rises = scores[site.tower, site.layer] = [loss - start for loss in losses]
         if site.layer in subject.layers:
             by_rise = sorted(range(len(heads)), key=lambda i: -rises[i])
             circuit += [heads[i] for i in by_rise[: -(-len(heads) // SHARE)]]
@@ -49,8 +49,9 @@ def _losses(
     circuit: Sequence[Head],
     heads: Sequence[Head],
 ) -> list[float]:
-    """The mean loss without the circuit, and without each of the heads besides; one pass over the
-    data.
+    """Return the mean loss without the circuit, then without each of the heads besides.
+
+    One pass over the data.
     """
     totals = [0.0] * (1 + len(heads))
     for inputs, labels in subject.batches(f"losses of layer {heads[0].layer}"):

@@ -1,4 +1,4 @@
-"""How much each neuron of an MLP matters, and which of them go.
+"""Importance of each neuron of an MLP, and the choice of those that go.
 
 taylor      mean over samples of |∂L/∂m|     m multiplies what the neuron says to every token
 magnitude   mean |W| of its rows of W_1, times that of its column of W_2
@@ -66,7 +66,7 @@ def taylor(subject: Subject) -> HeadScores:
 
 
 def _scaled(mask: Any) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]:
-    """Multiplies what goes into W_2 by a sample's mask, whatever axes lie between."""
+    """Return a hook that multiplies the input of W_2 by a sample's mask, for any axes between."""
 
     def scale(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]
@@ -113,7 +113,7 @@ def check_neurons(checkpoint: Single, towers: tuple[str, ...]) -> None:
 def choose_neurons(
     checkpoint: Single, score: Score, share: float, options: PruneOptions
 ) -> dict[str, Layers]:
-    """The neurons that stay, by tower: this share of those present, in every layer."""
+    """Choose the neurons that stay, by tower: this share of those present, in every layer."""
     assert score.values is not None
     manifest = checkpoint.manifest
     towers = [name for name in parse_towers(options.tower, manifest.towers) if name in score.values]

@@ -1,6 +1,4 @@
-"""One criterion computed on one checkpoint: what it is fed, what it says, what becomes of the
-record.
-"""
+"""Computation of one criterion on one checkpoint, and the record of its scores."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_keep(method: str | None, keep: int | str | None) -> None:
-    """Refuse `--keep auto` for what has no number of its own."""
+    """Refuse `--keep auto` for a criterion that has no number of its own."""
     if keep == "auto" and (method is None or not criterion(method).own_number):
         raise UsageError(
             f"--keep auto: {method or 'a mask'} has no number of heads of its own",
@@ -41,10 +39,10 @@ def compute(
     *,
     output: Path,
 ) -> Score:
-    """Scores of all heads or neurons present; a search leaves its state beside `output`."""
+    """Score all heads or neurons present; a search saves its state beside `output`."""
     method = criterion(key)
-    for flag, given in (("--ood", scoring.ood), ("--search", scoring.search)):
-        if given and not key.is_circuit:
+    for flag, value in (("--ood", scoring.ood), ("--search", scoring.search)):
+        if value and not key.is_circuit:
             raise UsageError(f"{flag} requires --method circuit.")
     if scoring.degree is not None and not method.own_number:
         raise UsageError("--degree requires --method cahp.")
@@ -74,7 +72,7 @@ def compute(
 
 
 def _recorded(verdict: HeadScores | Verdict | Score, subject: Subject) -> Score:
-    """What a criterion said, as the manifest records it."""
+    """Return a criterion's scores in the form of the manifest."""
     key, tower = subject.key, subject.scoring.tower
     about: dict[str, Any] = {} if tower is None else {"tower": tower}
     if subject.scoring.layers is not None:
@@ -99,9 +97,12 @@ def _recorded(verdict: HeadScores | Verdict | Score, subject: Subject) -> Score:
 def _by_original_number(
     subject: Subject, scores: HeadScores
 ) -> dict[str, tuple[tuple[float, ...], ...]]:
-    """Scores as [layer][head] of the original model, of neurons in six digits; what is gone scores 0."""
+    """Arrange scores as [layer][head] of the original model; removed heads score 0.
+
+    Scores of neurons have six digits.
+    """
     checkpoint, of_neurons = subject.checkpoint, subject.key.part == "neurons"
-    whole = all_neurons(checkpoint.weights.values()) if of_neurons else {}
+    original = all_neurons(checkpoint.weights.values()) if of_neurons else {}
     values: dict[str, tuple[tuple[float, ...], ...]] = {}
     for tower in subject.towers:
         if (tower, 0) not in scores:
@@ -111,17 +112,17 @@ def _by_original_number(
             present = dict(zip(row, scores[tower, layer], strict=True))
             wrong = next((at for at, value in present.items() if not math.isfinite(value)), None)
             if wrong is not None:
-                what = f"the score of {'neuron' if of_neurons else 'head'} {wrong} in {tower} layer {layer}"
+                description = f"the score of {'neuron' if of_neurons else 'head'} {wrong} in {tower} layer {layer}"
                 raise SurgeryError(
-                    f"--method {subject.key}: {what} is {present[wrong]}",
+                    f"--method {subject.key}: {description} is {present[wrong]}",
                     hint="Its weights hold NaN or infinity (`hydrasurgeon verify` names the "
                     "tensors), or the model overflows: then use --dtype float32.",
                 )
             if of_neurons:
-                told = (float(f"{present.get(at, 0.0):.6g}") for at in whole[group][layer])
+                row_values = (float(f"{present.get(at, 0.0):.6g}") for at in original[group][layer])
             else:
                 heads = range(checkpoint.manifest.towers[tower].heads)
-                told = (float(present.get(at, 0.0)) for at in heads)
-            layers.append(tuple(told))
+                row_values = (float(present.get(at, 0.0)) for at in heads)
+            layers.append(tuple(row_values))
         values[tower] = tuple(layers)
     return values

@@ -40,8 +40,10 @@ def choose(
     seed: int = 0,
     even: bool = False,
 ) -> tuple[dict[str, Layers], tuple[str, ...]]:
-    """Kept heads by `keep` (per layer; on average unless `even`, where heads of all layers are
-    compared), `remove` (in all) or `sample` (N of the first P to go); and no notes.
+    """Choose the kept heads by `keep`, `remove` or `sample`; there are no notes.
+
+    `keep` counts heads per layer, on average unless `even`, if heads of all layers are compared.
+    `remove` counts heads in all; `sample` takes N of the first P to go.
     """
     candidates = movable(manifest, score, layers=layers, tower=tower)
     if keep is not None:
@@ -60,7 +62,7 @@ def choose(
 def movable(
     manifest: SingleManifest, score: Score, *, layers: str | None, tower: str | None
 ) -> list[Head]:
-    """The heads that may go: of these layers, in this tower, or in the towers that were scored."""
+    """List the heads that may go: of these layers, in this tower or in all scored towers."""
     if score.order is not None and tower is None:
         tower = score.settings.get("tower")  # the order holds no others
     towers = parse_towers(tower, manifest.towers)
@@ -78,7 +80,7 @@ def movable(
 
 
 def scored_layers(score: Score, layers: str | None, most: int) -> frozenset[int]:
-    """These layers; if none are given, those that the scoring was confined to."""
+    """Return these layers; without any, those that the scoring was confined to."""
     chosen, confined = parse_layers(layers, most), score.settings.get("layers")
     if layers is None and isinstance(confined, list):
         return frozenset(layer for layer in chosen if layer in confined)
@@ -88,8 +90,9 @@ def scored_layers(score: Score, layers: str | None, most: int) -> frozenset[int]
 def _beyond(
     manifest: SingleManifest, score: Score, candidates: Sequence[Head], keep: int, *, even: bool
 ) -> list[Head]:
-    """What goes where each layer keeps `keep` heads; on average, by a criterion that compares heads
-    of all layers.
+    """Return the heads that go if each layer keeps `keep` heads.
+
+    It is an average for a criterion that compares heads of all layers.
     """
     rows = [
         [head for head in candidates if (head.tower, head.layer) == (tower, layer)]
@@ -121,7 +124,7 @@ def _beyond(
 
 
 def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
-    """Candidates in the order in which they go."""
+    """Return the candidates in the order of removal."""
     if score.order is not None:
         wanted = set(candidates)
         return [head for head in (Head(*entry) for entry in score.order) if head in wanted]
@@ -143,7 +146,7 @@ def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Hea
 
 
 def _sampled(score: Score, candidates: Sequence[Head], sample: str, seed: int) -> list[Head]:
-    """N of the first P heads to go, drawn without replacement (paper B.5)."""
+    """Draw N of the first P heads to go, without replacement (paper B.5)."""
     n, p = (whole_number(part) for part in (*sample.split("/", 1), "")[:2])
     if n is None or p is None:
         raise UsageError(
@@ -164,7 +167,9 @@ def _some(kept: dict[str, Layers], where: str = "") -> dict[str, Layers]:
 
 
 def kept_from_file(path: Path, manifest: SingleManifest) -> dict[str, Layers]:
-    """`--mask`: a manifest, {"kept": …}, or per tower [layer] lists of heads or [layer][head]
+    """Read `--mask`.
+
+    The file is a manifest, {"kept": …}, or per tower [layer] lists of heads or [layer][head]
     booleans.
     """
     raw = read_json(path, most=MAX_MASK, error=UsageError)
@@ -185,15 +190,15 @@ def kept_from_file(path: Path, manifest: SingleManifest) -> dict[str, Layers]:
 
 def _rows(path: Path, rows: Any, manifest: SingleManifest, tower: str) -> Layers:
     size, present = manifest.towers[tower], manifest.kept[tower]
-    whole = (
+    are_lists = (
         isinstance(rows, list)
         and len(rows) == size.layers
         and all(isinstance(row, list) for row in rows)
     )
-    kinds = {type(value) for row in rows for value in row} if whole else set()
+    kinds = {type(value) for row in rows for value in row} if are_lists else set()
     if kinds == {bool} and all(len(row) == size.heads for row in rows):
         rows = [list(row) for row in kept_from_mask(np.array(rows, dtype=bool))]
-    elif not whole or not kinds <= {int}:
+    elif not are_lists or not kinds <= {int}:
         raise UsageError(
             f"--mask {path}: {tower} needs {size.layers} layers of heads' numbers, or of "
             f"{size.heads} booleans each"

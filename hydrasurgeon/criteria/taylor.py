@@ -37,7 +37,7 @@ def score(subject: Subject) -> HeadScores:
 
 
 def _gradients(subject: Subject, model: nn.Module, sites: Sequence[Attention], name: str) -> None:
-    """Gradients of the mean loss over all samples, for these sites' projections only."""
+    """Compute gradients of the mean loss over all samples, for these sites' projections only."""
     model.requires_grad_(False)
     model.zero_grad(set_to_none=True)
     for site in sites:
@@ -50,7 +50,7 @@ def _gradients(subject: Subject, model: nn.Module, sites: Sequence[Attention], n
 
 
 def _importance(site: Attention) -> list[float]:
-    """s_h = ⅓ (q_h + k_h + v_h), each the mean of |W·G| over the head's rows."""
+    """Return s_h = ⅓ (q_h + k_h + v_h), each the mean of |W·G| over the head's rows."""
     blocks = 3 if len(site.project) == 1 else 1
     parts = []
     for project, rows in zip(site.project, site.rows, strict=True):

@@ -1,3 +1,1 @@
-"""What a checkpoint makes of its own answers: calibration, OOD scores, prediction sets, abstention;
-pure, in float64.
-"""
+"""Decision states: calibration, OOD scores, prediction sets, abstention; pure, in float64."""

@@ -1,4 +1,4 @@
-"""How much a bag-of-words model counts beside a model.
+"""Weights of a blend: the shares of a model and of the bag-of-words model beside it.
 
     outputs = a · model + b · reader,    a, b ≥ 0
     a = α · (scale of the model alone),  b = β · (scale of the reader alone)
@@ -22,11 +22,11 @@ from hydrasurgeon.decision.words import Kind
 from hydrasurgeon.run.words import Floats
 
 LARGEST = 1e3
-"""Of a weight."""
+"""Upper bound of a weight."""
 PRIOR = 0.5
 """Standard deviation of the prior of α and β."""
 SMALLEST = 1e-12
-"""What a probability and a mean square are at least, where their logarithm is taken."""
+"""Lower bound of a probability and of a mean square whose logarithm is taken."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Beside:
     fitted: float
     """The loss on the samples that fitted them."""
     alone: float
-    """By which the model's outputs count where there is no reader."""
+    """Scale of the model's outputs without a bag-of-words model."""
     without: float
     """The loss of the model alone, on all of VAL."""
     together: float
@@ -47,12 +47,15 @@ class Beside:
 
     @property
     def pays(self) -> bool:
-        """Whether the loss is lower with the reader."""
+        """True if the loss is lower with the bag-of-words model."""
         return self.together < self.without
 
 
 def means(kind: Kind, outputs: Floats) -> Floats:
-    """The members' mean probabilities, or numbers; outputs are [sample, member, output]."""
+    """Return the members' mean probabilities, or mean numbers, [sample, output].
+
+    `outputs` are [sample, member, output].
+    """
     if kind == "softmax":
         outputs = np.exp(outputs - outputs.max(axis=2, keepdims=True))
         outputs /= outputs.sum(axis=2, keepdims=True)
@@ -63,7 +66,7 @@ def means(kind: Kind, outputs: Floats) -> Floats:
 
 
 def losses(kind: Kind, outputs: Floats, targets: Floats) -> Floats:
-    """Of each sample, by the members' mean; outputs are [sample, member, output]."""
+    """Return the loss of each sample for the members' mean; outputs are [sample, member, output]."""
     chances = means(kind, outputs)
     if kind == "square":
         result: Floats = ((chances - targets) ** 2).mean(axis=1)
@@ -72,8 +75,8 @@ def losses(kind: Kind, outputs: Floats, targets: Floats) -> Floats:
     if kind == "softmax":
         result = -(targets * np.log(chances)).sum(axis=1)
         return result
-    each = targets * np.log(chances) + (1 - targets) * np.log(1 - chances)
-    result = -each.mean(axis=1)
+    losses_by_label = targets * np.log(chances) + (1 - targets) * np.log(1 - chances)
+    result = -losses_by_label.mean(axis=1)
     return result
 
 
@@ -82,19 +85,19 @@ def surprise(kind: Kind, outputs: Floats, targets: Floats) -> float:
     by halves of its two likeliest classes, or true and false; of numbers, of normal errors of
     whatever deviation fits best.
     """
-    each = losses(kind, outputs, targets)
+    sample_losses = losses(kind, outputs, targets)
     if kind == "square":
-        return 0.5 * len(each) * float(np.log(max(each.mean(), SMALLEST)))
+        return 0.5 * len(sample_losses) * float(np.log(max(sample_losses.mean(), SMALLEST)))
     chances = means(kind, outputs)
     if kind == "sigmoid":
         chances = np.stack([chances, 1 - chances], axis=-1)
     doubt = -np.log(np.sort(chances, axis=-1)[..., -2:].clip(SMALLEST)).mean()
     labels = targets.shape[1] if kind == "sigmoid" else 1
-    return labels * float(each.sum() + doubt)
+    return labels * float(sample_losses.sum() + doubt)
 
 
 def scaled(kind: Kind, outputs: Floats, targets: Floats) -> float:
-    """The factor of highest posterior: one over a temperature; of numbers, none."""
+    """Return the factor on the outputs with the highest posterior, 1 / temperature; 1 for numbers."""
     if kind == "square":
         return 1.0
     return float(_least(lambda at: surprise(kind, at[0] * outputs, targets), [1.0])[0])
@@ -108,17 +111,20 @@ def fit_beside(
     fitting: NDArray[np.int64],
     certifying: NDArray[np.int64],
 ) -> Beside:
-    """The weights that one part of VAL fits, and what such weights are worth on the samples that did not
-    fit them; the model's outputs are [sample, member, output], the reader's and the targets
-    [sample, output].
+    """Fit the two weights on one part of VAL and estimate their worth on all of VAL.
+
+    Each part is judged with weights that were fitted on the other. The model's outputs are [sample,
+    member, output], the reader's and the targets [sample, output].
     """
     reader = reader[:, None]
 
     def fitted(rows: NDArray[np.int64]) -> tuple[float, tuple[float, float]]:
-        """The scale of the model alone, and the weights of both."""
+        """Fit the scale of the model alone, and the weights of model and reader."""
         truth = targets[rows]
         scales = [scaled(kind, outputs[rows], truth) for outputs in (model, reader)]
-        parts = [scale * each[rows] for scale, each in zip(scales, (model, reader), strict=True)]
+        parts = [
+            scale * outputs[rows] for scale, outputs in zip(scales, (model, reader), strict=True)
+        ]
 
         def loss(at: Floats) -> float:
             unlikely = ((at[0] - 1) ** 2 + at[1] ** 2) / (2 * PRIOR**2)
@@ -147,10 +153,10 @@ def fit_beside(
 
 
 def _least(loss: Callable[[Floats], float], start: Sequence[float]) -> Floats:
-    """Where a smooth function of one or two weights is least."""
+    """Minimize a smooth function of one or two weights that are not negative."""
     from scipy.optimize import minimize
 
     bounds = [(0.0, LARGEST)] * len(start)
-    found = minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds)
-    result: Floats = found.x
+    solution = minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds)
+    result: Floats = solution.x
     return result

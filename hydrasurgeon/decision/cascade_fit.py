@@ -29,65 +29,68 @@ from hydrasurgeon.statistics.probabilities import TINY, Scores, falling, of_labe
 MAX_LOSS = 0.01
 """Nats by which the calibrated NLL may rise on the rows that fit, unless --max-loss says more."""
 LOST = 0.02
-"""Of OOD samples, the fraction that the whole model flags and a first reader may answer."""
+"""Fraction of the OOD samples flagged by the full model that the first stage may answer."""
 FAMILIAR = 0.95
-"""Of validation samples, the fraction that is not novel to a reader of words."""
+"""Fraction of validation samples that are not novel to the bag-of-words model."""
 
 Both = tuple[Outputs, Outputs]
-"""What a first reader says of some samples, and what the whole model says."""
+"""Outputs of the first stage and of the full model on the same samples."""
 
 
 def fit_cascade(
     state: State,
     first: Outputs,
-    whole: Outputs,
+    full: Outputs,
     promise: CalibrateOptions,
     *,
     foreign: Sequence[Both] = (),
     words: bool = False,
     most_on: float | None = None,
 ) -> State:
-    """The state with the cascade that `gated` makes on the rows that fit, whose promises the others
-    certify; `first` and `whole` are what each says of the validation data.
+    """Return the state with a cascade that is fitted by `gated` and certified on the other rows.
+
+    `first` and `full` are the outputs of each stage on the validation data.
     """
-    problem, rows = state.problem, split(whole, promise.seed)
+    problem, rows = state.problem, split(full, promise.seed)
     most = MAX_LOSS if promise.max_loss is None else promise.max_loss
-    fits = (first.at(rows.fitting), whole.at(rows.fitting))
+    fits = (first.at(rows.fitting), full.at(rows.fitting))
     state = gated(state, *fits, foreign=foreign, words=words, most=most, most_on=most_on)
     cascade = state.cascade
     fitted, *parts = (
-        _answered(state, first.at(part), whole.at(part)) for part in (rows.fitting, *rows.parts)
+        _answered(state, first.at(part), full.at(part)) for part in (rows.fitting, *rows.parts)
     )
     by = Certifying(fitted, parts, promise, {})
-    thresholds = promised(problem, by, len(whole.logits))
+    thresholds = promised(problem, by, len(full.logits))
     going = going_on(state.stages[True], cascade.threshold, first)
     share = float(going.astype(np.float64).mean())
     return _with(state, cascade.model_copy(update={**thresholds, "share_on": share}))
 
 
-def _answered(state: State, first: Outputs, whole: Outputs) -> Part:
-    """Samples as both stages answer them."""
-    stages = in_stages(state, first, whole)
-    familiar = np.ones(len(whole.logits), dtype=bool)  # to the first all that it answers
+def _answered(state: State, first: Outputs, full: Outputs) -> Part:
+    """Return samples with the answers of the stage that answers them."""
+    stages = in_stages(state, first, full)
+    familiar = np.ones(len(full.logits), dtype=bool)  # to the first all that it answers
     _, late = stages
     score = state.ood_score(late.logits, late.features)
     familiar[late.rows] = score <= state.record.ood.threshold
-    return Part(whole, answers_in_stages(state, stages), familiar)
+    return Part(full, answers_in_stages(state, stages), familiar)
 
 
 def gated(
     state: State,
     first: Outputs,
-    whole: Outputs,
+    full: Outputs,
     *,
     foreign: Sequence[Both] = (),
     words: bool = False,
     most: float = MAX_LOSS,
     most_on: float | None = None,
 ) -> State:
-    """The state with the cascade that lets the fewest rows go on, of all that keep the NLL; or, of
-    at most the fraction `most_on`, as many as may. OOD samples that the whole model flags go on.
-    `words` say themselves what is novel to them.
+    """Return the state with the cascade that sends on the fewest rows and keeps the NLL.
+
+    With `most_on`, send on as many rows as that fraction allows. OOD samples that the full model
+    flags go on. With `words`, the first stage is a bag-of-words model, which has its own measure of
+    novelty.
     """
     record = state.record
     constants = state.problem.fitted(first)
@@ -97,7 +100,7 @@ def gated(
     novelty = floor = None
     if words and first.features is not None:
         novelty = float(np.quantile(first.features[:, 0, 0].astype(np.float64), FAMILIAR))
-        floor = float(state.ood_score(whole.logits, whole.features).min())
+        floor = float(state.ood_score(full.logits, full.features).min())
     draft = Cascade(
         threshold=1.0,
         share_on=1.0,
@@ -109,9 +112,9 @@ def gated(
         limits=record.limits,
     )
     state = _with(state, draft)
-    least = max((_flagging(state, *both) for both in foreign), default=0.0)
+    least = max((_flagging(state, *pair) for pair in foreign), default=0.0)
     if most_on is None:
-        threshold = max(_threshold(state, first, whole, most), least)
+        threshold = max(_threshold(state, first, full, most), least)
     else:
         threshold = _threshold_of(state, first, most_on, least)
     return _with(state, draft.model_copy(update={"threshold": threshold}))
@@ -122,7 +125,7 @@ def _with(state: State, cascade: Cascade) -> State:
 
 
 def _threshold_of(state: State, first: Outputs, most: float, least: float) -> float:
-    """The highest that lets at most such a fraction of the samples go on."""
+    """Return the highest threshold that sends on at most a fraction `most` of the samples."""
     rule = state.stages[True]
     stays = ~going_on(rule, 0.0, first)
     certainty = np.sort(rule.certainty(first.logits)[stays])
@@ -141,22 +144,22 @@ def _threshold_of(state: State, first: Outputs, most: float, least: float) -> fl
     return float(certainty[max(0, may_go - 1)] + certainty[may_go]) / 2
 
 
-def lost(state: State, first: Outputs, whole: Outputs) -> float:
-    """The fraction of samples that the whole model flags and the first reader answers."""
+def lost(state: State, first: Outputs, full: Outputs) -> float:
+    """Return the fraction of samples that the full model flags and the first stage answers."""
     stays = ~going_on(state.stages[True], state.cascade.threshold, first)
-    return float((_flagged(state, whole) & stays).mean())
+    return float((_flagged(state, full) & stays).mean())
 
 
-def _flagged(state: State, whole: Outputs) -> Bool[ndarray, " sample"]:
-    score = state.ood_score(whole.logits, whole.features)
+def _flagged(state: State, full: Outputs) -> Bool[ndarray, " sample"]:
+    score = state.ood_score(full.logits, full.features)
     flagged: Bool[ndarray, " sample"] = score > state.record.ood.threshold
     return flagged
 
 
-def _flagging(state: State, first: Outputs, whole: Outputs) -> float:
-    """The lowest that lets nearly all OOD samples go on which the whole model flags."""
+def _flagging(state: State, first: Outputs, full: Outputs) -> float:
+    """Return the lowest threshold that sends on nearly all OOD samples that the full model flags."""
     rule = state.stages[True]
-    stays = _flagged(state, whole) & ~going_on(rule, 0.0, first)
+    stays = _flagged(state, full) & ~going_on(rule, 0.0, first)
     certainty = rule.certainty(first.logits)[stays]
     most = int(LOST * len(stays))
     if len(certainty) <= most:
@@ -165,10 +168,13 @@ def _flagging(state: State, first: Outputs, whole: Outputs) -> float:
     return min(1.0, math.nextafter(least, 2))
 
 
-def _threshold(state: State, first: Outputs, whole: Outputs, most: float) -> float:
-    """The lowest that keeps the NLL: halfway between two samples, so that rounding moves none."""
+def _threshold(state: State, first: Outputs, full: Outputs, most: float) -> float:
+    """Return the lowest threshold that keeps the NLL.
+
+    It lies halfway between two samples, so that rounding moves none of them.
+    """
     rule = state.stages[True]
-    rises = _losses(rule, first) - _losses(state, whole)
+    rises = _losses(rule, first) - _losses(state, full)
     rises[going_on(rule, 0.0, first)] = 0.0  # they go on, however sure the first is of them
     certainty = rule.certainty(first.logits)
     order = falling(certainty)
@@ -183,8 +189,8 @@ def _threshold(state: State, first: Outputs, whole: Outputs, most: float) -> flo
 
 
 def _losses(rule: State, outputs: Outputs) -> Scores:
-    """The NLL of each sample, of many labels their mean."""
+    """Return the NLL of each sample; the mean over the labels if there are many."""
     chances = rule.problem.chances(rule.answers(outputs.logits))
     truth = outputs.truth.reshape(-1).astype(np.int64)
-    each = -np.log(np.maximum(of_labels(chances, truth), TINY))
-    return each.reshape(len(outputs.logits), -1).mean(axis=1)
+    label_losses = -np.log(np.maximum(of_labels(chances, truth), TINY))
+    return label_losses.reshape(len(outputs.logits), -1).mean(axis=1)

@@ -34,7 +34,7 @@ class Decision:
 
     @classmethod
     def load(cls, path: str | Path) -> Decision:
-        """The decision in a file that `calibrate --predictions` wrote."""
+        """Load the decision from a file that `calibrate --predictions` wrote."""
         read = read_decision_file(Path(path))
         header, problem = read.header, PROBLEMS[read.header.problem]
         state = state_of(header.decision, read.tensors, read.path, problem)
@@ -44,7 +44,7 @@ class Decision:
         """Write it, with the step that made it; hydrasurgeon.decision/1."""
 
         def header(sha256: str | None) -> dict[str, str]:
-            said = Header(
+            file_header = Header(
                 format=FORMAT,
                 classes=self.classes,
                 members=self.members,
@@ -54,7 +54,7 @@ class Decision:
                 weights_sha256=sha256 or UNKNOWN,
                 history=(entry.wrote(sha256 or UNKNOWN),),
             )
-            return {HEADER_KEY: said.model_dump_json()}
+            return {HEADER_KEY: file_header.model_dump_json()}
 
         with replacing(path) as (part,):
             write_tensors(part, planned(self.state.tensors()), header)
@@ -65,14 +65,15 @@ class Decision:
         features: Any = None,
         words: Sequence[str] | Sequence[Sequence[int]] | WordIds | None = None,
     ) -> Prediction:
-        """What it makes of logits, [sample, class] or [sample, member, class], of features,
-        [sample, width] or [sample, member, width], and of texts or their tokens, where it reads
-        them; arrays or tensors.
+        """Decide about logits, [sample, class] or [sample, member, class].
+
+        Features are [sample, width] or [sample, member, width]; `words` are texts or their tokens,
+        for a decision with a bag-of-words model. All may be arrays or tensors.
         """
         width = self.state.record.ood.width
-        said = self._checked("logits", logits, self.classes)
+        checked_logits = self._checked("logits", logits, self.classes)
         if width is None:
-            return self._decide(said, None, words)
+            return self._decide(checked_logits, None, words)
         if features is None:
             score = self.state.record.ood.score
             raise DataError(
@@ -80,12 +81,14 @@ class Decision:
                 hint="Give them with the logits.",
             )
         read = self._checked("features", features, width)
-        if len(read) != len(said):
-            raise DataError(f"{self.name}: {len(said)} rows of logits, {len(read)} of features")
-        return self._decide(said, read, words)
+        if len(read) != len(checked_logits):
+            raise DataError(
+                f"{self.name}: {len(checked_logits)} rows of logits, {len(read)} of features"
+            )
+        return self._decide(checked_logits, read, words)
 
     def _decide(self, logits: ndarray, features: ndarray | None, words: Any) -> Prediction:
-        said, reader = Said(np.arange(len(logits)), logits, features), self.state.words
+        outputs, reader = Said(np.arange(len(logits)), logits, features), self.state.words
         if reader is not None and self.state.record.words is not None:
             ids = (
                 words if isinstance(words, WordIds) else WordIds.of([] if words is None else words)
@@ -94,22 +97,22 @@ class Decision:
             if len(ids.ids) != len(logits) or not alike:
                 hint = "Give what calibrate was given, texts or tokens: one for each row of logits."
                 raise DataError(f"{self.name}: reads words beside the model's answers", hint=hint)
-            said = said.beside(self.state, reader.outputs(ids.ids))
+            outputs = outputs.beside(self.state, reader.outputs(ids.ids))
         with np.errstate(all="ignore"):  # what overflows is refused below
-            answers = decide(self.state, said.logits, said.features)
+            answers = decide(self.state, outputs.logits, outputs.features)
         if name := answers.overflow():
             raise DataError(f"{self.name}: its answers hold NaN or infinity ({name})")
         return replace(answers, names=self.names)
 
-    def _checked(self, what: str, values: Any, width: int) -> ndarray:
-        """As decisions are taken: float32, [sample, member, width], finite."""
-        given = array = single(values)
+    def _checked(self, name: str, values: Any, width: int) -> ndarray:
+        """Return values as float32, [sample, member, width]; refuse other shapes and NaN."""
+        original = array = single(values)
         if width == 1 and array.ndim < 3:
             array = array[..., None]
         array = array[:, None] if array.ndim == 2 else array
         if array.shape[1:] != (self.members, width):
             expected = f"expected [sample, {self.members}, {width}]"
-            raise DataError(f"{self.name}: {what} of shape {[*given.shape]}, {expected}")
+            raise DataError(f"{self.name}: {name} of shape {[*original.shape]}, {expected}")
         if len(broken := np.flatnonzero(~np.isfinite(array).all(axis=(1, 2)))):
-            raise DataError(f"{self.name}: row {int(broken[0])} of {what} holds NaN or infinity")
+            raise DataError(f"{self.name}: row {int(broken[0])} of {name} holds NaN or infinity")
         return array

@@ -87,7 +87,7 @@ def check_count(
 
 
 def too_few_ood(name: str, count: int) -> str | None:
-    """A note on OOD data that choose nothing."""
+    """Return a note if OOD data are too few to choose anything."""
     if count >= FEWEST_OOD:
         return None
     return f"{name}: {count} OOD samples choose nothing; {FEWEST_OOD} or more are needed"
@@ -98,11 +98,12 @@ def fit_state(
     promise: CalibrateOptions,
     grounds: Grounds,
     *,
-    own: Outputs | None = None,
+    model: Outputs | None = None,
     problem: Problem = SINGLE,
 ) -> tuple[State, tuple[str, ...]]:
-    """A state from the outputs on validation data, and notes; the OOD score sees the model's
-    `own` outputs, if others answer.
+    """Fit a state to the outputs on validation data; return it with notes.
+
+    The OOD score is fitted to the `model` outputs, where `val` are the answers of others.
     """
     score = promise.ood_score
     if score != "auto":
@@ -110,10 +111,10 @@ def fit_state(
     rows = split(val, promise.seed)
     fitting, certifying = val.at(rows.fitting), val.at(rows.certifying)
     fit = problem.calibrated(fitting, certifying)
-    own = own or val
-    choice = choose(score, own.at(rows.fitting), grounds, problem=problem, seed=promise.seed)
+    model = model or val
+    choice = choose(score, model.at(rows.fitting), grounds, problem=problem, seed=promise.seed)
     scores = [
-        own.at(part).scores(choice.kind, choice.fitted) for part in (rows.fitting, *rows.parts)
+        model.at(part).scores(choice.kind, choice.fitted) for part in (rows.fitting, *rows.parts)
     ]
     threshold = flag_threshold(scores[1:], promise.id_flagged)
     fitted, *parts = (
@@ -161,12 +162,12 @@ def fit_state(
 
 
 def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
-    """What the record says of a fit: its members, the width of the features, and how many are kept."""
+    """Return the sizes of a fit for the record: members, width of the features, kept rows."""
     if fitted is None:
         return {}
     sizes = fitted.sizes
-    made = {"width": sizes["width"], "size": sizes.get("size"), "members": fitted.standards}
-    return made | ({"neighbours": fitted.neighbours} if fitted.kind == "knn" else {})
+    kept_sizes = {"width": sizes["width"], "size": sizes.get("size"), "members": fitted.standards}
+    return kept_sizes | ({"neighbours": fitted.neighbours} if fitted.kind == "knn" else {})
 
 
 def flag_threshold(parts: Sequence[ndarray], flagged: float) -> float:
@@ -188,14 +189,16 @@ def flag_threshold(parts: Sequence[ndarray], flagged: float) -> float:
 
 def fit_alone(
     val: Outputs,
-    own: Outputs,
+    model: Outputs,
     fit: Outputs | None,
     foreign: Sequence[Outputs],
     promise: CalibrateOptions,
     problem: Problem = SINGLE,
 ) -> tuple[State, tuple[str, ...]]:
-    """A state of any model, from its predictions on validation data (its `own`, and those that
-    answer), on what OOD scores are fitted on, and on OOD data; and notes.
+    """Fit a state of any model to predictions; return it with notes.
+
+    `val` are the answers on validation data, `model` the model's own outputs there; OOD scores are
+    fitted to `fit` and compared on `foreign`.
     """
     if val.features is None and not problem.scores:
         raise DataError(
@@ -203,16 +206,16 @@ def fit_alone(
             hint="Its OOD score is fitted to them: give what its last layer reads, or its inputs.",
         )
     score, linear = promise.ood_score, None
-    if val.features is not None and own.logits.ndim == 3:
-        linear = classifiers_of(fit or own)
+    if val.features is not None and model.logits.ndim == 3:
+        linear = classifiers_of(fit or model)
     lacks = "predictions without features" if val.features is None else ""
     if not lacks and linear is None and score in OF_CLASSIFIERS:
         lacks = "logits that no linear classifier made"
     if lacks and score in FITTED:
-        what = f"--ood-score {score}: cannot be fitted to {lacks}"
-        raise DataError(what, hint="Give another --ood-score.")
+        message = f"--ood-score {score}: cannot be fitted to {lacks}"
+        raise DataError(message, hint="Give another --ood-score.")
     evidence = None
     if fit is not None and val.features is not None:
         evidence = evidence_of(fit, linear, promise.seed)
     grounds = Grounds(linear, evidence, foreign)
-    return fit_state(val, promise, grounds, own=own, problem=problem)
+    return fit_state(val, promise, grounds, model=model, problem=problem)

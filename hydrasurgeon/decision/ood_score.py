@@ -1,4 +1,4 @@
-"""Which OOD score a decision uses, for `calibrate`, for predictions and for `build`.
+"""Choice of the OOD score, for `calibrate`, for predictions and for `build`.
 
 A score that is named is taken, of `knn` the best number of neighbours. `auto` takes the score with
 the highest mean log-odds of its AUROCs, of samples held back against each of
@@ -42,25 +42,23 @@ by a point.
 # standardises and chooses.
 SHARE = 0.8
 LINEAR = 0.01
-"""How far, as a fraction of the largest, logits may be from a linear function of the features:
-bfloat16 rounds so.
-"""
+"""Largest error of a linear classifier, as a fraction of the largest logit: bfloat16 rounds so."""
 KNN = ("knn/50", "knn/10", "knn/5", "knn/1")
 """Neighbours that knn may ask for; of equals the first."""
 PARTS = 4
 """Parts of the classes, each of which is OOD once; of fewer classes none is."""
 SUREST = 1e-3
-"""How near to 0 and 1 an AUROC counts: 1,000 samples tell no more."""
+"""Distance from 0 and 1 to which AUROCs are clipped: 1,000 samples tell no more."""
 
 
 @dataclass(frozen=True)
 class Grounds:
-    """What an OOD score is fitted on, and chosen by."""
+    """Data that an OOD score is fitted on and chosen by."""
 
     classifiers: Sequence[Classifier] | None = ()
-    """Of each member; None where no linear one gives the logits."""
+    """Classifiers of all members; None if no linear classifier gives the logits."""
     evidence: Sequence[Evidence] | None = None
-    """Of each member; without it a part of what is held back is fitted on."""
+    """Fit data of all members; if None, a part of the held-out samples is used."""
     foreign: Sequence[Outputs] = ()
     perturbed: Sequence[Outputs] = ()
     leaves_out: Sequence[str] = ZERO_SHOT
@@ -68,7 +66,7 @@ class Grounds:
 
     @property
     def chooser(self) -> Chooser:
-        """What `auto` chooses by."""
+        """Kind of data that `auto` chooses by."""
         if self.foreign:
             return "ood"
         return "perturbed" if self.perturbed else "default"
@@ -89,7 +87,7 @@ class Choice:
 def choose(
     score: str, held: Outputs, grounds: Grounds, *, problem: Problem = SINGLE, seed: int = 0
 ) -> Choice:
-    """The score that is named, or that `auto` finds."""
+    """Fit the named OOD score, or for `auto` choose one."""
     if score in LOGITS:
         return Choice(score)
     auto, linear, notes = score == "auto", grounds.classifiers, list[str]()
@@ -101,7 +99,7 @@ def choose(
         notes = [f"--ood-score auto chooses by --ood-predictions; without them it is {score}"]
     if score in LOGITS:
         return replace(choice, kind=score, notes=tuple(notes))
-    whole, evidence = held, grounds.evidence
+    full_held, evidence = held, grounds.evidence
     if evidence is None and held.features is not None:
         cut = int(SHARE * len(held.logits))
         evidence = evidence_of(held.at(slice(cut)), linear, seed)
@@ -127,11 +125,12 @@ def choose(
     if refused is not None and not candidates:
         raise refused
     notes += [
-        f"--ood-score {score} leaves out {', '.join(left)}: {each}" for each, left in why.items()
+        f"--ood-score {score} leaves out {', '.join(left)}: {reason}"
+        for reason, left in why.items()
     ]
     sets = [*grounds.foreign, *grounds.perturbed]
-    if linear and evidence is not None and whole.logits.ndim == 3:
-        sets += dealt_out(whole, linear, seed)
+    if linear and evidence is not None and full_held.logits.ndim == 3:
+        sets += dealt_out(full_held, linear, seed)
     worth = {
         kind: [_auroc(kind, fitted, held, other) for other in sets]
         for kind, fitted in candidates.items()
@@ -155,22 +154,23 @@ def choose(
 def evidence_of(
     outputs: Outputs, classifiers: Sequence[Classifier] | None, seed: int
 ) -> list[Evidence]:
-    """What OOD scores are fitted on, a member each."""
+    """Collect each member's data that OOD scores are fitted on."""
     assert outputs.features is not None
     if classifiers is None:
         members, width = outputs.features.shape[1:]
         classes = outputs.logits.shape[-1] if outputs.logits.ndim == 3 else 1
         classifiers = [(np.zeros((classes, width)), np.zeros(classes))] * members
-    made = []
+    gathered = []
     for member, classifier in enumerate(classifiers):
         gathering = Gathering(*classifier, seed=seed)
         gathering.add(*outputs.of(member))
-        made.append(gathering.evidence())
-    return made
+        gathered.append(gathering.evidence())
+    return gathered
 
 
 def best_score(aurocs: Mapping[str, Sequence[float]]) -> str:
-    """Of OOD scores with an AUROC for each OOD set, the one with the highest mean log-odds of them:
+    """Return the OOD score with the highest mean log-odds of its AUROCs over the OOD sets.
+
     0.99 is as much better than 0.95 as 0.83 is than 0.5.
     """
 
@@ -183,49 +183,53 @@ def best_score(aurocs: Mapping[str, Sequence[float]]) -> str:
 
 
 def dealt_out(outputs: Outputs, classifiers: Sequence[Classifier], seed: int) -> list[Outputs]:
-    """Samples that never were: each feature is that of another sample, so that far from all data
-    what goes together does not. None where no linear classifier gives the logits.
+    """Return artificial OOD samples: each feature is taken from another sample.
+
+    Far from all data, features do not go together. Empty if no linear classifier gives the logits.
     """
     assert outputs.features is not None
     random = Drawing(seed).singles(outputs.features.shape)
     dealt = np.take_along_axis(outputs.features, random.argsort(axis=0, kind="stable"), axis=0)
-    logits, others = (_linear(features, classifiers) for features in (outputs.features, dealt))
+    logits, dealt_logits = (
+        _linear(features, classifiers) for features in (outputs.features, dealt)
+    )
     if np.abs(logits - outputs.logits).max() > LINEAR * np.abs(logits).max():
         return []
-    return [Outputs(others.astype(np.float32), dealt)]
+    return [Outputs(dealt_logits.astype(np.float32), dealt)]
 
 
 def left_out(kinds: Sequence[str], evidence: Sequence[Evidence], held: Outputs) -> dict[str, float]:
-    """The mean AUROC of scores where some classes, in turn, are OOD: nothing is fitted on these, and
-    the classifier has no outputs for them.
+    """Return the mean AUROC of each score where some classes, in turn, are OOD.
+
+    Nothing is fitted on these classes, and the classifier has no outputs for them.
     """
     classes = held.logits.shape[-1]
-    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    aurocs: dict[str, list[float]] = {kind: [] for kind in kinds}
     for first in range(PARTS):
         kept = np.flatnonzero(np.arange(classes) % PARTS != first)
         places = np.full((classes,), -1)
         places[kept] = np.arange(len(kept))
-        others = replace(held, logits=held.logits[..., kept])
+        fewer_classes = replace(held, logits=held.logits[..., kept])
         is_known = places[held.truth] >= 0
         if is_known.all() or not is_known.any():
             continue
         rest = []
-        for each in evidence:
-            labels = places[each.labels]
+        for member in evidence:
+            labels = places[member.labels]
             rows = labels >= 0
-            gathering = Gathering(each.weight[kept], each.bias[kept])
-            gathering.add(each.features[rows], each.logits[rows][:, kept], labels[rows])
+            gathering = Gathering(member.weight[kept], member.bias[kept])
+            gathering.add(member.features[rows], member.logits[rows][:, kept], labels[rows])
             rest.append(gathering.evidence())
         for kind in kinds:
             with contextlib.suppress(DataError):
-                score = None if kind in LOGITS else _fit(kind, rest, others.at(is_known))
-                known, unknown = others.at(is_known), others.at(~is_known)
-                found[kind].append(_auroc(kind, score, known, unknown))
-    return {kind: sum(values) / len(values) if values else 0.5 for kind, values in found.items()}
+                score = None if kind in LOGITS else _fit(kind, rest, fewer_classes.at(is_known))
+                familiar, unknown = fewer_classes.at(is_known), fewer_classes.at(~is_known)
+                aurocs[kind].append(_auroc(kind, score, familiar, unknown))
+    return {kind: sum(values) / len(values) if values else 0.5 for kind, values in aurocs.items()}
 
 
 def _linear(features: ndarray, classifiers: Sequence[Classifier]) -> ndarray:
-    """Every member's logits."""
+    """Return the logits of all members, [sample, member, class]."""
     pairs = zip(np.moveaxis(features, 1, 0).astype(np.float64), classifiers, strict=True)
     return np.stack([x @ weight.astype(np.float64).T + bias for x, (weight, bias) in pairs], axis=1)
 
@@ -237,16 +241,17 @@ def _fit(kind: str, evidence: Sequence[Evidence] | None, held: Outputs) -> Ensem
 
 
 def _auroc(kind: str, fitted: EnsembleScore | None, held: Outputs, other: Outputs) -> float:
-    """P(an OOD sample scores above one held back), ties counting half."""
+    """Return P(an OOD sample scores above a held-out one); ties count half."""
     return auroc(held.scores(kind, fitted), other.scores(kind, fitted)) or 0.0
 
 
 def classifiers_of(outputs: Outputs) -> list[Classifier] | None:
-    """Each member's weight and bias by least squares; None where they do not give the logits of
-    rows left aside.
+    """Fit each member's weight and bias by least squares.
+
+    Returns None if they do not give the logits of held-out rows.
     """
     assert outputs.features is not None
-    cut, made = int(SHARE * len(outputs.logits)), []
+    cut, classifiers = int(SHARE * len(outputs.logits)), []
     for member in range(outputs.logits.shape[1]):
         x, z = (
             outputs.features[:, member].astype(np.float64),
@@ -256,5 +261,5 @@ def classifiers_of(outputs: Outputs) -> list[Classifier] | None:
         solution = np.linalg.lstsq(x[:cut], z[:cut])[0]
         if np.abs(x[cut:] @ solution - z[cut:]).max() > LINEAR * np.abs(z).max():
             return None
-        made.append((solution[:-1].T, solution[-1]))
-    return made
+        classifiers.append((solution[:-1].T, solution[-1]))
+    return classifiers

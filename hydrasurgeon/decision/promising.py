@@ -109,7 +109,7 @@ NAMED = {
     "limits": "limits of yes and no",
     "cover": "entities that are covered",
 }
-"""How a note calls the thresholds of a `Decision`."""
+"""Names of the thresholds of a `Decision` in notes."""
 
 
 def with_copies(

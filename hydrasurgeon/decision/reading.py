@@ -29,35 +29,35 @@ class Reading:
     reader: Words
     see: Callable[[Any], Any]
     taught: bool = False
-    """Whether it learnt what the model says of unlabelled samples too."""
+    """True if pseudo-labelled samples were used for training."""
 
     def read(self, samples: Any) -> ndarray:
         """[sample, output], and in the last column how novel each sample is."""
         return self.reader.read(self.see(samples))
 
-    def first(self, samples: Any, said: Outputs, problem: Problem) -> Outputs:
-        """What it says of samples before the model has `said` anything."""
+    def first(self, samples: Any, outputs: Outputs, problem: Problem) -> Outputs:
+        """Return the bag-of-words model's outputs, in the form of the model's outputs."""
         read = self.read(samples).astype(np.float32)[:, None]
-        return problem.outputs(replace(said, logits=read[..., :-1], features=read[..., -1:]))
+        return problem.outputs(replace(outputs, logits=read[..., :-1], features=read[..., -1:]))
 
-    def scored(self, state: State, mixed: Outputs, said: Outputs) -> Outputs:
-        """With what OOD scores see of what the model itself `said`."""
+    def scored(self, state: State, mixed: Outputs, outputs: Outputs) -> Outputs:
+        """Return blended outputs with the features that OOD scores read: those of the model alone."""
         assert state.fitted is not None
-        return replace(mixed, features=state.fitted.own(said.features, said.logits))
+        return replace(mixed, features=state.fitted.score_inputs(outputs.features, outputs.logits))
 
-    def joined(self, state: State, mixed: Outputs, said: Outputs) -> State:
-        """The state of both, and what it makes of VAL."""
+    def joined(self, state: State, mixed: Outputs, outputs: Outputs) -> State:
+        """Return the state with the bag-of-words model beside it, and its summary of VAL."""
         state = state.beside(self.record, self.reader)
-        val = self.scored(state, mixed, said)
+        val = self.scored(state, mixed, outputs)
         return with_seen(state, val.logits, val.features)
 
-    def whole(self, state: State, samples: Any, said: Outputs) -> Outputs:
-        """What both say of samples."""
-        mixed = state.problem.outputs(self.beside(said, samples))
-        return self.scored(state, mixed, said)
+    def blended(self, state: State, samples: Any, outputs: Outputs) -> Outputs:
+        """Return the blended outputs with the features that OOD scores read."""
+        mixed = state.problem.outputs(self.beside(outputs, samples))
+        return self.scored(state, mixed, outputs)
 
     def beside(self, outputs: Outputs, samples: Any) -> Outputs:
-        """What a model said, with what the reader adds."""
+        """Return the model's outputs with the weighted bag-of-words outputs added."""
         model, reader = self.record.weights
         read = self.read(samples)[:, None, :-1]
         mixed = model * outputs.logits.astype(np.float64) + reader * read
@@ -65,7 +65,7 @@ class Reading:
 
 
 def lacks(problem: Problem, outputs: int, train: Sized | None, *, first: bool) -> str | None:
-    """Why there is no reader; None where there can be one."""
+    """Return why there is no bag-of-words model; None where there can be one."""
     if problem.link is None:
         return f"words: {problem.name} have none, for every word has an answer of its own"
     if problem.link == "square" and first:
@@ -95,7 +95,7 @@ class Lesson:
 
 
 def lesson(samples: Samples) -> Lesson:
-    """Of a data set."""
+    """Return a data set as a lesson; refuse one without labels."""
     if samples.labels is None:
         raise DataError(f"{samples.spec}: has no labels")
     written = samples.written
@@ -113,16 +113,18 @@ def fit_reading(
     *,
     first: bool = False,
 ) -> tuple[Reading, Beside]:
-    """The reader with the least loss on the half of VAL that fits, beside the model or alone where it
-    comes `first`, and its weight; `tokenizer` is the hash of what makes ids of texts.
+    """Fit the bag-of-words model with the least loss on the fitting half of VAL, and its weights.
+
+    The loss is that of the blend, or of the bag-of-words model alone if it is the `first` stage.
+    `tokenizer` is the hash of the tokenizer that makes ids of texts.
     """
     kind, logits = problem.link or "softmax", outputs.logits.astype(np.float64)
     fitting, certifying = halves
-    known, targets = targets_of(train.labels, kind, logits.shape[-1])
+    labelled_train, targets = targets_of(train.labels, kind, logits.shape[-1])
     if kind == "softmax" and train.chances is not None:
         targets = train.chances.astype(np.float64)
     seen = see(train.samples)
-    train_seen = [seen[row] for row in known]
+    train_seen = [seen[row] for row in labelled_train]
     labelled, truth = targets_of(val.labels, kind, logits.shape[-1])
     val_seen = see(val.samples)
     fitting = np.intersect1d(fitting, labelled)
@@ -133,7 +135,7 @@ def fit_reading(
         scale = scaled(kind, alone[fitting], truth[fitting])
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
-    def made(seen: Any, targets: Floats) -> tuple[float, Words, Beside]:
+    def fit_candidate(seen: Any, targets: Floats) -> tuple[float, Words, Beside]:
         fitted = fit_words(seen, targets, kind, loss, val_seen)
         # As a file stores it: what is weighed is what will answer.
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
@@ -142,13 +144,17 @@ def fit_reading(
         worth = fit_beside(kind, logits, reader.outputs(val_seen), *parts_of_val)
         return fitted.loss if first else worth.fitted, reader, worth
 
-    every = [made(train_seen, targets[known])]
+    every = [fit_candidate(train_seen, targets[labelled_train])]
     if train.more is not None:
-        samples, said = train.more
+        samples, model_outputs = train.more
         scale = scaled(kind, logits[fitting], truth[fitting])
-        answers, unlabelled = means(kind, scale * said.astype(np.float64)), see(samples)
-        every.append(made([*train_seen, *unlabelled], np.concatenate([targets[known], answers])))
-    best = int(np.argmin([each[0] for each in every]))
+        answers, unlabelled = means(kind, scale * model_outputs.astype(np.float64)), see(samples)
+        every.append(
+            fit_candidate(
+                [*train_seen, *unlabelled], np.concatenate([targets[labelled_train], answers])
+            )
+        )
+    best = int(np.argmin([candidate[0] for candidate in every]))
     _, reader, worth = every[best]
     record = _record(reader, tokenizer, logits.shape[-1], worth)
     return Reading(record, reader, see, taught=best > 0), worth
@@ -161,13 +167,13 @@ def weigh(
     outputs: Outputs,
     halves: tuple[ndarray, ndarray],
 ) -> tuple[Reading, Beside]:
-    """The reader that a file has already, with weights by this VAL."""
+    """Weigh the bag-of-words model of a stored state anew on this VAL."""
     reader, before = stored.words, stored.record.words
     assert reader is not None
     assert before is not None
     kind, logits = stored.problem.link or "softmax", outputs.logits.astype(np.float64)
     labelled, truth = targets_of(val.labels, kind, logits.shape[-1])
-    parts = (np.intersect1d(each, labelled) for each in halves)
+    parts = (np.intersect1d(half, labelled) for half in halves)
     read = reader.outputs(see(val.samples))
     worth = fit_beside(kind, logits, read, truth, *parts)
     return Reading(_record(reader, before.tokenizer, before.outputs, worth), reader, see), worth
@@ -187,7 +193,7 @@ def _record(reader: Words, tokenizer: str | None, outputs: int, worth: Beside) -
 
 
 def seer(transform: Any) -> Callable[[Samples], Any]:
-    """What a reader sees of samples: ids of texts."""
+    """Return a function that turns samples into the token ids of their texts."""
     tokens = Tokens(transform.tokenizer)
 
     def see(samples: Samples) -> Any:
@@ -198,11 +204,11 @@ def seer(transform: Any) -> Callable[[Samples], Any]:
 
 
 def targets_of(labels: Any, kind: Kind, outputs: int) -> tuple[NDArray[np.int64], Floats]:
-    """Which samples have a label, and what the outputs of all should be."""
+    """Return the rows that have a label, and the targets of all rows, [row, output]."""
     labels = np.asarray(labels)
-    known = np.flatnonzero((labels.reshape(len(labels), -1) != -1).all(axis=1))
+    labelled = np.flatnonzero((labels.reshape(len(labels), -1) != -1).all(axis=1))
     if kind == "softmax":
         targets = np.zeros((len(labels), outputs))
-        targets[known, labels[known].astype(int)] = 1
-        return known, targets
-    return known, labels.reshape(len(labels), outputs).astype(np.float64)
+        targets[labelled, labels[labelled].astype(int)] = 1
+        return labelled, targets
+    return labelled, labels.reshape(len(labels), outputs).astype(np.float64)

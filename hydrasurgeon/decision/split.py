@@ -92,7 +92,7 @@ def split_as_marked(certifies: ndarray, seed: int, *, inputs: ndarray | None = N
 
 
 def first_rows(inputs: ndarray) -> Int[ndarray, " row"]:
-    """For each row, the first one that has the same input."""
+    """Return for each row the first row that has the same input."""
     _, first, which = np.unique(inputs, return_index=True, return_inverse=True)
     return first[which]
 
@@ -108,12 +108,12 @@ def check_enough(count: int) -> None:
 
 
 def certified(count: int) -> int:
-    """How many of so many rows certify."""
+    """Return how many of `count` rows certify."""
     return count - count // FITS
 
 
 def copies(outputs: Outputs) -> int:
-    """How many rows are copies of others."""
+    """Count the rows that are copies of others."""
     if outputs.inputs is None:
         return 0
     repeated: Bool[ndarray, " row"] = first_rows(outputs.inputs) != np.arange(len(outputs.inputs))

@@ -67,27 +67,27 @@ class State:
     """None for an OOD score of the logits alone."""
     problem: Problem = SINGLE
     words: Words | None = None
-    """What reads words beside the model."""
+    """Bag-of-words model beside the model."""
     is_fitted: bool = True
-    """Whether `calibrate` made it."""
+    """True if `calibrate` fitted the state."""
 
     @classmethod
     def unfitted(cls, problem: Problem = SINGLE, temperature: float = 1.0) -> State:
-        """What answers where nothing was calibrated, but for a temperature."""
+        """Return an uncalibrated state, apart from a temperature."""
         flags: dict[str, Any] = {"score": "", "threshold": math.inf}
         fields: dict[str, Any] = {"temperature": temperature, "ood": Ood.model_construct(**flags)}
         return cls(Decision.model_construct(**fields), None, problem, is_fitted=False)
 
     @property
     def constants(self) -> Constants:
-        """What calibrates."""
+        """Calibration constants."""
         if not self.is_fitted:
             return {"temperature": self.record.temperature}
         return self.problem.constants(self.record)
 
     @property
     def conformal(self) -> Conformal | None:
-        """What makes prediction sets."""
+        """Rule for prediction sets."""
         return self.record.conformal if self.is_fitted else None
 
     @property
@@ -98,7 +98,7 @@ class State:
 
     @cached_property
     def stages(self) -> tuple[State, State]:
-        """Of a cascade, the states for what the whole model answers, and for what the first stage does."""
+        """States of a cascade: for the answers of the full model, and for those of the first stage."""
         return self._stage(first=False), self._stage(first=True)
 
     def _stage(self, *, first: bool) -> State:
@@ -112,18 +112,19 @@ class State:
             if cascade.novelty is not None:  # a reader of words says itself what is novel to it
                 floor = self.record.ood.threshold if cascade.floor is None else cascade.floor
                 fitted = Given(NOVELTY, (), (), shift=floor - cascade.novelty)
-                known = {"score": NOVELTY, "threshold": floor}
-                changes["ood"] = self.record.ood.model_copy(update=known)
+                novelty = {"score": NOVELTY, "threshold": floor}
+                changes["ood"] = self.record.ood.model_copy(update=novelty)
         changes |= {name: getattr(cascade, name) for name in names}
         return State(self.record.model_copy(update=changes), fitted, self.problem)
 
     def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
-        """How far members are apart: mutual information, and whether they disagree."""
+        """Measure how far members are apart: mutual information, and whether they disagree."""
         return score_of("mi", choices), disagreements(choices)
 
     def beside(self, record: decided.Words, words: Words) -> State:
-        """The state of a model that has a reader beside it: OOD scores see what the model itself
-        says.
+        """Return the state with a bag-of-words model beside the model.
+
+        OOD scores still read the outputs of the model alone.
         """
         fitted, ood = self.fitted, self.record.ood
         if fitted is None:
@@ -134,24 +135,30 @@ class State:
         return State(record_with, fitted, self.problem, words)
 
     def answers(self, logits: ndarray) -> ndarray:
-        """Calibrated probabilities of classes or labels; numbers with their deviations."""
+        """Return calibrated probabilities of classes or labels; for numbers, with their deviations."""
         return self.problem.answers(logits, self.constants)
 
     def certainty(self, logits: ndarray) -> Scores:
-        """How sure each sample's answer is, of many labels the least sure; a cascade goes on by it."""
+        """Return the certainty of each sample's answer.
+
+        A cascade compares it with its threshold.
+
+        With many labels it is that of the least certain one.
+        """
         answers = self.answers(logits)
         most = self.problem.chances(answers).max(axis=-1)
         return most.reshape(len(answers), -1).min(axis=1)
 
     def ood_score(self, logits: ndarray, features: ndarray | None) -> Scores:
-        """How likely samples are OOD: of the logits that the model gives, for temperature is about
-        probabilities.
+        """Return the OOD score of each sample.
+
+        It reads the raw logits: temperature concerns probabilities alone.
         """
         logits = self.problem.read(logits)
         return scores_of(self.record.ood.score, logits, features, self.fitted)
 
     def tensors(self) -> dict[str, ndarray]:
-        """What a file stores of it, by name."""
+        """Return the tensors that a file stores for this state, by name."""
         fits = () if self.fitted is None else self.fitted.fits
         fitted = {
             stored_name(member, part): np.asarray(values, np.float32, order="C")
@@ -164,12 +171,12 @@ class State:
 
 
 def decide(state: State, logits: Logits, features: ndarray | None) -> Prediction:
-    """What a state makes of logits and features."""
+    """Decide about logits and features by a decision state."""
     return state.problem.decide(logits, state.record, state.ood_score(logits, features))
 
 
 def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = SINGLE) -> State:
-    """The state that a record and its tensors in a file are; they are finite."""
+    """Build the state from its record and its tensors in a file; the tensors must be finite."""
     ood, words = record.ood, record.words
 
     def read(name: str) -> ndarray:
@@ -195,10 +202,10 @@ def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = 
 
 def _check_columns(ids: ndarray, idf: ndarray, path: Path) -> None:
     """Refuse a bag-of-words model whose token ids cannot be looked up, or whose weights are no idf."""
-    whole = ((ids >= 0) & (ids < MOST) & (ids == np.floor(ids))).all()
+    are_ids = ((ids >= 0) & (ids < MOST) & (ids == np.floor(ids))).all()
     must(
         (
-            bool(whole and (np.diff(ids) > 0).all()),
+            bool(are_ids and (np.diff(ids) > 0).all()),
             f"{path}: tensor {words_name('ids')} holds no token ids in rising order",
         ),
         (
@@ -210,7 +217,7 @@ def _check_columns(ids: ndarray, idf: ndarray, path: Path) -> None:
 
 
 def state_in(checkpoint: Checkpoint) -> State | None:
-    """The decision state that a checkpoint carries."""
+    """Return the decision state of a checkpoint; None if it has none."""
     record, problem = checkpoint.manifest.decision, problem_of(checkpoint.manifest.model)
     if record is None:
         return None
@@ -219,7 +226,7 @@ def state_in(checkpoint: Checkpoint) -> State | None:
 
 @dataclass(frozen=True)
 class Said:
-    """What was said of the rows that one stage answers: arrays, or tensors where a model runs."""
+    """Outputs for the rows that one stage answers: arrays, or tensors while a model runs."""
 
     rows: Any
     """[row], whole numbers."""
@@ -228,21 +235,22 @@ class Said:
     features: Any = None
     """[row, member, width], or None."""
     first: bool = False
-    """Whether the first reader said it."""
+    """True if the first stage answered."""
 
     def at(self, places: Any) -> Said:
-        """Of some of the rows."""
+        """Return a selection of the rows."""
         features = None if self.features is None else self.features[places]
         return replace(self, rows=self.rows[places], logits=self.logits[places], features=features)
 
     def beside(self, state: State, read: Any) -> Said:
-        """With what a reader says of these rows, added to every member's logits: both tensors, or
-        both arrays.
+        """Return these rows with the bag-of-words outputs added to every member's logits.
+
+        Logits and `read` are both tensors or both arrays.
         """
         assert state.record.words is not None
         model, reader = state.record.words.weights
         assert state.fitted is not None
-        features = state.fitted.own(self.features, self.logits)
+        features = state.fitted.score_inputs(self.features, self.logits)
         if isinstance(self.logits, ndarray):
             mixed = model * self.logits.astype(np.float64) + reader * np.asarray(read)[:, None]
             return replace(self, logits=mixed.astype(self.logits.dtype), features=features)
@@ -251,70 +259,71 @@ class Said:
         return replace(self, logits=mixed.to(logits.dtype), features=features)
 
     def arrays(self) -> Said:
-        """As decisions are taken: in float32 on the CPU."""
+        """Return the outputs in float32 on the CPU, as decisions read them."""
         features = None if self.features is None else single(self.features)
         return Said(np.asarray(self.rows), single(self.logits), features, self.first)
 
 
 def single(values: Any) -> Float[ndarray, "*any"]:
-    """A tensor or an array as an array in float32."""
+    """Return a tensor or an array as an array in float32."""
     if hasattr(values, "detach"):
         values = values.detach().float().cpu().numpy()
     return np.asarray(values, dtype=np.float32)
 
 
 def going_on(rule: State, threshold: float, first: Outputs) -> Bool[ndarray, " sample"]:
-    """Which rows go on, by the decision state for what the first reader answers."""
+    """Return the rows that go on to the full model, by the first stage's decision state."""
     certainty = rule.certainty(first.logits)
     unfamiliar = rule.ood_score(first.logits, first.features) > rule.record.ood.threshold
     return (certainty < threshold) | unfamiliar
 
 
-def in_stages(state: State, first: Outputs, whole: Outputs) -> list[Said]:
-    """What would be said of rows that both have read."""
+def in_stages(state: State, first: Outputs, full: Outputs) -> list[Said]:
+    """Return the outputs by stage for rows that both stages have read."""
     going = going_on(state.stages[True], state.cascade.threshold, first)
     parts = []
-    for which, said, early in ((~going, first, True), (going, whole, False)):
+    for which, outputs, early in ((~going, first, True), (going, full, False)):
         rows = np.flatnonzero(which)
-        some = said.at(rows)
+        some = outputs.at(rows)
         parts.append(Said(rows, some.logits, some.features, early))
     return parts
 
 
 def answers_in_stages(state: State, parts: Sequence[Said]) -> ndarray:
-    """Calibrated probabilities of all rows, in their order."""
-    each = [state.stages[part.first].answers(part.logits) for part in parts]
-    return np.concatenate(each)[np.concatenate([part.rows for part in parts]).argsort()]
+    """Return the calibrated probabilities of all rows, in their order."""
+    answers = [state.stages[part.first].answers(part.logits) for part in parts]
+    return np.concatenate(answers)[np.concatenate([part.rows for part in parts]).argsort()]
 
 
 def decide_in_stages(state: State, parts: Sequence[Said]) -> Prediction:
-    """All rows again in their order, each by the state of its stage."""
+    """Decide about each row by the state of its stage; return all rows in their order."""
     some = [part for part in parts if len(part.rows)] or parts[-1:]
-    each = []
+    decisions = []
     for part in some:
         answers = decide(state.stages[part.first], part.logits, part.features)
         if part.first and state.cascade.novelty is not None:  # words are no member
             answers = replace(answers, members_run=0 * answers.members_run)
-        each.append(answers)
-    if len(each) == 1:
-        return each[0]
-    return joined(each, np.concatenate([part.rows for part in some]).argsort())
+        decisions.append(answers)
+    if len(decisions) == 1:
+        return decisions[0]
+    return joined(decisions, np.concatenate([part.rows for part in some]).argsort())
 
 
 def with_seen(
     state: State, logits: ndarray, features: ndarray | None, first: Outputs | None = None
 ) -> State:
-    """The state, and in its record what it makes of these samples; with a cascade also of what
-    `first` says of them.
+    """Return the state with a summary of its decisions on these samples in the record.
+
+    For a cascade, `first` are the outputs of its first stage.
     """
     unfamiliar, abstain, uncertainty, predicted = 0, 0, 0.0, []
     for start in range(0, len(logits), temperature.CALIBRATED):
         rows = slice(start, start + temperature.CALIBRATED)
-        whole = Outputs(logits, features).at(rows)
+        full = Outputs(logits, features).at(rows)
         if first is None:
-            decided = decide(state, whole.logits, whole.features)
+            decided = decide(state, full.logits, full.features)
         else:
-            decided = decide_in_stages(state, in_stages(state, first.at(rows), whole))
+            decided = decide_in_stages(state, in_stages(state, first.at(rows), full))
         unfamiliar += int(decided.unfamiliar.sum())
         abstain += int((decided.abstain & ~decided.unfamiliar).sum())
         uncertainty += float(decided.uncertainty.astype(np.float64).sum())

@@ -11,7 +11,7 @@ import numpy as np
 from hydrasurgeon.run.words import BUCKETS, Floats, Ids, Words, counted, unit
 
 Kind = Literal["softmax", "sigmoid", "square"]
-"""What outputs mean: log-odds of classes, log-odds of each label, or numbers."""
+"""Meaning of the outputs: log-odds of classes, log-odds of each label, or numbers."""
 STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
 """Weights of the texts' loss against that of the penalty, |W|² / 2; VAL chooses."""
 FEWEST = 50
@@ -36,8 +36,10 @@ def fit_words(
     loss: Callable[[Floats], float],
     val: Sequence[Ids],
 ) -> Fitted:
-    """The reader with the least loss of its outputs on VAL, of all strengths, with and without
-    pairs; targets are [text, output]: probabilities, or numbers.
+    """Fit the bag-of-words model with the least loss of its outputs on VAL.
+
+    All strengths are tried, and the best one again with pairs of words. Targets are [text, output]:
+    probabilities, or numbers.
     """
     ids = np.unique(np.concatenate(texts))
     alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
@@ -46,7 +48,7 @@ def fit_words(
 
 
 def chosen(readers: Mapping[float, Any], loss: Callable[[Floats], float], val: Any) -> Fitted:
-    """The reader of least loss on VAL."""
+    """Return the model with the least loss on VAL."""
     losses = {strength: loss(reader.outputs(val)) for strength, reader in readers.items()}
     best = min(losses, key=lambda strength: losses[strength])
     return Fitted(readers[best], best, losses[best])
@@ -61,14 +63,16 @@ def path(
     *,
     pairs: bool = False,
 ) -> dict[float, Words]:
-    """Readers of all strengths, each started from the one before."""
+    """Fit a model for each strength, each started from the one before."""
     from scipy.sparse import csr_matrix
 
-    found = counted(texts, ids, pairs=pairs)
+    word_counts = counted(texts, ids, pairs=pairs)
     width = len(ids) + BUCKETS * pairs
-    seen = np.bincount(found.columns, minlength=width)
+    seen = np.bincount(word_counts.columns, minlength=width)
     idf = np.log((1 + len(texts)) / (1 + seen)) + 1
-    table = csr_matrix((unit(found, idf), (found.rows, found.columns)), shape=(len(texts), width))
+    table = csr_matrix(
+        (unit(word_counts, idf), (word_counts.rows, word_counts.columns)), shape=(len(texts), width)
+    )
     outputs = targets.shape[1]
     at = np.zeros((width + 1) * outputs)
     at[-outputs:] = targets.mean(axis=0) if kind == "square" else 0
@@ -81,7 +85,7 @@ def path(
 
 
 def solved(table: Any, targets: Floats, kind: Kind, strength: float, at: Floats) -> Floats:
-    """Weights, and in the last row the bias, of least loss."""
+    """Return the weights of least loss, with the bias in the last row."""
     from scipy.optimize import minimize
     from scipy.sparse import csr_matrix
 

@@ -36,35 +36,35 @@ FAMILIES = {
 }
 
 WEIGHTS = ("model.safetensors", "open_clip_model.safetensors")
-"""What weights are called in the directories of these."""
+"""Names of weight files in the directories of these families."""
 
 
 @cache
-def _made(place: str | type[Family]) -> Family:
+def _family_at(place: str | type[Family]) -> Family:
     return (imported(place) if isinstance(place, str) else place)()
 
 
 def _sharing(name: str) -> list[Family]:
-    """The families of one name, the general one first."""
+    """Return the families of one name, the general one first."""
     if name in FAMILIES:
-        return [_made(place) for place in FAMILIES[name]]
+        return [_family_at(place) for place in FAMILIES[name]]
     outside = plugins("families")
     if name not in outside:
         supported = ", ".join((*FAMILIES, *outside))
         raise CheckpointError(
             f"model family {name!r} is not supported", hint=f"Supported: {supported}."
         )
-    return [_made(outside[name])]
+    return [_family_at(outside[name])]
 
 
 def families() -> Iterator[Family]:
-    """All of them, by name."""
+    """Yield all families, by name."""
     for name in (*FAMILIES, *plugins("families")):
         yield from _sharing(name)
 
 
 def weight_names() -> set[str]:
-    """What weights are called in directories of any family."""
+    """Return the names of weight files in directories of any family."""
     return {
         *WEIGHTS,
         *(name for family in plugins("families").values() for name in family.weight_files),
@@ -72,17 +72,17 @@ def weight_names() -> set[str]:
 
 
 def family_of(model: Model) -> Family:
-    """The family of a recorded model."""
+    """Return the family of a recorded model."""
     if model.family in FAMILIES:  # the usual one is found without importing the others
-        usual = _made(FAMILIES[model.family][0])
+        usual = _family_at(FAMILIES[model.family][0])
         if usual.covers(model):
             return usual
-    first, *others = _sharing(model.family)
-    return next((family for family in reversed(others) if family.covers(model)), first)
+    first, *special = _sharing(model.family)
+    return next((family for family in reversed(special) if family.covers(model)), first)
 
 
 def family_of_scheme(scheme: str) -> Family | None:
-    """The family whose hub ids begin with this."""
+    """Return the family whose hub ids begin with this scheme."""
     return next((family for family in families() if family.scheme == scheme), None)
 
 
@@ -91,13 +91,14 @@ def schemes() -> tuple[str, ...]:
 
 
 def config_files() -> tuple[str, ...]:
-    """What configs are called in directories; those of one family only come first."""
+    """Return the names of configs in directories; those of one family only come first."""
     return tuple(dict.fromkeys(family.config_file for family in reversed(list(families()))))
 
 
 def family_of_bare(bare: Bare, *, config_file: str | None = None) -> Family:
-    """The family that is to identify a bare checkpoint: as `--arch` says, as its config says, or as
-    its tensors say.
+    """Return the family that is to identify a bare checkpoint.
+
+    `--arch` decides, then the config, then the tensors.
     """
     if bare.asked_family:
         candidates = _sharing(bare.asked_family)
@@ -105,5 +106,5 @@ def family_of_bare(bare: Bare, *, config_file: str | None = None) -> Family:
         candidates = [family for family in families() if family.config_file == config_file]
     else:
         candidates = [family for family in families() if not family.needs_config]
-    first, *others = candidates
-    return next((family for family in reversed(others) if family.recognises(bare)), first)
+    first, *special = candidates
+    return next((family for family in reversed(special) if family.recognises(bare)), first)

@@ -1,5 +1,4 @@
-"""What a model family is: facts as attributes, its weights as a table, and the few steps that only
-it knows.
+"""Interface of a model family: facts as attributes, its weights as a table, and a few steps.
 
 All but `build`, `anatomy`, `transform`, `example` and `dropouts` work on names and shapes and never
 import torch.
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
     from hydrasurgeon.heads import Kept
 
 WEIGHTS = "model.safetensors"
-"""What most libraries call the weights in a directory."""
+"""Name of the weight file in most libraries' directories."""
 TEXTS = ("*.json", "*.txt", "*.model")
-"""What configs and tokenizers are called on the hub."""
+"""Patterns of configs and tokenizers on the hub."""
 
 
 @dataclass(frozen=True)
 class Bare:
-    """What there is of a checkpoint without a manifest."""
+    """Contents of a checkpoint without a manifest."""
 
     tensors: Mapping[str, TensorInfo]
     where: str
@@ -59,21 +58,20 @@ class Bare:
         return (self.arch or "").partition(":")[0]
 
     @property
-    def asked(self) -> str | None:
-        """What `--arch` says behind the family; None where it says nothing."""
+    def arch_name(self) -> str | None:
+        """Name that `--arch` gives behind the family; None without one."""
         return (self.arch or "").partition(":")[2] or None
 
 
 Usage = tuple[str, str, str]
-"""What a model card says of loading a directory without us: the library, the hub's name of the
-task, the code.
+"""Instructions of a model card to load a directory without hydrasurgeon: library, hub task, code.
 """
 USAGE = """
 import hydrasurgeon as hs
 
 model = hs.load("DIR")
 """
-"""How a model card says to run it where no other library can."""
+"""Code in a model card for a model that only hydrasurgeon can run."""
 
 
 class Family(ABC):
@@ -86,50 +84,52 @@ class Family(ABC):
     example_id: ClassVar[str | None] = None
     """Such a hub id, for messages."""
     downloads: ClassVar[tuple[str, ...]] = ("*.safetensors", *TEXTS)
-    """What is fetched of a repository."""
+    """Patterns of the files of a repository to download."""
     config_file: ClassVar[str] = "config.json"
     """The file in a directory that says which model it is."""
     needs_config: ClassVar[bool] = False
-    """Whether tensors alone do not tell the model: then the config beside a weight file is read
-    too.
+    """True if tensors alone do not identify the model.
+
+    The config beside a weight file is then read too.
     """
     weight_files: ClassVar[tuple[str, ...]] = (WEIGHTS,)
-    """What weights are called in a directory; the first is what is written."""
+    """Names of weight files in a directory; the first is the one that is written."""
     descriptions: ClassVar[tuple[str, ...]] = ()
     """Further files that say which model a directory holds; once read, the manifest says it."""
     layout: ClassVar[tuple[str, ...]] = ()
     """The names that `directory` may give."""
     refuses_by_config: ClassVar[bool] = False
-    """Whether `check_config` is asked before the weights are downloaded."""
+    """True if `check_config` runs before the weights are downloaded."""
     fresh_spec: ClassVar[str | None] = None
-    """What `init:` specs look like, where `fresh_model` reads them."""
+    """Form of `init:` specs, if `fresh_model` reads them."""
     graph_clients: ClassVar[bool] = False
-    """Whether optimum and the like read its config beside a graph."""
+    """True if optimum and similar clients read its config beside a graph."""
     modules: ClassVar[str]
     """The module that has `build` and `anatomy`, which import torch."""
     named_classes: ClassVar[bool] = False
-    """Whether the classifier is made of class names and prompts, by a tower of the model."""
+    """True if a tower of the model makes the classifier from class names and prompts."""
 
     # --- a family's own: names and shapes ---
 
     @abstractmethod
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
-        """The model behind bare tensors, and what was assumed; CheckpointError when it cannot be
-        told.
+        """Identify the model behind bare tensors, and return a note on assumptions.
+
+        Raises CheckpointError if the model cannot be identified.
         """
 
     @abstractmethod
     def towers(self, model: Model) -> dict[str, Tower]:
-        """The sizes of its towers, the one that inputs run through first."""
+        """Return the sizes of the model's towers, the one that inputs run through first."""
 
     @abstractmethod
     def weights(self, model: Model) -> Iterable[Weight]:
-        """All tensors of the unpruned model; in each layer q, k, v before W_O."""
+        """Yield all tensors of the unpruned model; in each layer q, k, v before W_O."""
 
     # --- a family's own: torch ---
 
     def build(self, model: Model, kept: Kept, *, fresh: bool = False) -> nn.Module:
-        """The family's own module with these heads; parameters on the meta device unless `fresh`."""
+        """Build the family's module with these heads; parameters are on meta unless `fresh`."""
         return imported(f"{self.modules}:build")(self, model, kept, fresh=fresh)
 
     def module(
@@ -140,7 +140,7 @@ class Family(ABC):
         fresh: bool = False,
         files: Mapping[str, str] | None = None,
     ) -> nn.Module:
-        """The family's own module with these heads and neurons; `files` are the companions."""
+        """Build the family's module with these heads and neurons; `files` are the companions."""
         from hydrasurgeon.anatomy.projections import resize
 
         built: Any = self.build(model, kept, fresh=fresh)
@@ -158,36 +158,38 @@ class Family(ABC):
         return built
 
     def anatomy(self, module: nn.Module) -> Anatomy:
-        """The module taken apart."""
+        """Return the parts of a module."""
         return imported(f"{self.modules}:anatomy")(module)
 
     # --- which checkpoints are its own ---
 
     def required_config(self, bare: Bare) -> Mapping[str, Any]:
-        """The config of a bare checkpoint that nothing else describes."""
-        if bare.asked is not None:
-            what = f"--arch {bare.arch}: a model of {self.name} is known by its {self.config_file}"
-            raise UsageError(what, hint="Give the directory that holds it and the weights.")
+        """Return the config of a bare checkpoint; refuse one without it."""
+        if bare.arch_name is not None:
+            message = (
+                f"--arch {bare.arch}: a model of {self.name} is known by its {self.config_file}"
+            )
+            raise UsageError(message, hint="Give the directory that holds it and the weights.")
         if bare.config is None:
             raise CheckpointError(f"{bare.where}: has no {self.config_file}")
         return bare.config
 
     def recognises(self, bare: Bare) -> bool:
-        """Whether a bare checkpoint (or its config alone) is this family's rather than its
-        namesake's.
+        """Return True if a bare checkpoint, or its config alone, is this family's.
+
+        It distinguishes families with the same `name`.
         """
         return False
 
     def covers(self, model: Model) -> bool:
-        """Whether a recorded model is this family's rather than that of another with the same
-        `name`.
+        """Return True if a recorded model is this family's.
+
+        It distinguishes families with the same `name`.
         """
         return False
 
     def check(self, model: Model, towers: Mapping[str, Tower], where: str) -> None:
-        """ManifestError unless a recorded model is one this family has and its parts agree with
-        each other.
-        """
+        """Raise ManifestError if a recorded model is not one of this family, or its parts disagree."""
         from pydantic import ValidationError
 
         from hydrasurgeon.files.manifest import first_mistake
@@ -197,11 +199,11 @@ class Family(ABC):
         except ValidationError as error:
             raise ManifestError(f"{where}: model.config: {first_mistake(error)}") from error
         sizes = [
-            {f"{n}.{size}": v for n, t in each.items() for size, v in t.model_dump().items()}
-            for each in (towers, described)
+            {f"{n}.{size}": v for n, t in entry.items() for size, v in t.model_dump().items()}
+            for entry in (towers, described)
         ]
         for name in {**sizes[1], **sizes[0]}:
-            says, is_ = (each.get(name) for each in sizes)
+            says, is_ = (entry.get(name) for entry in sizes)
             if says != is_:
                 raise Disagreement(f"{where}: towers.{name} is {says}, model.config says {is_}")
 
@@ -209,26 +211,25 @@ class Family(ABC):
         """Refuse a model that cannot be cut by its config alone."""
 
     def repository(self, name: str) -> str:
-        """The hub's repository behind a name that is the library's own."""
+        """Return the hub's repository behind a name of the library."""
         return name
 
     # --- files ---
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str] | None:
-        """Our name → the file's, for the tensors that belong to the model; None where files use our
-        names.
-        """
+        """Map our names to the file's, for the tensors of the model; None if files use our names."""
         return None
 
     def companions(self, present: Collection[str]) -> tuple[str, ...]:
-        """The files in a directory that live data needs (a tokenizer's): they travel with the
-        checkpoint.
+        """Return the files in a directory that live data needs (a tokenizer's).
+
+        They travel with the checkpoint.
         """
         return ()
 
     def check_files(self, model: Model, files: Mapping[str, str], where: str) -> None:
-        """CheckpointError for companions that are not the ones the manifest speaks of, or say what
-        they may not.
+        """Raise CheckpointError for companions that differ from the record, or say what they may
+        not.
         """
         assert not files  # there are no companions
 
@@ -239,17 +240,18 @@ class Family(ABC):
         return model, files
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
-        """The text files that sit beside the weights in the family's own directory layout."""
+        """Return the text files beside the weights in the family's own directory layout."""
         return {}
 
     def stock_sizes(self, manifest: Manifest) -> dict[str, Any] | None:
-        """The settings by which its library builds a pruned model as one of its own, none for an
-        unpruned one; None where it cannot.
+        """Return the settings with which its library builds a pruned model as one of its own.
+
+        They are empty for an unpruned model, and None if the library cannot build it.
         """
         return None
 
     def usage(self, manifest: Manifest) -> Usage:
-        """How such a directory is loaded: what a model card says."""
+        """Return the instructions of a model card to load such a directory."""
         return "hydrasurgeon", "image-classification", USAGE
 
     # --- classes ---
@@ -257,7 +259,10 @@ class Family(ABC):
     def with_classes(
         self, model: Model, count: int, labels: tuple[str, ...] | None, *, words: bool = False
     ) -> Model:
-        """The model with a new classifier for these classes; `words`: one for every word of a text."""
+        """Return the model with a new classifier for these classes.
+
+        With `words` it is one for every word of a text.
+        """
         if words:
             raise SurgeryError(
                 f"{model.arch} has no classifier of words",
@@ -268,8 +273,9 @@ class Family(ABC):
     def trimmed(
         self, model: Model, files: Mapping[str, str], tokenizer: Any, wanted: Iterable[int]
     ) -> tuple[Model, dict[str, str], str, list[int]]:
-        """The model and its companions without the tokens that are not wanted and that the tokenizer
-        can do without; the name of the table of tokens, and which of its rows stay.
+        """Trim a model's vocabulary to the wanted tokens and those that the tokenizer needs.
+
+        Returns model, companions, the name of the table of tokens, and its rows that stay.
         """
         raise SurgeryError(
             f"{model.arch} has no vocabulary that can be trimmed",
@@ -277,7 +283,7 @@ class Family(ABC):
         )
 
     def fresh_model(self, arch: str) -> Model | None:
-        """The model that `init:NAME:ARCH` describes, for training from scratch."""
+        """Return the model that `init:NAME:ARCH` describes, for training from scratch."""
         return None
 
     # --- live models and data ---
@@ -289,8 +295,11 @@ class Family(ABC):
         *,
         files: Mapping[str, str] | None = None,
     ) -> Callable[[Any], Any]:
-        """Raw sample → model input; with `augment` the training transform. `files` are the
-        companions.
+        """Return the function from a raw sample to the model's input.
+
+        With `augment` it is the training transform.
+
+        `files` are the companions.
         """
         from hydrasurgeon.families.transforms import eval_transform, train_transform
 
@@ -298,19 +307,20 @@ class Family(ABC):
         return eval_transform(pictures) if augment is None else train_transform(pictures, augment)
 
     def pictures(self, model: Model, *, files: Mapping[str, str]) -> Pictures:
-        """How its images are prepared: arrays, without its library."""
+        """Return the preparation of its images as arrays, without its library."""
         from hydrasurgeon.data.pictures import InTimm
 
         return InTimm(model.preprocess)
 
     def example(self, model: Model, batch: int, *, device: torch.device, dtype: torch.dtype) -> Any:
-        """Random inputs of the right shape, for measuring cost."""
+        """Return random inputs of the right shape, for measuring cost."""
         from torch import randn
 
         return randn(batch, *model.preprocess["input_size"], device=device, dtype=dtype)
 
     def dropouts(self, module: nn.Module) -> Iterable[nn.Dropout]:
-        """The dropout of the layers' residual branches, which a recipe may set; not that of
-        attention.
+        """Return the dropout of the layers' residual branches, which a recipe may set.
+
+        The dropout of attention is not included.
         """
         return ()

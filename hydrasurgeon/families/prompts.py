@@ -36,11 +36,11 @@ MAX_NAMES = 16 << 20
 TEMPLATE = "A photo of a {label}."
 """The prompt that is used unless templates are given, as CLIP's authors wrote it."""
 KEY = "zero_shot"
-"""Where a model's config keeps its templates and their hash; the class names are its labels."""
+"""Key of a model's config for its templates and their hash; the class names are its labels."""
 
 
 class Prompts(Settings):
-    """How class names become texts."""
+    """Templates that turn class names into texts."""
 
     templates: Annotated[list[str], Field(min_length=1)]
     sha256: Sha256
@@ -55,15 +55,15 @@ class NamedClasses(Family):
     def tokenizing(
         self, model: Model, files: Mapping[str, str]
     ) -> Callable[[Sequence[str]], Tensor]:
-        """What makes token ids of texts."""
+        """Return the function that makes token ids of texts."""
 
     def with_classes(
         self, model: Model, count: int, labels: tuple[str, ...] | None, *, words: bool = False
     ) -> Model:
         names = labels if labels is not None else model.labels
         if names is None or len(names) != count:
-            what = f"zero-shot classification needs the names of the {count} classes"
-            raise UsageError(what, hint="Give --classes, or data with class names.")
+            message = f"zero-shot classification needs the names of the {count} classes"
+            raise UsageError(message, hint="Give --classes, or data with class names.")
         return zero_shot(model, names)
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
@@ -85,7 +85,10 @@ class NamedClasses(Family):
 
 
 def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()) -> Model:
-    """The model as a classifier of these labels; templates stay as they were where none are given."""
+    """Return the model as a classifier of these labels.
+
+    Without templates the recorded ones stay.
+    """
     recorded = model.config.get(KEY, {}).get("templates", [TEMPLATE])
     used = list(templates or recorded)
     settings = {"templates": used, "sha256": _sha256(used)}
@@ -95,7 +98,7 @@ def zero_shot(model: Model, labels: Sequence[str], templates: Sequence[str] = ()
 
 
 def check_prompts(model: Model, recorded: Prompts | None, where: str) -> None:
-    """ManifestError for classes that no prompts can be made of."""
+    """Raise ManifestError for classes that no prompts can be made of."""
     if not model.num_classes:
         return
     why = None
@@ -112,7 +115,7 @@ def check_prompts(model: Model, recorded: Prompts | None, where: str) -> None:
 
 
 def prompts(model: Model) -> list[str]:
-    """The texts behind the classes: class after class, all templates each."""
+    """Return the texts behind the classes: class after class, all templates of each."""
     templates = model.config[KEY]["templates"]
     return [
         template.replace("{label}", label) for label in model.labels or () for template in templates
@@ -120,8 +123,9 @@ def prompts(model: Model) -> list[str]:
 
 
 def record_of(model: Model) -> dict[str, str]:
-    """Hashes of the class names and templates in use, for scores and reports; nothing for other
-    models.
+    """Return hashes of the class names and templates, for scores and reports.
+
+    Empty for other models.
     """
     if KEY not in model.config:
         return {}
@@ -146,7 +150,7 @@ def _lines(path: Path, option: str) -> list[str]:
 
 
 def read_labels(text: str) -> tuple[str, ...]:
-    """`a,b,c`, or a file with one name a line (or a JSON list)."""
+    """Read the class names `a,b,c`, or those of a file with one name a line (or a JSON list)."""
     # A list may be longer than any name of a file, at which Path's own methods raise.
     if os.path.isfile(text):
         # The usual list for ImageNet has two names twice: what stands in a file is meant.
@@ -167,7 +171,7 @@ def read_labels(text: str) -> tuple[str, ...]:
 
 
 def read_templates(entries: Sequence[str]) -> tuple[str, ...]:
-    """Templates as they are, or from files with one a line."""
+    """Read templates, or files with one template a line."""
     read: list[str] = []
     for entry in entries:
         read += _lines(Path(entry), "--template") if os.path.isfile(entry) else [entry]

@@ -1,6 +1,4 @@
-"""What a file may say to a model family's library: typed records, parsed once; no other key reaches
-a library.
-"""
+"""Typed records of what files may pass to a model family's library: no other key reaches it."""
 
 from __future__ import annotations
 
@@ -44,12 +42,12 @@ class Settings(BaseModel):
     )
 
     def written(self) -> dict[str, Any]:
-        """What the file said, for the manifest: plain JSON, without defaults."""
+        """Return the file's settings for the manifest: plain JSON, without defaults."""
         return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of the fields, as files have them."""
+        """Return the names of the fields in files."""
         return tuple(field.alias or name for name, field in cls.model_fields.items())
 
 
@@ -57,7 +55,7 @@ S = TypeVar("S", bound=Settings)
 
 
 class Images(Settings):
-    """How images are prepared, in the words of timm's data configs."""
+    """Preparation of images, in the words of timm's data configs."""
 
     input_size: Annotated[tuple[Size, Edge, Edge], Strict(False)]
     mean: Colours
@@ -83,22 +81,23 @@ class Images(Settings):
         """Refuse images of another size or with other channels than the model reads."""
         reads = (channels, *((size, size) if isinstance(size, int) else size))
         if self.input_size != reads:
-            made, read = ("×".join(map(str, each)) for each in (self.input_size, reads))
+            given_size, read = ("×".join(map(str, edges)) for edges in (self.input_size, reads))
             raise error(
-                f"{where}: makes images of {made}, the model reads {read} (by its image size and channels)"
+                f"{where}: makes images of {given_size}, the model reads {read} (by its image size and channels)"
             )
 
 
 class Texts(Settings):
-    """How texts are prepared: the tokenizer's files do the rest."""
+    """Preparation of texts, beside the tokenizer's files."""
 
     max_length: Size
     files_sha256: Sha256 | None = None
 
 
-def known(record: type[Settings], raw: object) -> Any:
-    """The entries of a library's config that `record` has fields for; what is no mapping as it is,
-    for `parse`.
+def pick_fields(record: type[Settings], raw: object) -> Any:
+    """Return the entries of a library's config for which `record` has fields.
+
+    Values other than mappings are returned unchanged, for `parse` to refuse.
     """
     return (
         {key: raw[key] for key in record.names() if key in raw} if isinstance(raw, Mapping) else raw
@@ -108,7 +107,7 @@ def known(record: type[Settings], raw: object) -> Any:
 def parse(
     record: type[S], raw: object, where: str, *, error: type[HydraError] = CheckpointError
 ) -> S:
-    """`raw` as a record; `where` names the file, and the key in it, in the error."""
+    """Parse `raw` as a record; `where` names the file, and the key in it, in the error."""
     try:
         return record.model_validate(raw)
     except ValidationError as failure:
@@ -138,12 +137,12 @@ def parse(
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """One number for both edges, or height and width."""
+    """Return height and width, from these or from one number for both."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def patches(image: Any, patch: Any) -> int:
-    """How many patches an image has; ValueError where that is none."""
+    """Count the patches of an image; raise ValueError if there are none."""
     (height, width), (ph, pw) = pair(image), pair(patch)
     count = (height // ph) * (width // pw)
     must((count > 0, f"an image of {height}×{width} has {count} patches of {ph}×{pw}"))

@@ -22,10 +22,10 @@ def eval_transform(pictures: Pictures) -> Callable[[Image.Image], Tensor]:
 
 
 def resized(pixels: Pixels, size: Sequence[int], way: str) -> Pixels:
-    """What `data.pictures` computes without torch, bit for bit, in a fraction of the time."""
-    whole = torch.from_numpy(np.ascontiguousarray(pixels))[None]
-    made: Pixels = interpolate(whole, tuple(size), mode=way, antialias=True)[0].numpy()
-    return made
+    """Resize pixels as `data.pictures` does without torch, bit for bit, in a fraction of the time."""
+    batch = torch.from_numpy(np.ascontiguousarray(pixels))[None]
+    resized_pixels: Pixels = interpolate(batch, tuple(size), mode=way, antialias=True)[0].numpy()
+    return resized_pixels
 
 
 def _tensor(pictures: Pictures, image: Image.Image) -> Tensor:
@@ -56,7 +56,9 @@ def train_transform(
         re_prob=0.0,
     )
     left_out = ("ColorJitter",) if crop else ("ColorJitter", "RandomResized")
-    others = [step for step in training.transforms if not type(step).__name__.startswith(left_out)]
+    later_steps = [
+        step for step in training.transforms if not type(step).__name__.startswith(left_out)
+    ]
     steps: list[Any] = [pictures.converted]
     if not crop:
         # The crop of the evaluation takes the place of the random one.
@@ -66,11 +68,11 @@ def train_transform(
     drawn = augment.get("rand_augment")
     if drawn:
         # Behind crop and flip, while it is still a picture; what turns out of it is filled with the mean colour.
-        at = next(i for i, step in enumerate(others) if "Tensor" in type(step).__name__)
+        at = next(i for i, step in enumerate(later_steps) if "Tensor" in type(step).__name__)
         fill = [round(255 * value) for value in preprocess["mean"]]
         operations, magnitude = drawn
-        others.insert(
+        later_steps.insert(
             at,
             RandAugment(operations, magnitude, interpolation=InterpolationMode.BILINEAR, fill=fill),
         )
-    return Compose([*steps, *others])
+    return Compose([*steps, *later_steps])

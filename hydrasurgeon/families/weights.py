@@ -20,7 +20,7 @@ Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "read
 """
 
 QUERIES = HeadAxis(0)
-"""Where q, k or v have their heads, and W_1 its neurons: rows."""
+"""Axis of the heads in q, k or v, and of the neurons in W_1: rows."""
 PACKED = HeadAxis(0, 3)
 """All three in one matrix."""
 GATED = HeadAxis(0, 2)
@@ -40,15 +40,15 @@ class Weight:
     """The tower it is a part of; None for what lies behind the layers."""
     layer: int | None = None
     heads: HeadAxis | None = None
-    """Where it holds heads, or of an MLP neurons, that can be cut out."""
+    """Axis of the heads, or of an MLP's neurons, that can be cut out."""
 
     @property
     def group(self) -> str:
-        """What `Kept` calls the heads or neurons that it holds."""
+        """Name in `Kept` of the heads or neurons that it holds."""
         return f"{self.tower}{NEURONS if self.part == 'mlp' else ''}"
 
     def within(self, place: str, tower: str | None, layer: int | None = None) -> Weight:
-        """The same, named from `place` on."""
+        """Return the tensor under a name that begins with `place`."""
         return Weight(f"{place}.{self.name}", self.shape, self.part, tower, layer, self.heads)
 
 
@@ -69,7 +69,7 @@ def norm(name: str, size: int, part: Part = "norm", *, bias: bool = True) -> Ite
 
 
 def stack(place: str, tower: str, layers: int, parts: Iterable[Weight]) -> Iterator[Weight]:
-    """The same tensors in each layer; `{}` in `place` stands for its number."""
+    """Yield the same tensors for each layer; `{}` in `place` stands for its number."""
     parts = list(parts)
     for layer in range(layers):
         yield from (part.within(place.format(layer), tower, layer) for part in parts)
@@ -84,7 +84,7 @@ def shapes_of(weights: Iterable[Weight]) -> dict[str, tuple[int, ...]]:
 
 
 def head_axes(weights: Iterable[Weight]) -> dict[str, tuple[str, int, HeadAxis]]:
-    """For each tensor that holds heads or neurons: their group, its layer, and where they lie."""
+    """Return group, layer and axis of each tensor that holds heads or neurons."""
     return {
         weight.name: (weight.group, weight.layer, weight.heads)
         for weight in weights
@@ -93,14 +93,12 @@ def head_axes(weights: Iterable[Weight]) -> dict[str, tuple[str, int, HeadAxis]]
 
 
 def rows_of(towers: Mapping[str, Tower], group: str) -> int:
-    """How many rows a head, or a neuron, has."""
+    """Return the number of rows of a head, or of a neuron."""
     return 1 if group.endswith(NEURONS) else towers[group].head_dim
 
 
 def output_of(weights: Mapping[str, Weight], group: str, layer: int) -> tuple[str, str | None]:
-    """The names of one layer's W_O, or W_2 where the group is one of neurons, and of its bias,
-    where it has one.
-    """
+    """Return the names of one layer's W_O (W_2 for a group of neurons) and of its bias, if any."""
     (matrix,) = (
         w.name
         for w in weights.values()
@@ -114,7 +112,7 @@ def output_of(weights: Mapping[str, Weight], group: str, layer: int) -> tuple[st
 
 
 def all_neurons(weights: Iterable[Weight]) -> dict[str, Layers]:
-    """Every neuron of the unpruned model, by group; none where MLPs cannot be cut."""
+    """Return all neurons of the unpruned model, by group; none if MLPs cannot be cut."""
     layers: dict[str, list[tuple[int, ...]]] = {}
     for weight in sorted(weights, key=lambda w: w.layer or 0):
         if weight.part == "mlp" and weight.heads == OUT:
@@ -123,9 +121,7 @@ def all_neurons(weights: Iterable[Weight]) -> dict[str, Layers]:
 
 
 def neuron_sizes(weights: Iterable[Weight]) -> dict[str, list[dict[str, int]]]:
-    """By group, for each layer, the numbers of one neuron: in matrices, which are multiplied, and
-    in all.
-    """
+    """Return the sizes of one neuron, by group and layer: in multiplied matrices, and in all."""
     weights = list(weights)
     every = all_neurons(weights)
     sizes = {group: [{"macs": 0, "params": 0} for _ in rows] for group, rows in every.items()}

@@ -23,7 +23,10 @@ CHUNK = 256
 
 
 class ZeroShot(DiskNamed):
-    """Images → logits over the class names; without class names, → normalised image features."""
+    """Classifier of images → logits over the class names.
+
+    Without class names, → normalised image features.
+    """
 
     def __init__(self, model: nn.Module, classes: int) -> None:
         super().__init__()
@@ -31,26 +34,26 @@ class ZeroShot(DiskNamed):
         self.classes = classes
         # Not persistent: which texts there are follows from the manifest.
         self.register_buffer("texts", None, persistent=False)
-        self._known: tuple[Any, Tensor] | None = None
+        self._cached_classes: tuple[Any, Tensor] | None = None
 
     # --- a library's own ---
 
     @abstractmethod
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Pixels → features."""
+        """Return the features of images."""
 
     @abstractmethod
     def encode_texts(self, tokens: Tensor) -> Tensor:
-        """Token ids → features."""
+        """Return the features of texts, from token ids."""
 
     @abstractmethod
     def text_anatomy(self) -> Anatomy:
-        """Token ids → normalised text features, taken apart."""
+        """Return the parts of the text tower: token ids → normalised features."""
 
     @property
     @abstractmethod
     def text_towers(self) -> Sequence[nn.Module | nn.Parameter | None]:
-        """What texts run through, as far as there is such a part."""
+        """Modules and parameters that texts run through; None for missing ones."""
 
     # --- the same for all ---
 
@@ -61,38 +64,39 @@ class ZeroShot(DiskNamed):
 
     @property
     def shift(self) -> nn.Parameter | None:
-        """What is added to them."""
+        """Bias added to the products of features; None without one."""
         return getattr(self.model, "logit_bias", None)
 
     def disk_name(self, name: str) -> str:
         return name.removeprefix("model.")
 
     def forward(self, inputs: Any) -> Tensor:
-        """Images → logits."""
+        """Return the logits of images."""
         return self.logits(self.encode_images(images_in(inputs)))
 
     def text_features(self, tokens: Tensor) -> Tensor:
         return normalize(self.encode_texts(tokens), dim=-1)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Image features → logits."""
+        """Return the logits of image features."""
         images = normalize(features, dim=-1)
         return images if self.texts is None else self.compare(images, self.class_features())
 
     def compare(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Normalised features of images and classes → logits."""
+        """Return the logits for normalised features of images and classes."""
         note(self, images)
         logits: Tensor = self.log_scale.exp() * images @ classes.mT
         return logits if self.shift is None else logits + self.shift
 
     def text_parts(self) -> tuple[nn.Module | nn.Parameter, ...]:
-        """All that the text tower consists of, and the scale."""
+        """Return all parts of the text tower, and the scale."""
         parts = (*self.text_towers, self.log_scale, self.shift)
         return tuple(part for part in parts if part is not None)
 
     def class_features(self) -> Tensor:
-        """One normalised row for each class, the mean over its prompts; kept for as long as nothing
-        can change it.
+        """Return one normalised row for each class, the mean over its prompts.
+
+        The rows are cached for as long as nothing can change them.
         """
         parameters = [
             parameter
@@ -105,14 +109,14 @@ class ZeroShot(DiskNamed):
             return self._encode_classes()
         versions = [0 if p.is_inference() else p._version for p in parameters]
         state = hooks, versions, [(p.data_ptr(), p.dtype) for p in parameters]
-        if self._known is None or self._known[0] != state:
+        if self._cached_classes is None or self._cached_classes[0] != state:
             # An inference tensor would be of no use to a later pass with gradients.
             with torch.inference_mode(False), torch.no_grad():
-                self._known = state, self._encode_classes()
-        return self._known[1]
+                self._cached_classes = state, self._encode_classes()
+        return self._cached_classes[1]
 
     def text_sites(self) -> Iterator[Attention]:
-        """Where the text tower attends."""
+        """Yield the attention of each layer of the text tower."""
         return (block.attention for block in self.text_anatomy().blocks)
 
     def _encode_classes(self) -> Tensor:
@@ -124,7 +128,7 @@ class ZeroShot(DiskNamed):
         )
 
     def prompted(self, features: Callable[[Stack], Tensor]) -> Prompted | None:
-        """The classifier taken apart, where there are class names."""
+        """Return the parts of the classifier, if there are class names."""
         if not isinstance(self.texts, Tensor):
             return None
         return Prompted(
@@ -138,7 +142,7 @@ class ZeroShot(DiskNamed):
 
 
 def _mean(features: Tensor) -> Tensor:
-    """[…, class, template, embed] → one normalised row for each class."""
+    """Return one normalised row for each class, from […, class, template, embed]."""
     return normalize(features.mean(dim=-2), dim=-1)
 
 
@@ -147,9 +151,10 @@ def images_in(inputs: Any) -> Tensor:
 
 
 def read_first(hidden: Tensor, at: Tensor, causal: Tensor | None) -> Stack:
-    """Embedded tokens with the one at which a text is read in front, in the mask too, so that the
-    last layer can be computed for it alone. Under a causal mask nothing behind it counts, and
-    padding is left out.
+    """Return embedded tokens with the one at which a text is read in front, in the mask too.
+
+    The last layer can then be computed for it alone. Under a causal mask nothing behind it counts,
+    and padding is left out.
     """
     everywhere = torch.arange(hidden.shape[1], device=hidden.device).expand(hidden.shape[:2])
     length = hidden.shape[1] if causal is None else int(at.max()) + 1

@@ -25,18 +25,16 @@ from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.processes import is_main_process
 
 SUFFIX = ".safetensors"
-"""How an output is told to be one file; all else is a directory."""
+"""Suffix of outputs that are one file; all others are directories."""
 UNTOUCHED = "Nothing was left half-written."
 """The hint of a write that failed and left all as it was."""
 _CLAIMS: ContextVar[contextlib.ExitStack | None] = ContextVar("claims", default=None)
-"""What the innermost block of `claims` holds."""
+"""Locks of the innermost block of `claims`."""
 
 
 @contextlib.contextmanager
 def claims() -> Iterator[None]:
-    """Outputs that are claimed within the block, or in a function that it decorates, are held until
-    it ends.
-    """
+    """Hold outputs that are claimed within the block, or in a decorated function."""
     with contextlib.ExitStack() as stack:
         token = _CLAIMS.set(stack)
         try:
@@ -75,8 +73,9 @@ def hold(path: Path, *, option: str) -> None:
 
 
 def named(out: str | Path) -> tuple[Path, bool]:
-    """`-o` as a path with its suffix, and whether it is a folder: a text that ends in a slash, or
-    one that is there.
+    """Return `-o` as a path with its suffix, and whether it is a folder.
+
+    A folder is a text that ends in a slash, or a folder that exists.
     """
     path, text = Path(out), str(out)
     folder = text.endswith(("/", os.sep)) or os.path.isdir(path)
@@ -90,8 +89,9 @@ def named(out: str | Path) -> tuple[Path, bool]:
 
 
 def output_path(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
-    """`-o` as a path: NAME.safetensors, NAME (suffix added) or a directory; claimed, refused when
-    it exists.
+    """Claim `-o`, and return it as a path: NAME.safetensors, NAME (suffix added) or a directory.
+
+    An existing output is refused without `force`.
     """
     path, folder = named(out)
     path = real(path)
@@ -111,7 +111,7 @@ def output_file(
     inputs: Iterable[object] = (),
     folder: bool = False,
 ) -> Path:
-    """A single file, or a folder, that an option names; claimed, refused when it exists."""
+    """Claim a file, or a folder, that an option names; refuse an existing one without `force`."""
     return claim(real(Path(path)), option=option, force=force, inputs=inputs, folder=folder)
 
 
@@ -145,10 +145,10 @@ def claim(
             raise OutputError(f"{option} {place}: {wrong}", hint=f"Give another {option}.")
     hold(path, option=option)
     sweep(*places)
-    taken = next((place for place in places if _is_taken(place)), None)
-    if taken is not None and not force:
+    existing = next((place for place in places if _is_taken(place)), None)
+    if existing is not None and not force:
         raise OutputError(
-            f"{taken}: already exists", hint=f"Give --force to replace it, or another {option}."
+            f"{existing}: already exists", hint=f"Give --force to replace it, or another {option}."
         )
     return path
 
@@ -160,7 +160,7 @@ def check_ending(path: str | Path, *endings: str, option: str, hint: str | None 
 
 
 def make_folder(path: Path) -> None:
-    """A folder to keep work in, with those above it; there may be one."""
+    """Create a folder for intermediate files, with those above it; it may exist."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -168,13 +168,13 @@ def make_folder(path: Path) -> None:
 
 
 def real(path: Path) -> Path:
-    """Where a link leads: the link stays, and the file or folder that it names is replaced."""
+    """Return the target of a link, so that the link stays and its target is replaced."""
     leads_on = os.path.islink(path) or path.name in ("", "..")
     return Path(os.path.realpath(path)) if leads_on else path
 
 
 def _other_kind(place: Path, *, folder: bool) -> str | None:
-    """Why a file or a folder cannot take this place: pipes, devices, each other."""
+    """Return why a file or a folder cannot take this place; None if it can."""
     with contextlib.suppress(OSError, ValueError):
         mode = place.stat().st_mode
         if folder and not stat.S_ISDIR(mode):
@@ -189,12 +189,13 @@ def _within(path: Path, folder: Path) -> bool:
 
 
 def _named(argument: object) -> Iterator[Path]:
-    """The files and folders that an argument names: checkpoints, also as NAME=A+B, and data as D,
-    NAME=D, near:NAME=D.
+    """Yield the files and folders that an argument names.
+
+    Checkpoints may be NAME=A+B; data may be D, NAME=D or near:NAME=D.
     """
     if isinstance(argument, (list, tuple)):
-        for each in argument:
-            yield from _named(each)
+        for part in argument:
+            yield from _named(part)
     elif argument is not None:
         text = str(argument)
         specs = {text, text.partition("=")[2], text.rpartition("=")[2]}
@@ -208,7 +209,7 @@ def _named(argument: object) -> Iterator[Path]:
 
 
 def _is_taken(place: Path) -> bool:
-    """Whether there is something that would be replaced; an empty folder is nothing."""
+    """Return True if something would be replaced; an empty folder is nothing."""
     if place.is_dir():
         return any(place.iterdir())
     return os.path.lexists(place)
@@ -234,7 +235,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """A small file, whole or not at all."""
+    """Write a small file, completely or not at all."""
     with replacing(path) as (part,):
         fill(part, content)
 
@@ -249,7 +250,7 @@ def fill(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
-    """Temporary names of files that take their places when the block succeeds.
+    """Yield temporary names of files that take their places if the block succeeds.
 
     `first` must be usable alone: the files beside it go before it is replaced and new ones come
     after it, so that at no moment two stand side by side that do not belong together.
@@ -277,7 +278,7 @@ def replacing(first: Path, *beside: Path) -> Iterator[tuple[Path, ...]]:
 
 @contextlib.contextmanager
 def staged(place: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `place`, with all that the block wrote into it."""
+    """Yield a new folder that takes the place of `place`, with all that the block wrote into it."""
     folder, aside = _temporary(place, "part"), _temporary(place, "old")
     left = UNTOUCHED
     try:
@@ -326,7 +327,7 @@ def _sync(folder: Path) -> None:
 
 
 def not_written(path: Path, error: OSError, left: str) -> OutputError:
-    """What the system said as a message; `left` is what is there now."""
+    """Return an error with the system's reason; `left` describes the state on the disk."""
     full = error.errno == errno.ENOSPC
     reason = "the disk is full" if full else error.strerror or str(error)
     return OutputError(f"{path}: cannot be written ({reason})", hint=left)

@@ -25,17 +25,18 @@ from hydrasurgeon.files.foreign import must
 from hydrasurgeon.lookup import plugins
 
 PREFIX = "hydrasurgeon.decision."
-"""What the names of a decision state's tensors begin with."""
+"""Prefix of the names of a decision state's tensors."""
 BESIDE = "decision.safetensors"
-"""Where they lie in a directory: other libraries load its weights, and refuse those that are not of
-their model.
+"""File of these tensors in a directory.
+
+Other libraries load its weight files, and refuse tensors that are not of their model.
 """
 MAX_MEMBERS = 4096
 """Members that one state was fitted to: as many as a hydra may have."""
 
 
 GAUSSIAN = {"centre": "width", "factor": "width width", "means": "classes width"}
-"""What distances to class means need: whitened class means."""
+"""Tensors of distances to class means: whitened class means."""
 FITTED: dict[str, Mapping[str, str]] = {
     "mds": GAUSSIAN,
     "rmds": {**GAUSSIAN, "background": "width width"},
@@ -72,7 +73,7 @@ SCORES = (*LOGITS, *FITTED)
 
 
 def scores_known(name: str) -> tuple[str, ...]:
-    """All OOD scores, with those of other packages where the one that is asked for is none of ours."""
+    """Return all OOD scores, with those of plugins if `name` is none of ours."""
     if name not in (*LOGITS, *FITTED):
         for other, score in plugins("scores").items():
             if hasattr(score, "fit"):
@@ -106,18 +107,18 @@ class Record(BaseModel):
 
 
 def silent_of(*names: str) -> Any:
-    """A serializer: files say nothing of these fields where they have their default."""
+    """Return a serializer that omits these fields if they have their default."""
 
-    def said(self: Record, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def omit_defaults(self: Record, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields = type(self).model_fields
         silent = {name for name in names if getattr(self, name) == fields[name].default}
         return {name: value for name, value in handler(self).items() if name not in silent}
 
-    return model_serializer(mode="wrap")(said)
+    return model_serializer(mode="wrap")(omit_defaults)
 
 
 class Joint(Record):
-    """Of numbers, by how much a member's own deviation counts, and by how much the members' spread."""
+    """Factors of a member's own deviation and of the members' spread, for numbers."""
 
     aleatoric: Positive
     epistemic: Positive
@@ -140,12 +141,12 @@ class Abstention(Record):
     risk: Share
     delta: Share
     bound: Unit
-    """What the fraction of wrong answers stays below, with confidence 1 − delta."""
+    """Upper bound of the fraction of wrong answers, with confidence 1 − delta."""
     coverage: Unit
     """The fraction of samples that were answered."""
 
     def among(self, share: float) -> Abstention:
-        """The same where so many of the samples were asked."""
+        """Return the rule as if so many of the samples were asked."""
         return self.model_copy(update={"coverage": share * self.coverage})
 
 
@@ -153,27 +154,29 @@ class Limits(Record):
     """When one logit answers: `yes` from one probability on, `no` below another."""
 
     yes: Unit | None
-    """Of the samples answered yes, at most `risk` are not; None: no threshold keeps that, and none is
-    answered yes …
+    """Probability from which the answer is yes; at most a fraction `risk` of these is wrong.
+
+    None if no threshold keeps that; nothing is then answered yes.
     """
     no: Unit
-    """… and of the samples that are, at most `risk` are answered no; each with confidence 1 −
-    delta.
+    """Probability below which the answer is no: at most a fraction `risk` of the positives is.
+
+    Each with confidence 1 − delta.
     """
     risk: Share
     delta: Share
     bounds: tuple[Unit, Unit]
-    """What the two fractions stay below."""
+    """Upper bounds of the two fractions."""
     answered: Unit
     """The fraction of samples that were answered."""
 
     def among(self, share: float) -> Limits:
-        """The same where so many of the samples were asked."""
+        """Return the limits as if so many of the samples were asked."""
         return self.model_copy(update={"answered": share * self.answered})
 
 
 class PerLabel(Record):
-    """Of many labels, each one's own constants."""
+    """Constants of each label, for models of many labels."""
 
     temperatures: tuple[Positive, ...] = Field(min_length=1)
     thresholds: tuple[Unit, ...] = Field(min_length=1)
@@ -181,13 +184,14 @@ class PerLabel(Record):
 
 
 class Entities(Record):
-    """Of tokens, how the words of an entity make it as probable as it is."""
+    """Probability of an entity from those of its words."""
 
     probability: Literal["product", "least"]
-    """Of its words' probabilities; what is better calibrated on samples that fitted."""
+    """Rule for the words' probabilities: the better calibrated one on the samples that fit."""
     most: Rows
-    """How many of a text count at most in what is promised: so many that of the samples that fitted
-    nearly all count.
+    """Largest number of entities of a text that count in a promise.
+
+    Nearly all entities of the samples that fit count.
     """
 
 
@@ -196,9 +200,9 @@ class Cover(Record):
 
     threshold: Unit
     risk: Share
-    """Of the true entities, at most so many have a word that belongs to none, …"""
+    """Largest fraction of the true entities that are missed: with a word that belongs to none."""
     delta: Share
-    """… with confidence 1 − delta."""
+    """One minus the confidence of this promise."""
     words: Unit
     """The fraction of words that belong to one."""
 
@@ -211,16 +215,14 @@ class Standard(Record):
 
 
 class Ood(Record):
-    """Which score detects OOD samples, and above which threshold."""
+    """Score that detects OOD samples, with its threshold."""
 
     score: Annotated[str, AfterValidator(_score), Field(json_schema_extra={"enum": [*SCORES]})]
     threshold: Real
     id_flagged: Share
     """The fraction of samples like those of the calibration that is flagged at most, on average."""
     chosen_by: Literal["option", "ood", "perturbed", "default"]
-    """Whether it was asked for, or detected OOD data, or perturbed data, best; else nothing was
-    there to choose by.
-    """
+    """Origin of the choice: an option, OOD data, perturbed data, or none of these."""
     auroc: dict[str, Unit] = Field(default={}, max_length=100)
     """AUROC of each score it was chosen among."""
     width: int | None = Field(default=None, ge=1, le=1 << 20)
@@ -229,11 +231,11 @@ class Ood(Record):
     """Features that knn keeps; columns of vim's and residual's `rest`."""
     members: tuple[Standard, ...] = Field(default=(), max_length=MAX_MEMBERS)
     neighbours: int | None = Field(default=None, ge=1, le=1 << 20)
-    """Which neighbour knn asks for; the 50th in states of older versions, and None of other scores."""
+    """The k of knn; 50 in states of older versions, and None for other scores."""
     _silent = silent_of("neighbours")
 
     @model_validator(mode="after")
-    def _whole(self) -> Ood:
+    def _check_consistency(self) -> Ood:
         parts = FITTED.get(self.score, {})
         sized = any("size" in dims for dims in parts.values())
         must(
@@ -255,7 +257,7 @@ class Ood(Record):
 
 
 class Worth(Record):
-    """What a reader is worth, on validation samples that fitted none of it."""
+    """Gain from a bag-of-words model, on validation samples that fitted none of it."""
 
     nll: tuple[Real, Real]
     """Without it, and with it."""
@@ -264,7 +266,7 @@ class Worth(Record):
 
 
 class Words(Record):
-    """A reader of words: one linear layer beside a model, or before it."""
+    """A bag-of-words model: one linear layer beside a model, or before it."""
 
     mode: Literal["beside", "first"]
     tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -275,11 +277,11 @@ class Words(Record):
     outputs: Annotated[int, Field(ge=1, lt=1 << 20)]
     """As many as the model has."""
     weights: tuple[NotNegative, NotNegative]
-    """By which the model's outputs count, and the reader's."""
+    """Weights of the model's outputs and of the bag-of-words model's."""
     alone: NotNegative
-    """By which the model's outputs count without the reader."""
+    """Weight of the model's outputs alone."""
     threshold: Unit | None = None
-    """Of a reader that comes first, from which certainty on it answers."""
+    """Certainty from which a bag-of-words model that comes first answers."""
     worth: Worth
     _silent = silent_of("threshold")
 
@@ -290,7 +292,7 @@ class Words(Record):
         return {"ids": (self.ids,), "idf": (self.columns,), **layer}
 
     @model_validator(mode="after")
-    def _whole(self) -> Words:
+    def _check_consistency(self) -> Words:
         must(
             (
                 (self.mode == "first") == (self.threshold is not None),
@@ -311,19 +313,21 @@ class Cascade(Record):
     share_on: Unit
     """The fraction of validation samples that goes on."""
     novelty: NotNegative | None = None
-    """Of a reader of words that comes first: above it, a sample is unfamiliar to it and
-    goes on. Absent where a hydra's first member does.
+    """Threshold of a bag-of-words model that comes first: more novel samples go on.
+
+    Absent where a hydra's first member is the first stage.
     """
     floor: Real | None = None
     """The OOD score that such a reader's most novel sample gets, others lower ones: the least that the
     model gives a validation sample. Absent likewise; of older versions, the threshold.
     """
     temperature: Positive
-    """Of the first reader, as the next two."""
+    """Temperature of the first stage."""
     bias: float | None = Field(default=None, ge=-1e6, le=1e6)
-    """Of one logit; absent from others."""
+    """Bias of the first stage, for one logit; otherwise absent."""
     labels: PerLabel | None = None
-    """Of many labels, with the model's own thresholds; absent from others."""
+    """Constants of the first stage, for many labels, with the model's thresholds; otherwise absent.
+    """
     conformal: Conformal
     abstain: Abstention | None = None
     limits: Limits | None = None
@@ -343,12 +347,13 @@ class Seen(Record):
     uncertainty: NotNegative
     """Mean total uncertainty, in nats."""
     predicted: tuple[Tally, ...]
-    """How often each class was the most probable; of numbers, how many lie in each range; of tokens,
-    what kind the first entity of a text is of, if any.
+    """Number of answers for each class, or for each range of values.
+
+    For tokens it counts the kinds of the texts' first entities, and texts without any.
     """
 
     @model_validator(mode="after")
-    def _whole(self) -> Seen:
+    def _check_consistency(self) -> Seen:
         must(
             (
                 sum(self.predicted) == self.rows,
@@ -363,13 +368,13 @@ class Seen(Record):
 
 
 class Decision(Record):
-    """What the checkpoint makes of its own answers."""
+    """Rules by which a checkpoint answers."""
 
     temperature: Positive
     bias: float | None = Field(default=None, ge=-1e6, le=1e6)
-    """Of one logit, Platt's: members say sigmoid(z / temperature + bias); absent from others."""
+    """Platt's bias for one logit: members say sigmoid(z / temperature + bias); otherwise absent."""
     joint: Joint | None = None
-    """Of numbers, instead of the temperature; None of others."""
+    """Calibration of numbers, instead of the temperature; otherwise None."""
     ood: Ood
     conformal: Conformal
     abstain: Abstention | None = None
@@ -386,17 +391,17 @@ class Decision(Record):
     certified: Rows
     """Others, on which the thresholds were taken."""
     entities: Entities | None = None
-    """Of tokens; absent from others, as the next."""
+    """Rule by which entities get their probability, for tokens; otherwise absent."""
     cover: Cover | None = None
-    """Where it was promised that few entities are missed; `abstain` where few answers are wrong."""
+    """Rule of the promise that few entities are missed; `abstain` promises few wrong answers."""
     levels: tuple[Real, ...] = Field(default=(), max_length=100)
-    """Of numbers, between which of them answers are counted; absent from others."""
+    """Limits of the ranges in which answers are counted, for numbers; otherwise absent."""
     cascade: Cascade | None = None
-    """How to answer most inputs by a first reader alone; absent without it."""
+    """Cascade by which a first stage answers most inputs alone; absent without it."""
     words: Words | None = None
-    """What reads words beside the model; absent without it."""
+    """Bag-of-words model beside the model; absent without it."""
     seen: Seen | None = None
-    """What it answered on all validation samples; absent from states of older versions."""
+    """Answers on all validation samples, counted; absent from states of older versions."""
     engine: Literal["int8"] | None = None
     """Whose outputs it was fitted to; absent where they were in float32."""
     _silent = silent_of(
@@ -414,8 +419,9 @@ class Decision(Record):
     )
 
     def counts(self, classes: int) -> bool:
-        """Whether what was seen was counted by so many classes, between the levels, or by kinds of
-        entities.
+        """Return True if `seen` has the expected number of counts.
+
+        They are for classes, for the ranges between the levels, or for kinds of entities.
         """
         ranges = len(self.levels) + 1 if self.levels else classes
         if self.entities is not None:
@@ -424,7 +430,7 @@ class Decision(Record):
 
     @property
     def promised(self) -> dict[str, Any]:
-        """What it keeps, as options of `calibrate`."""
+        """The promises, as options of `calibrate`."""
         sets = self.conformal
         return {
             "coverage": sets.coverage,
@@ -439,7 +445,7 @@ class Decision(Record):
 
     @model_validator(mode="after")
     def _same_promises(self) -> Decision:
-        """The cascade promises what the whole model does: other thresholds, for other answers."""
+        """Check that the cascade promises the same as the model, with its own thresholds."""
         if self.cascade is not None:
             must(
                 (
@@ -456,17 +462,19 @@ class Decision(Record):
 
 
 def calibrated_by(raw: Any) -> str:
-    """Which version calibrated a manifest or a decision file that this one cannot read."""
+    """Return the version that calibrated a manifest or decision file which this one cannot read."""
     steps = raw.get("history") if isinstance(raw, dict) and raw.get("decision") else None
-    made = [s for s in steps or () if isinstance(s, dict) and s.get("command") == "calibrate"]
-    versions = made[-1].get("versions") if made else None
+    calibrations = [
+        s for s in steps or () if isinstance(s, dict) and s.get("command") == "calibrate"
+    ]
+    versions = calibrations[-1].get("versions") if calibrations else None
     if not isinstance(versions, dict):
         return ""
     return f" (hydrasurgeon {str(versions.get('hydrasurgeon'))[:40]} calibrated it)"
 
 
 def _promises(record: Decision | Cascade) -> Any:
-    """The risks and sets that are promised, and what kind of constants there are."""
+    """Return the promised risks and sets, and the kind of constants."""
     risks = [a and (a.risk, a.delta) for a in (record.abstain, record.limits)]
     labels = record.labels and len(record.labels.temperatures)
     return record.conformal.coverage, risks, record.bias is None, labels
@@ -477,7 +485,7 @@ def stored_name(member: int, part: str) -> str:
 
 
 def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the state's tensors."""
+    """Return the names and shapes of the state's tensors."""
     ood = decision.ood
     parts = FITTED.get(ood.score, {})
     if decision.entities is not None:  # a text is of no class
@@ -495,5 +503,5 @@ def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
 
 
 def words_name(part: str) -> str:
-    """What a tensor of the reader of words is called."""
+    """Return the stored name of a bag-of-words tensor."""
     return f"{PREFIX}words.{part}"

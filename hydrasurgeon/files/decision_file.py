@@ -27,11 +27,11 @@ from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 FORMAT = "hydrasurgeon.decision/1"
 """Format identifier of a decision file."""
 AGAIN = "Write it with calibrate --predictions F -o decision.safetensors."
-"""How one comes by a decision file."""
+"""Hint about how to write a decision file."""
 
 
 class Header(Record):
-    """What a decision file says of itself, next to its tensors."""
+    """Header of a decision file, beside its tensors."""
 
     format: Literal["hydrasurgeon.decision/1"]
     classes: int = Field(ge=1, le=1 << 24)
@@ -48,7 +48,7 @@ class Header(Record):
 
 @dataclass(frozen=True)
 class DecisionFile:
-    """One that holds what it says."""
+    """A decision file whose tensors agree with its header."""
 
     path: Path
     header: Header
@@ -56,12 +56,12 @@ class DecisionFile:
 
 
 def is_decision_file(path: Path) -> bool:
-    """Whether a file says that it is one."""
+    """Return True if a file is a decision file by its header."""
     return f'"{FORMAT}"' in TensorFile(path).metadata.get(HEADER_KEY, "")
 
 
 def read_decision_file(path: Path) -> DecisionFile:
-    """The file, its tensors held against what the header says of them."""
+    """Read a decision file, and check its tensors against its header."""
     file = TensorFile(path)
     text = file.metadata.get(HEADER_KEY, "{}")
     raw = parse_json(text, str(path), most=MAX_BYTES, error=ManifestError)

@@ -28,35 +28,35 @@ MAX_NAME = 500
 UNNAMEABLE = {"Cc", "Cs", "Zl", "Zp"}
 
 QUERY = re.compile(r"\?[^#]*")
-"""What a web address asks for, and is signed by."""
+"""Query of a web address, which may hold its signature."""
 SCHEME = re.compile(r"[A-Za-z][\w.+-]*:")
-"""What stands in front of a name that is no path: `hf:`, `demo:`, `timm:`."""
+"""Scheme in front of a name that is no path: `hf:`, `demo:`, `timm:`."""
 ENTRY = re.compile(r"(?P<name>[^/=#]*=)(?P<spec>.+)", re.DOTALL)
 """NAME=D, near:NAME=D or NAME:SEVERITY=D."""
 Error = type[HydraError]
 
 
 def must(*claims: tuple[bool, str], error: Callable[[str], Exception] = ValueError) -> None:
-    """An error with the words of the first claim that does not hold."""
+    """Raise an error with the words of the first claim that does not hold."""
     for holds, otherwise in claims:
         if not holds:
             raise error(otherwise)
 
 
 @contextlib.contextmanager
-def decoding(what: str, hint: str | None = None) -> Iterator[None]:
-    """Whatever a library makes of damaged bytes within the block, as one message."""
+def decoding(message: str, hint: str | None = None) -> Iterator[None]:
+    """Turn any error of a library about damaged bytes into one message."""
     try:
         yield
     except HydraError:
         raise
     except Exception as failure:
-        raise DataError(f"{what} ({reason(failure)})", hint=hint) from failure
+        raise DataError(f"{message} ({reason(failure)})", hint=hint) from failure
 
 
 @contextlib.contextmanager
 def readable(path: Path, error: Error = CheckpointError) -> Iterator[None]:
-    """What the system refuses within the block, as one message that names the file."""
+    """Turn errors of the system into one message that names the file."""
     try:
         yield
     except OSError as failure:
@@ -64,9 +64,7 @@ def readable(path: Path, error: Error = CheckpointError) -> Iterator[None]:
 
 
 def open_regular(path: Path, *, error: Error = CheckpointError) -> BufferedReader:
-    """The file open for reading; pipes, devices and directories are refused without waiting for
-    them.
-    """
+    """Open a file for reading; refuse pipes, devices and directories without waiting for them."""
     try:
         with readable(path, error):
             # Opening a pipe that nobody writes to would wait for ever.
@@ -80,7 +78,7 @@ def open_regular(path: Path, *, error: Error = CheckpointError) -> BufferedReade
 
 
 def read_bytes(path: Path, *, most: int, error: Error = CheckpointError) -> bytes:
-    """The whole file, if it has at most `most` bytes."""
+    """Read a file completely, if it has at most `most` bytes."""
     with open_regular(path, error=error) as file, readable(path, error):
         content = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
     _check_size(content, str(path), most, error)
@@ -103,7 +101,7 @@ def parse_json(
     error: Error = CheckpointError,
     objects: int | None = None,
 ) -> Any:
-    """The value behind a JSON text; `where` names the source in the error.
+    """Parse a JSON text; `where` names the source in the error.
 
     Stricter than the standard library: UTF-8, no key twice, no NaN or Infinity, no lone surrogates,
     and no more bytes, nesting and (where a bound is given) objects than the bounds.
@@ -161,7 +159,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _decoder(where: str, objects: int | None, error: Error) -> json.JSONDecoder:
-    """A strict decoder that stops as soon as it has met more than `objects`."""
+    """Return a strict decoder that stops as soon as it has met more than `objects`."""
     if objects is None:
         return STRICT
     met = 0
@@ -177,7 +175,7 @@ def _decoder(where: str, objects: int | None, error: Error) -> json.JSONDecoder:
 
 
 def _finite(text: str) -> float:
-    """A number of a text that is one; NaN and Infinity are none in JSON."""
+    """Return the number in a text; JSON has no NaN and no Infinity."""
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"{text[:40]} is not a finite number")
@@ -189,7 +187,7 @@ STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_finite, par
 
 
 def is_name(text: str) -> bool:
-    """Whether a name that a file gives is short, of one line, and fit to be written and shown."""
+    """Return True if a name from a file is short, on one line and printable."""
     return 0 < len(text.strip()) <= len(text) <= MAX_NAME and not UNNAMEABLE & set(
         map(category, text)
     )
@@ -228,8 +226,9 @@ def portable(spec: str) -> str:
 
 
 def visible(text: object) -> str:
-    r"""Control characters, line breaks, bidirectional marks and the like as `\n`, `\x1b`, `\u202e`;
-    the rest as it is.
+    r"""Escape control characters, line breaks and bidirectional marks as `\n`, `\x1b`, `\u202e`.
+
+    Other characters stay.
     """
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)
@@ -237,7 +236,7 @@ def visible(text: object) -> str:
 
 
 def code(text: object) -> str:
-    r"""A Markdown code span, in which no link, tag or emphasis means anything, fit for a table."""
+    r"""Return a Markdown code span, fit for a table; no link, tag or emphasis in it has a meaning."""
     shown = visible(text).replace("|", r"\x7c") or " "
     fence = "`"
     while fence in shown:

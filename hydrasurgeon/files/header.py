@@ -52,14 +52,12 @@ class TensorInfo:
     nbytes: int
 
     def named(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        """What a hash of weights takes from it, for a part of this tensor under another name."""
+        """Return the entry of a part of this tensor under another name, for the weights' hash."""
         return replace(self, name=name, shape=shape)
 
 
 def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
-    """The metadata and tensors of an open file; CheckpointError for whatever the format does not
-    allow.
-    """
+    """Read metadata and tensors of an open file; raise CheckpointError for a violated format."""
     size = os.fstat(file.fileno()).st_size
     with readable(path):
         prefix = file.read(8)
@@ -103,8 +101,8 @@ def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, 
 
 
 def _info(name: str, entry: Any, data: int) -> TensorInfo:
-    whole = isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}
-    must((whole, f"tensor {name} does not have dtype, shape and data_offsets"))
+    complete = isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}
+    must((complete, f"tensor {name} does not have dtype, shape and data_offsets"))
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     supported = isinstance(dtype, str) and dtype in ITEMSIZE
     must((supported, f"tensor {name} has dtype {str(dtype)[:40]!r}, which is not supported"))
@@ -124,12 +122,12 @@ def _info(name: str, entry: Any, data: int) -> TensorInfo:
 
 
 def _naturals(values: Any) -> bool:
-    """Whether it is a list of whole numbers from 0 up; JSON's true is not 1."""
+    """Return True for a list of whole numbers from 0 up; JSON's true is not 1."""
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 
 
 def _check_layout(infos: Iterable[TensorInfo], at: int, size: int) -> None:
-    """The tensors cover the file's rest, one behind the other."""
+    """Check that the tensors cover the rest of the file without gaps."""
     for info in sorted(infos, key=lambda info: (info.start, info.nbytes)):
         end = info.start + info.nbytes
         must(

@@ -1,4 +1,4 @@
-"""What a stage writes into a manifest's history, and what that was on the command line."""
+"""History of a manifest: the steps that made a checkpoint, and their command lines."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def step(
 
 
 def command_line(entry: Step) -> list[str]:
-    """The words of the command that a step was."""
-    names = [f"./{each.name}" if each.name.startswith("-") else each.name for each in entry.inputs]
+    """Return the words of a step's command line."""
+    names = [f"./{i.name}" if i.name.startswith("-") else i.name for i in entry.inputs]
     words = [
         entry.command,
         *names,
@@ -61,19 +61,19 @@ def command_line(entry: Step) -> list[str]:
 
 
 def typed(name: str, value: Any) -> list[str]:
-    """One option as it is typed: a flag alone, several values and KEY=VALUE pairs one by one."""
+    """Return an option as it is typed: a flag alone, several values and KEY=VALUE pairs one by one."""
     if value is None or value is False:
         return []
     if value is True:
         return [name]
     if isinstance(value, Mapping):
-        value = [f"{key}={each}" for key, each in value.items()]
+        value = [f"{key}={entry}" for key, entry in value.items()]
     values = value if isinstance(value, list | tuple) else [value]
-    return [word for each in values for word in (name, str(each))]
+    return [word for entry in values for word in (name, str(entry))]
 
 
 def merged(histories: Iterable[Sequence[Step]]) -> list[Step]:
-    """Several histories one after another, the steps they share only once."""
+    """Join histories, with the steps that they share only once."""
     steps: list[Step] = []
     for history in histories:
         steps += [entry for entry in history if entry not in steps]
@@ -86,12 +86,12 @@ def _portable(value: Any) -> Any:
     if isinstance(value, str):
         return unrooted(value)
     if isinstance(value, list):
-        return [_portable(each) for each in value]
+        return [_portable(entry) for entry in value]
     return value
 
 
 def installed(package: str) -> str | None:
-    """The version of a package, None where it is not installed."""
+    """Return the version of a package, None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What `monitor` keeps between its looks: what each one counted, and which rows were counted."""
+"""State of `monitor` between its looks: the counts of each look, and the rows that were counted."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hydrasurgeon.files.manifest import Sha256, first_mistake
 MAX_BYTES = 256 << 20
 """Twenty million rows fit into it."""
 BYTES_OF_ROW = 8
-"""Of a row's hash: 11 characters in base64."""
+"""Bytes of a row's hash: 11 characters in base64."""
 ALPHA = 0.01
-"""The probability of a false alarm where nobody says another."""
+"""Default probability of a false alarm."""
 ANOTHER = "Give another --state, or move this one away."
-"""What to do about a state that cannot be used."""
+"""Hint about a state that cannot be used."""
 
 
 class Look(Record):
-    """What one look counted."""
+    """Counts of one look."""
 
     seen: Seen | None
-    """None where answers that were counted before got labels."""
+    """None if answers that had been counted before got labels."""
     kept: dict[str, tuple[Tally, Tally]] = Field(default={}, max_length=10)
-    """Of each promise: rows with labels that come under it, and how many of these break it."""
+    """Counts for each promise: labelled rows that come under it, and how many of them break it."""
 
     @model_validator(mode="after")
     def _possible(self) -> Look:
@@ -61,7 +61,7 @@ class Looks(Record):
         return hashes
 
     def with_look(self, look: Look, answers: set[bytes], labels: set[bytes]) -> Looks:
-        """The state after a look, at these rows among others."""
+        """Return the state after a look at these rows."""
         more = {
             "looks": (*self.looks, look),
             "answers": _encoded(unpacked(self.answers) | answers),
@@ -70,30 +70,30 @@ class Looks(Record):
         return self.model_copy(update=more)
 
     def text(self) -> str:
-        """The file, which ends with its own hash."""
+        """Return the file's text, which ends with its own hash."""
         content = self.model_dump_json()
         return f'{content[:-1]},"sha256":"{_sha256(content)}"}}\n'
 
 
 def unpacked(hashes: str) -> set[bytes]:
-    """Rows that a state knows."""
+    """Return the hashes of rows in a state."""
     content = _decoded(hashes)
     return {content[at : at + BYTES_OF_ROW] for at in range(0, len(content), BYTES_OF_ROW)}
 
 
 def hash_of(row: Any) -> bytes:
-    """What tells a row from others, wherever it stands."""
+    """Return a row's hash, by which it is recognised anywhere."""
     content = json.dumps(row, sort_keys=True, default=str).encode()
     return hashlib.blake2b(content, digest_size=BYTES_OF_ROW).digest()
 
 
 def fingerprint(weights_sha256: str, decision: Decision) -> str:
-    """What a state belongs to."""
+    """Return the hash of the checkpoint that a state belongs to."""
     return _sha256(f"{weights_sha256} {decision.model_dump_json()}")
 
 
 def read_looks(path: Path, *, against: str, alpha: float | None, classes: int) -> Looks:
-    """The state of this checkpoint; without a file a new one."""
+    """Read the state of this checkpoint; without a file return a new one."""
     if not path.exists():
         return Looks(against=against, alpha=ALPHA if alpha is None else alpha)
     content = read_bytes(path, most=MAX_BYTES, error=DataError)

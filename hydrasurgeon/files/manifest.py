@@ -33,7 +33,7 @@ from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import plugins
 
 FORMAT = "hydrasurgeon.manifest/1"
-"""How a manifest says that it is one, and of which version."""
+"""Format and version of a manifest."""
 HEADER_KEY = "hydrasurgeon"
 """Header key of the manifest itself."""
 UNKNOWN = "0" * 64
@@ -50,7 +50,7 @@ MOST_LEVELS = 11
 # Layers, heads and members far beyond any model there is: what loops and masks are made of.
 MAX_COUNT = 4096
 OF_NEURONS = "neurons-"
-"""What the names of scores begin with that speak of neurons."""
+"""Prefix of the names of scores of neurons."""
 MAX_WIDTH = 1 << 20
 """Numbers in a token, or in one head: far beyond any model there is."""
 MAX_CLASSES = 1 << 24
@@ -67,7 +67,7 @@ NAMES = {
 
 
 def _json(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of JSON values, finite ones."""
+    """Return a record if it holds finite JSON values; refuse others."""
     try:
         json.dumps(record, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -81,11 +81,11 @@ def _printable(text: str) -> str:
 
 
 def _one_of(group: str, name: object) -> str:
-    known = [*NAMES[group]]
-    if name not in known:
-        known += plugins(group)
-    *others, last = map(repr, known)
-    must((name in known, f"Input should be {', '.join(others)} or {last}"))
+    names = [*NAMES[group]]
+    if name not in names:
+        names += plugins(group)
+    *rest, last = map(repr, names)
+    must((name in names, f"Input should be {', '.join(rest)} or {last}"))
     return str(name)
 
 
@@ -103,7 +103,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_print
 Text = Annotated[str, Field(max_length=10_000)]
 TowerName = Annotated[str, Field(pattern="^(vision|text)$")]
 Inputs = Literal["text", "text_pair"]
-"""What a model of texts reads: one, or two together."""
+"""Inputs of a model of texts: one text, or two together."""
 Rows = tuple[tuple[Index, ...], ...]
 Neurons = tuple[
     Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_WIDTH)], ...], Field(min_length=1)], ...
@@ -114,8 +114,8 @@ ProblemName = Annotated[
     PlainValidator(partial(_one_of, "problems")),
     WithJsonSchema({"enum": [*NAMES["problems"]], "type": "string"}),
 ]
-"""What logits mean: one of several classes; yes or no, by one logit; any number of labels, a logit
-each; a number; a tag for each word.
+"""Meaning of logits: one of several classes; yes or no, by one logit; any number of labels; a
+number; a tag for each word.
 """
 Json = Annotated[dict[str, Any], AfterValidator(_json)]
 """JSON values of a library's, a criterion's or a command's own: whoever reads one checks what it
@@ -124,32 +124,32 @@ needs.
 
 
 def usual_problem(classes: int) -> ProblemName:
-    """That of a model that names none: one logit can only say yes or no."""
+    """Return the problem of a model that names none: one logit can only say yes or no."""
     return "one_logit" if classes == 1 else "single_label"
 
 
-def _usual(said: dict[str, Any]) -> ProblemName:
-    zero_shot = "zero_shot" in said.get("config", ())
-    return usual_problem(0 if zero_shot else said.get("num_classes", 0))
+def _usual(fields: dict[str, Any]) -> ProblemName:
+    zero_shot = "zero_shot" in fields.get("config", ())
+    return usual_problem(0 if zero_shot else fields.get("num_classes", 0))
 
 
 class Pooling(Record):
-    """How the tokens of a text become the one vector that its classifier reads."""
+    """Rule that turns the tokens of a text into the one vector that its classifier reads."""
 
     mode: Literal["mean", "cls", "last", "words"]
     """The mean over real tokens, the first token, or the last real one; or none of all tokens: each
     word's first.
     """
     normalize: bool = False
-    """Whether the vector is brought to length 1."""
+    """True if the vector is scaled to length 1."""
 
 
 OF_WORDS = Pooling(mode="words")
-"""That of models that answer for every word."""
+"""Pooling of models that answer for every word."""
 
 
 class Model(Record):
-    """What the family's library must be told to build the model before anything was pruned."""
+    """Parameters with which the family's library builds the unpruned model."""
 
     family: FamilyName
     arch: Name
@@ -157,13 +157,12 @@ class Model(Record):
     num_classes: int = Field(ge=0, le=MAX_CLASSES)
     labels: tuple[Text, ...] | None = None
     preprocess: Json = Field(default={})
-    problem: ProblemName = Field(default_factory=lambda said: _usual(said))
+    problem: ProblemName = Field(default_factory=lambda fields: _usual(fields))
     """Absent from files of models that choose one of several classes."""
     inputs: Inputs | None = None
-    """What texts it was tuned or calibrated on; absent where that is not known, or it reads images.
-    """
+    """Inputs that it was tuned or calibrated on; absent if unknown, or for images."""
     pooling: Pooling | None = None
-    """That of a sentence embedder; absent where the architecture's own classifier pools."""
+    """Pooling of a sentence embedder; absent if the architecture's own classifier pools."""
     levels: tuple[int, ...] | None = Field(default=None, min_length=2, max_length=MOST_LEVELS)
     """The whole numbers that a model of numbers was tuned on, where they are few."""
 
@@ -193,7 +192,7 @@ class Model(Record):
 
     @model_serializer(mode="wrap")
     def _without_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Files of models that choose one class say nothing of other problems."""
+        """Omit defaults: files of models that choose one class do not mention other problems."""
         return {
             name: value
             for name, value in handler(self).items()
@@ -219,7 +218,7 @@ class Model(Record):
 
     @property
     def is_zero_shot(self) -> bool:
-        """Whether class names, and no trained classifier, say what the classes are."""
+        """True if class names, and no trained classifier, define the classes."""
         return "zero_shot" in self.config
 
 
@@ -233,7 +232,7 @@ class Tower(Record):
 
     @classmethod
     def of(cls, layers: int, heads: int, dim: int) -> Self:
-        """One whose heads add up to its width."""
+        """Return a tower whose heads add up to its width."""
         return cls(layers=layers, heads=heads, head_dim=dim // heads, dim=dim)
 
 
@@ -303,7 +302,7 @@ class Member(Record):
 
 
 class Fusion(Record):
-    """How members were fused."""
+    """Record of how members were fused."""
 
     mlp: Literal["average", "separate"]
     norms: Literal["average", "separate"] = "separate"
@@ -313,7 +312,7 @@ class Fusion(Record):
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        """What members run the average of."""
+        """Parts whose average all members run."""
         return (
             *(["MLPs"] if self.mlp == "average" else []),
             *(["norms"] if self.norms == "average" else []),
@@ -332,18 +331,18 @@ class Step(Record):
     args: Json = Field(default={})
     inputs: tuple[Input, ...] = ()
     teachers: tuple[Input, ...] = ()
-    """What it learnt from; absent where there was nothing."""
+    """Models that it learnt from; absent without any."""
     weights: tuple[float, ...] = ()
-    """How much of each input is in the mean that it wrote; absent where it is of all alike."""
+    """Share of each input in the mean that it wrote; absent if all shares are equal."""
     output: Sha256 | None = None
-    """What the weights that it wrote hash to."""
+    """Hash of the weights that it wrote."""
     data: tuple[DataRecord, ...] = ()
     seed: Seed | None = None
     versions: dict[Name, Name] = Field(default={})
     _silent = silent_of("output", "teachers", "weights")
 
     def wrote(self, sha256: str) -> Step:
-        """The entry, once the hash of the weights that the step wrote is there."""
+        """Return the step with the hash of the weights that it wrote."""
         return self.model_copy(update={"output": sha256})
 
 
@@ -364,7 +363,7 @@ class _Manifest(Record):
     fusion: Fusion | None = None
     weights_sha256: Sha256
     decision: Decision | None = None
-    """What `calibrate` found; absent without it."""
+    """Decision state from `calibrate`; absent without it."""
     history: tuple[Step, ...] = Field(default=(), max_length=MAX_COUNT)
     record_sha256: Sha256 | None = None
     """`record_hash()` as it was when the file was written; absent from files of older versions."""
@@ -374,8 +373,8 @@ class _Manifest(Record):
     def _consistent(self) -> Self:
         if self.kind == "hydra":
             members, fusion = self.members or (), self.fusion
-            whole = bool(members) and fusion is not None and self.kept is None
-            must((whole, "a hydra needs members and a fusion record, and no kept heads"))
+            complete = bool(members) and fusion is not None and self.kept is None
+            must((complete, "a hydra needs members and a fusion record, and no kept heads"))
             layers, trunk = (
                 next(iter(self.towers.values())).layers,
                 0 if fusion is None else fusion.trunk,
@@ -402,21 +401,21 @@ class _Manifest(Record):
             for t, rows in (self.kept or {}).items()
             for row in rows
         )
-        whole = not cut and self.kept_neurons is None
-        must((self.kind != "backbone" or whole, "a backbone keeps all its heads and neurons"))
+        complete = not cut and self.kept_neurons is None
+        must((self.kind != "backbone" or complete, "a backbone keeps all its heads and neurons"))
         for name, score in self.scores.items():
             _check_score(name, score, self.towers)
         return self
 
     def to_json(self) -> str:
-        """Readable, stable JSON: the sidecar file's content, a layer's neurons in one line."""
+        """Return readable, stable JSON for the sidecar file, with a layer's neurons on one line."""
         text = json.dumps(self._plain(), indent=1, ensure_ascii=False, allow_nan=False)
         if self.members is None and self.kept_neurons is None:
             return text + "\n"
         return LONG_LIST.sub(lambda row: re.sub(r"\s+", " ", row[0]), text) + "\n"
 
     def to_header(self) -> str:
-        """Compact JSON for the safetensors header."""
+        """Return compact JSON for the safetensors header."""
         text = json.dumps(self._plain(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         if len(text) > MAX_BYTES // 2:  # the sidecar is longer: it can be read by people
             raise ManifestError(
@@ -426,12 +425,12 @@ class _Manifest(Record):
         return text
 
     def record_hash(self) -> str:
-        """sha256 of everything that the manifest says, in whatever layout."""
+        """Return the sha256 of the manifest's content, independent of its layout."""
         text = json.dumps(self._unsealed(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def sealed(self) -> Self:
-        """The manifest as it reads once it was written."""
+        """Return a copy that contains its own hash."""
         return self.model_copy(update={"record_sha256": self.record_hash()})
 
     def _plain(self) -> dict[str, Any]:
@@ -463,7 +462,7 @@ class HydraManifest(_Manifest):
 
 Manifest = SingleManifest | HydraManifest
 ManifestT = TypeVar("ManifestT", bound=Manifest)
-"""What comes out is of the kind that went in."""
+"""Kind of manifest, the same for arguments and results."""
 
 
 def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None:
@@ -489,12 +488,12 @@ def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None
 def _check_decision(
     decision: Decision, members: int, model: Model, history: tuple[Step, ...]
 ) -> None:
-    """The state is of these members, and a step says what it was fitted to."""
+    """Check that the state belongs to these members, and that a step records what it was fitted to."""
     standards, cascade = len(decision.ood.members), decision.cascade
-    each, words, classes = decision.labels, decision.words, model.choices
+    labels, words, classes = decision.labels, decision.words, model.choices
     first = words is not None and words.mode == "first"
-    alike = each is None or len(each.temperatures) == len(each.thresholds) == classes
-    made = [entry for entry in history if entry.command == "calibrate"]
+    alike = labels is None or len(labels.temperatures) == len(labels.thresholds) == classes
+    calibrations = [entry for entry in history if entry.command == "calibrate"]
     must(
         (
             standards in (0, members),
@@ -517,19 +516,19 @@ def _check_decision(
         (decision.counts(classes), f"decision: counts of other than {classes} classes"),
         (alike, f"decision: constants of other than {classes} labels"),
         (
-            bool(made) and len(made[-1].inputs) == 1,
+            bool(calibrations) and len(calibrations[-1].inputs) == 1,
             "decision: the history has no calibrate that it comes from",
         ),
     )
 
 
 def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:
-    """A score speaks of heads that the model has."""
+    """Check that a score is about heads that the model has."""
     for tower, rows in (score.values or {}).items():
         sizes = {len(row) for row in rows}
-        whole = tower in towers and len(rows) == towers[tower].layers and len(sizes) == 1
-        whole = whole and (name.startswith(OF_NEURONS) or sizes == {towers[tower].heads})
-        must((whole, f"score {name}: {tower} has no value for every head of the model"))
+        complete = tower in towers and len(rows) == towers[tower].layers and len(sizes) == 1
+        complete = complete and (name.startswith(OF_NEURONS) or sizes == {towers[tower].heads})
+        must((complete, f"score {name}: {tower} has no value for every head of the model"))
     order = score.order or ()
     must((len(set(order)) == len(order), f"score {name}: the order names a head twice"))
     for tower, layer, head in order:
@@ -538,7 +537,7 @@ def _check_score(name: str, score: Score, towers: Mapping[str, Tower]) -> None:
 
 
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
-    """A manifest from JSON; `where` names the source in the error."""
+    """Parse a manifest from JSON; `where` names the source in the error."""
     raw = parse_json(text, where, most=MAX_BYTES, error=ManifestError)
     version = raw.get("format") if isinstance(raw, dict) else None
     if version != FORMAT:
@@ -557,11 +556,11 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
 
 
 def first_mistake(error: ValidationError) -> str:
-    """What is wrong and where, in one sentence."""
+    """Return the first mistake and its place, in one sentence."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     at = ".".join(str(part)[:40] for part in first["loc"])
-    said = first["msg"].removeprefix("Value error, ")
-    return _shortened(f"{at}: {said}" if at else said)
+    message = first["msg"].removeprefix("Value error, ")
+    return _shortened(f"{at}: {message}" if at else message)
 
 
 def _shortened(text: str) -> str:
@@ -573,10 +572,10 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def sidecar(weights: Path) -> Path:
-    """`X.safetensors` → `X.heads.json`."""
+    """Return the path of the manifest: `X.safetensors` → `X.heads.json`."""
     return weights.with_name(weights.name.removesuffix(".safetensors") + ".heads.json")
 
 
 def json_schema() -> str:
-    """The manifest's JSON Schema."""
+    """Return the manifest's JSON Schema."""
     return json.dumps({"$id": FORMAT, **_Manifest.model_json_schema()}, indent=1)

@@ -18,16 +18,19 @@ from hydrasurgeon.files.resumable import CONTINUED_BY
 from hydrasurgeon.files.rows import Row, line
 
 FORMAT = "hydrasurgeon.pieces/1"
-"""What the names of pieces begin with before they are hashed."""
+"""Text that the names of pieces begin with before they are hashed."""
 SUFFIX = ".jsonl"
-"""How a piece's name ends."""
+"""Suffix of a piece's name."""
 
 
 class Pieces:
     """The pieces of one output that were answered."""
 
     def __init__(self, place: Path, command: str, identity: Mapping[str, Any]) -> None:
-        """`identity` is what all rows depend on: the model, the options, the versions."""
+        """Open the pieces of an output.
+
+        `identity` holds all that every row depends on: the model, the options, the versions.
+        """
         self.folder = place.with_name(f".{place.name}.unfinished")
         self.command = command
         self._identity = json.dumps([FORMAT, identity], sort_keys=True).encode()

@@ -34,7 +34,7 @@ HEAD_BYTES = 200
 CONTINUED_BY: dict[str, tuple[str, ...]] = {}
 """Commands of which enough is on the disk to go on → the options with which each then goes on."""
 Work = tuple[str, str]
-"""What a kind of work is called, and what its states call themselves: NAME/VERSION."""
+"""Name of a kind of work, and the format of its states: NAME/VERSION."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Resumable:
 
     path: Path
     identity: Mapping[str, Any]
-    """What must be the same for the file to be of use: weights, data, arguments, device."""
+    """Values that must be the same for the file to be of use: weights, data, arguments, device."""
     work: Work
     continued_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Commands that go on from it, and the options that tell them to."""
@@ -53,25 +53,31 @@ class Resumable:
         CONTINUED_BY.update(self.continued_by)
 
     def texts(self, position: Mapping[str, Any], weights: str = "") -> dict[str, str]:
-        """What the file says; `weights` is the hash of its tensors."""
+        """Return the texts of the file; `weights` is the hash of its tensors."""
         identity = json.dumps(self.identity, sort_keys=True)
         texts = {FORMAT: self.work[1], "identity": identity, "position": json.dumps(position)}
         return {**texts, "sha256": content_hash(texts, weights)}
 
     def position(self, texts: Any, weights: str = "", *, most: int) -> Any:
-        """Where the work stood; ValueError for a record that is not whole, UsageError for one of
-        other work.
+        """Return where the work stood.
+
+        Raises ValueError for an incomplete record, UsageError for one of other work.
         """
-        whole = isinstance(texts, dict) and texts.keys() == TEXTS
-        must((whole and {*map(type, texts.values())} == {str}, "it does not say what a state says"))
+        complete = isinstance(texts, dict) and texts.keys() == TEXTS
+        must(
+            (
+                complete and {*map(type, texts.values())} == {str},
+                "it does not say what a state says",
+            )
+        )
         content = {name: text for name, text in texts.items() if name != "sha256"}
-        own = content_hash(content, weights) == texts["sha256"]
+        sound = content_hash(content, weights) == texts["sha256"]
         must(
             (
                 texts[FORMAT] == self.work[1],
                 f"its format is {texts[FORMAT][:60]!r}; this version reads {self.work[1]}",
             ),
-            (own, "its content does not match its own hash"),
+            (sound, "its content does not match its own hash"),
         )
         before = parse_json(texts["identity"], "identity", most=most)
         must((isinstance(before, dict), "its identity is no record"))
@@ -90,7 +96,7 @@ class Resumable:
 
     @contextlib.contextmanager
     def judged(self) -> Iterator[None]:
-        """Whatever cannot be read within the block makes the file a damaged one."""
+        """Report anything that cannot be read within the block as a damaged file."""
         try:
             yield
         except (CheckpointError, ValueError) as error:
@@ -102,7 +108,7 @@ class Resumable:
 
     @property
     def remedy(self) -> str:
-        """How the work starts over."""
+        """Hint about how the work starts over."""
         return f"Delete {self.path.name}: the {self.work[0]} then starts over."
 
     def clear(self) -> None:
@@ -110,7 +116,7 @@ class Resumable:
 
 
 def there(path: Path) -> bool:
-    """Whether anything lies where a state would; what a killed run left half-written is removed."""
+    """Return True if anything is at a state's path; first remove what a killed run left."""
     sweep(path)
     return os.path.lexists(path)
 
@@ -123,8 +129,9 @@ def clear(path: Path, work: Work) -> None:
 
 
 def check_place(path: Path, work: Work, *, resume: bool, force: bool) -> bool:
-    """Whether there is a state to continue from; refused before the work where it, or something
-    else, would be lost.
+    """Return True if there is a state to continue from.
+
+    Refuses the work at once if a state, or another file, would be lost.
     """
     if not there(path):
         return False
@@ -142,7 +149,7 @@ def check_place(path: Path, work: Work, *, resume: bool, force: bool) -> bool:
 
 
 def _is_state(path: Path, work: Work) -> bool:
-    """Whether work of this kind, of any version, wrote this file."""
+    """Return True if work of this kind, of any version, wrote this file."""
     with contextlib.suppress(CheckpointError, OSError), open_regular(path) as file:
         return f'"{work[1].partition("/")[0]}/'.encode() in file.read(HEAD_BYTES)
     return False

@@ -34,9 +34,9 @@ MAX_LINE = 4 << 20
 STEP = 1 << 16
 """Bytes in which the end of a file's last whole line is looked for."""
 ARROW = {"text": "string", "json": "string", "number": "float64", "whole": "int64", "flag": "bool"}
-"""What a column may hold → arrow's name for it."""
+"""Type of a column → arrow's name for it."""
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-"""What spreadsheets take for a formula's first character, some of them full-width ones too."""
+"""First characters that spreadsheets take for a formula's, some of them full-width."""
 LAYOUT = "\n\t"
 """Control characters that a text may hold."""
 
@@ -45,7 +45,7 @@ LAYOUT = "\n\t"
 def writing(
     place: Path, columns: Mapping[str, str], spread: Callable[[Row], Row]
 ) -> Iterator[Write]:
-    """Within the block rows are appended to a file that then takes its place.
+    """Yield a function that appends rows to a file, which takes its place after the block.
 
     `columns` are text, number, whole, flag or json; a CSV file has those of the rows as they are
     `spread`, in the order of `columns`.
@@ -64,7 +64,7 @@ def writing(
 
 @contextlib.contextmanager
 def writing_parts(place: Path, columns: Mapping[str, str]) -> Iterator[Write]:
-    """The same as a folder of parquet files, `part-00000.parquet` and so on."""
+    """Yield such a function for a folder of parquet files, `part-00000.parquet` and so on."""
     with staged(place) as folder, contextlib.ExitStack() as stack:
         rows = number = 0
         part = stack.enter_context(contextlib.ExitStack())
@@ -118,7 +118,7 @@ class Appended:
         self._file.close()
 
     def add(self, rows: Sequence[Row]) -> int:
-        """How many rows could not be kept."""
+        """Append rows, and return how many could not be written."""
         lines = "".join(f"{line(row)}\n" for row in rows).encode()
         written = 0
         self._lock("LOCK_EX")
@@ -140,7 +140,7 @@ class Appended:
         return 0
 
     def _lock(self, operation: str) -> None:
-        """Where there are locks: not on Windows, and not on every disk."""
+        """Lock or unlock the file where the system can: not on Windows, and not on every disk."""
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
@@ -152,9 +152,9 @@ class Appended:
         while end:
             start = max(0, end - STEP)
             self._file.seek(start)
-            whole = self._file.read(end - start).rfind(b"\n") + 1
-            if whole:
-                end = start + whole
+            complete = self._file.read(end - start).rfind(b"\n") + 1
+            if complete:
+                end = start + complete
                 break
             end = start
         if end < size:
@@ -185,7 +185,7 @@ def _cell(value: Any) -> Any:
 
 
 def harmless(text: str) -> str:
-    """A text that neither a spreadsheet runs nor a terminal obeys; numbers stay as they are."""
+    """Return a text that neither a spreadsheet runs nor a terminal obeys; numbers stay as they are."""
     shown = text
     if not text.isprintable():
         shown = "".join(
@@ -221,14 +221,14 @@ def _parquet(file: IO[bytes], columns: Mapping[str, str]) -> Iterator[Write]:
 
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:
-    """The columns of a table, as arrow calls them."""
+    """Return the columns of a table as an arrow schema."""
     import pyarrow as pa
 
     return pa.schema([(name, ARROW[kind]) for name, kind in columns.items()])
 
 
 def as_batch(rows: Sequence[Row], columns: Mapping[str, str]) -> pa.RecordBatch:
-    """Rows as arrow has them; what has parts is JSON in it."""
+    """Return rows as an arrow batch; lists and records become JSON."""
     import pyarrow as pa
 
     values = {name: [_typed(row.get(name), kind) for row in rows] for name, kind in columns.items()}
@@ -243,7 +243,7 @@ def _typed(value: Any, kind: str) -> Any:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every row with its place in the file; of a CSV file all values are texts."""
+    """Yield every row with its place in the file; all values of a CSV file are texts."""
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 

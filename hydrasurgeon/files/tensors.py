@@ -31,11 +31,9 @@ if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, an
     """A tensor\'s numbers as numpy holds them; unsigned integers for dtypes that it lacks."""
 
 Look = Callable[[str, Any], None]
-"""What looks at a tensor's name and blocks on the way."""
+"""Function that sees a tensor's name and its blocks as they are read."""
 Entry = tuple[str, str, tuple[int, ...], str]
-"""What the weights' hash takes from a tensor: its name, dtype and shape, and the sha256 of its
-bytes.
-"""
+"""Entry of a tensor in the weights' hash: name, dtype, shape, and sha256 of its bytes."""
 
 # Surgery only moves bytes, so every dtype is read as the unsigned integer of its width (numpy has
 # no bfloat16).
@@ -43,7 +41,7 @@ CARRIER = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80, "F8_E5M2": 0x7C, "F8_E4M3": 0x7F}
 """Bits of the exponent, which are all set in what is not finite (E4M3: its seven lower bits)."""
 NUMPY = {"F32": "<f4", "F64": "<f8"}
-"""What numpy tests for infinities and NaN by itself."""
+"""Types that numpy tests for infinities and NaN by itself."""
 # How much of a tensor is in memory at once where it need not be whole.
 BLOCK_BYTES = 8 << 20
 THREADS = 2
@@ -62,13 +60,13 @@ class TensorFile:
         """sha256 of tensors that were hashed, so that no command hashes one twice."""
 
     def read(self, name: str) -> Raw:
-        """The tensor's bytes as unsigned integers of its item size."""
+        """Read a tensor as unsigned integers of its item size."""
         info = self.infos[name]
         (array,) = self.blocks(name, most=info.nbytes) if info.nbytes else (_empty(info, 0),)
         return array.reshape(info.shape)
 
     def blocks(self, name: str, *, most: int | None = None) -> Iterator[Raw]:
-        """Its elements as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other."""
+        """Yield a tensor's elements in flat arrays of at most `most` bytes (BLOCK_BYTES)."""
         info = self.infos[name]
         width = ITEMSIZE[info.dtype]
         step = max(1, (most or BLOCK_BYTES) // width)
@@ -93,7 +91,7 @@ def _empty(info: TensorInfo, count: int) -> Raw:
 
 
 def _stamp(file: IO[bytes]) -> tuple[int, int, int, int]:
-    """Which file it is, and in which state."""
+    """Return the identity and the state of a file."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -101,7 +99,7 @@ def _stamp(file: IO[bytes]) -> tuple[int, int, int, int]:
 LETTERS = {"f": "F", "i": "I", "u": "U"}
 """Kind of numpy's numbers → what safetensors calls them, before their bits."""
 PICKLED = "Write it with numpy's savez, of arrays of numbers or texts: np.array(names, dtype=str) for an array of objects."
-"""What to do about a file that cannot be read."""
+"""Hint about an array file that cannot be read."""
 
 
 class ArrayFile(TensorFile):
@@ -141,12 +139,15 @@ class Tensors(Mapping[str, TensorInfo]):
     """The tensors of one or several (sharded) files, by name."""
 
     def __init__(self, files: Sequence[TensorFile], names: Mapping[str, str] | None = None) -> None:
-        """With `names` (ours → the file's) only these tensors, under our names."""
+        """Open the tensors of files.
+
+        With `names` (ours → the file's) only these tensors, under our names.
+        """
         self.files = tuple(files)
         homes: dict[str, TensorFile] = {}
         for file in self.files:
-            if both := homes.keys() & file.infos:
-                name = min(both)
+            if repeated := homes.keys() & file.infos:
+                name = min(repeated)
                 raise CheckpointError(
                     f"{file.path}: tensor {name} is in {homes[name].path.name} too"
                 )
@@ -163,7 +164,7 @@ class Tensors(Mapping[str, TensorInfo]):
         return iter(sorted(self._home))
 
     def stored(self, name: str) -> str:
-        """What the file calls a tensor."""
+        """Return the name of a tensor in its file."""
         return self._home[name][1]
 
     def __len__(self) -> int:
@@ -178,14 +179,12 @@ class Tensors(Mapping[str, TensorInfo]):
         return file.read(stored)
 
     def blocks(self, name: str, *, most: int | None = None) -> Iterator[Raw]:
-        """Its elements as flat arrays of at most `most` bytes (BLOCK_BYTES), one behind the other."""
+        """Yield a tensor's elements in flat arrays of at most `most` bytes (BLOCK_BYTES)."""
         file, stored = self._home[name]
         return file.blocks(stored, most=most)
 
     def rows(self, name: str) -> Iterator[Raw]:
-        """The tensor as arrays of a few rows of its first dimension, one behind the other; a scalar
-        is one row.
-        """
+        """Yield a tensor in arrays of a few rows of its first dimension; a scalar is one row."""
         shape = self[name].shape or (1,)
         row = self[name].nbytes // max(1, shape[0])
         most = max(1, BLOCK_BYTES // max(1, row)) * row
@@ -193,14 +192,14 @@ class Tensors(Mapping[str, TensorInfo]):
             yield block.reshape((-1, *shape[1:]))
 
     def planned(self) -> list[Planned]:
-        """All of them as they are, to be written elsewhere."""
+        """Plan to write all tensors unchanged."""
         return [
             Planned(name, info.dtype, info.shape, partial(self.blocks, name))
             for name, info in self.items()
         ]
 
     def digests(self, look: Look | None = None) -> dict[str, str]:
-        """sha256 of every tensor's bytes, at whose blocks `look` may look on."""
+        """Return the sha256 of every tensor's bytes; `look` sees the blocks."""
 
         def digest_of(name: str) -> str:
             file, stored = self._home[name]
@@ -220,7 +219,7 @@ class Tensors(Mapping[str, TensorInfo]):
 
 
 def sha256_of(arrays: Iterable[Raw]) -> str:
-    """The hash of a tensor in parts."""
+    """Return the hash of a tensor that comes in parts."""
     total = hashlib.sha256()
     for array in arrays:
         total.update(as_bytes(array))
@@ -238,19 +237,19 @@ def as_bytes(array: Raw) -> memoryview:
 
 
 def typed(raw: Raw, dtype: str) -> Raw:
-    """Raw safetensors integers → their values; bfloat16, which numpy has not, in float32."""
+    """Convert raw safetensors integers to their values; bfloat16, which numpy lacks, to float32."""
     if dtype == "BF16":
         return (raw.astype("u4") << 16).view("f4")
     return raw.view(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
 
 
 def as_float(raw: Raw, dtype: str) -> NDArray[np.float64]:
-    """The same of numbers, in float64."""
+    """Convert raw safetensors integers to float64."""
     return typed(raw, dtype).astype("f8")
 
 
 def from_float(values: NDArray[np.float64], dtype: str) -> Raw:
-    """Values → raw safetensors integers, rounded to nearest, ties to even."""
+    """Convert values to raw safetensors integers, rounded to nearest, ties to even."""
     if dtype == "BF16":
         bits = values.astype("f4").view("u4")
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("u2")
@@ -289,7 +288,7 @@ class Planned:
 
 
 def planned(arrays: Mapping[str, Raw]) -> list[Planned]:
-    """Arrays of float32 by name, as they will be written."""
+    """Plan to write float32 arrays under their names."""
     return [
         Planned(name, "F32", array.shape, partial(_carried, array))
         for name, array in arrays.items()
@@ -305,13 +304,12 @@ def write_tensors(
     planned: Sequence[Planned],
     metadata: Callable[[str | None], Mapping[str, str]],
     *,
-    others: Sequence[Entry] = (),
+    elsewhere: Sequence[Entry] = (),
 ) -> list[Entry]:
-    """Stream `planned` into a new file at `path` and fsync it; what the weights' hash takes from
-    each tensor.
+    """Stream `planned` into a new file and fsync it; return the entries of the weights' hash.
 
     `metadata` is asked twice: with None before the bytes are known, and with the hash after, which
-    counts the tensors of `others` files in; both answers must be equally long, since the second
+    counts in the entries `elsewhere`, of other files; both answers must be equally long, since the second
     replaces the first in place.
     """
     planned = sorted(planned, key=lambda plan: plan.name)
@@ -350,7 +348,7 @@ def write_tensors(
                 digests.append(part)
                 end = 8 + len(first) + offsets[part[0]][1]
                 assert file.tell() == end, f"{part[0]}: not {part[2]}"
-        final = header(_combine(sorted((*others, *digests))))
+        final = header(_combine(sorted((*elsewhere, *digests))))
         assert len(final) == len(first), (
             "the manifest changed its length while the weights were written"
         )
@@ -362,7 +360,7 @@ def write_tensors(
 
 
 def _parts(planned: Iterable[Planned]) -> Iterator[memoryview | Entry]:
-    """The bytes of each tensor, and behind them what the weights' hash takes from it."""
+    """Yield the bytes of each tensor, and after them its entry of the weights' hash."""
     for plan in planned:
         total = hashlib.sha256()
         for array in plan.produce():
@@ -373,7 +371,7 @@ def _parts(planned: Iterable[Planned]) -> Iterator[memoryview | Entry]:
 
 
 def _ahead(parts: Iterator[memoryview | Entry]) -> Iterator[memoryview | Entry]:
-    """The same parts, of which a worker makes the next one while this one is written."""
+    """Yield the same parts, while a worker makes the next one."""
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(next, parts, None)
         while (part := following.result()) is not None:
@@ -382,7 +380,7 @@ def _ahead(parts: Iterator[memoryview | Entry]) -> Iterator[memoryview | Entry]:
 
 
 def finite(content: NDArray[np.uint8], dtype: str) -> bool:
-    """Whether bytes of `dtype` hold finite numbers only; integers always do."""
+    """Return True if bytes of `dtype` hold finite numbers only; integers always do."""
     import numpy as np
 
     if dtype in NUMPY:
@@ -394,7 +392,7 @@ def finite(content: NDArray[np.uint8], dtype: str) -> bool:
 
 
 def sound(blocks: Iterable[Raw], dtype: str, *, name: str, path: Path) -> Iterator[Raw]:
-    """The same blocks, as long as their numbers are finite."""
+    """Yield the same blocks, as long as their numbers are finite."""
     for block in blocks:
         if not finite(block.reshape(-1).view("u1"), dtype):
             raise spoiled(name, path)

@@ -47,9 +47,9 @@ from hydrasurgeon.surgery.cut import check_stock
 FORMAT = "hydrasurgeon.thresholds/1"
 """Format identifier of decision.json."""
 CONSTANTS = ("temperature", "bias", "joint")
-"""What calibrates."""
+"""Constants of the calibration."""
 PROMISES = ("abstain", "cover", "entities", "limits", "labels", "conformal")
-"""What says when to answer, and with which sets."""
+"""Rules that decide when to answer, and with which sets."""
 TOLERANCE = {"F64": 1e-6, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 """Largest difference of a probability that rounding to a type may make."""
 EVEN = "`prune --even` makes cuts that a library has a class for."
@@ -61,30 +61,31 @@ from transformers import pipeline
 model = ORTModelFor{kind}Classification.from_pretrained("DIR")
 classify = pipeline("{task}", model=model, {reader}="DIR")
 """
-"""How a model card says to run a folder with a graph."""
+"""Code in a model card that runs a folder with a graph."""
 
 
 def thresholds(opened: Checkpoint, reads: str) -> dict[str, str]:
-    """decision.json, where there is a decision state: when to answer, in the manifest's words;
-    `reads` is what the OOD score is made of.
+    """Return decision.json if there is a decision state: when to answer, in the manifest's words.
+
+    `reads` names the input of the OOD score.
     """
     decision, model = opened.manifest.decision, opened.manifest.model
     if decision is None:
         return {}
-    said = decision.model_dump(mode="json", exclude_none=True)
+    fields = decision.model_dump(mode="json", exclude_none=True)
     record = {
         "format": FORMAT,
         "problem": model.problem,
         "names": model.labels,
-        "folded": {name: said[name] for name in CONSTANTS if name in said},
+        "folded": {name: fields[name] for name in CONSTANTS if name in fields},
         "ood": {"score": decision.ood.score, "threshold": decision.ood.threshold, "reads": reads},
-        **{name: said[name] for name in PROMISES if name in said},
+        **{name: fields[name] for name in PROMISES if name in fields},
     }
     return {THRESHOLDS: json.dumps(record, indent=2) + "\n"}
 
 
 def _reads(opened: Single) -> str:
-    """What an OOD score is made of that a client of folded logits can make."""
+    """Return the input of the OOD score for a client with folded logits."""
     decision = opened.manifest.decision
     if decision is None or decision.ood.score in FITTED:
         return "features, which the model does not give"
@@ -106,7 +107,7 @@ class Folded:
 
 
 def folded(checkpoint: Checkpoint) -> Folded:
-    """The model as its own library has it; SurgeryError where that has no class for it."""
+    """Plan the model as its own library has it; raise SurgeryError if that has no class for it."""
     opened = _of_its_library(checkpoint)
     plain = undecided(opened)
     arrays = _classifier(opened)
@@ -133,11 +134,13 @@ def folded(checkpoint: Checkpoint) -> Folded:
 
 
 def _of_its_library(checkpoint: Checkpoint) -> Single:
-    """The checkpoint, if its library builds such a model."""
+    """Return the checkpoint as one model; refuse it if its library does not build such a model."""
     name, manifest = checkpoint.name, checkpoint.manifest
     if manifest.kind == "hydra":
-        what = f"{name} is a hydra of {len(manifest.members)} members"
-        raise SurgeryError(f"{what}, for which no library has a class", hint=_as_graph(checkpoint))
+        subject = f"{name} is a hydra of {len(manifest.members)} members"
+        raise SurgeryError(
+            f"{subject}, for which no library has a class", hint=_as_graph(checkpoint)
+        )
     opened = as_single(checkpoint)
     hint = _as_graph(checkpoint)
     if manifest.model.pooling in (None, OF_WORDS):
@@ -154,7 +157,7 @@ def _as_graph(checkpoint: Checkpoint) -> str:
 
 
 def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
-    """Tensors of the layers that make logits, with what calibrates in them."""
+    """Return the tensors of the classifier, with the calibration folded in."""
     decision, model = opened.manifest.decision, opened.manifest.model
     if decision is None or problem_of(model).link == "square":
         return {}
@@ -180,7 +183,7 @@ def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
 
 @torch.inference_mode()
 def difference_when_folded(checkpoint: Checkpoint) -> float:
-    """The largest difference of a calibrated answer; CheckFailed where it is more than rounding."""
+    """Return the largest difference of a calibrated answer; raise CheckFailed beyond rounding."""
     opened = as_single(checkpoint)
     arrays = _classifier(opened)
     if not arrays:
@@ -202,8 +205,8 @@ def difference_when_folded(checkpoint: Checkpoint) -> float:
             opened.manifest.model, batch, device=torch.device("cpu"), dtype=torch.float64
         )
         expected = kind.answers(model(inputs), model.state.record)
-        found = kind.answers(changed(inputs), None)
-        worst = max(worst, float((found - expected).abs().max()))
+        actual = kind.answers(changed(inputs), None)
+        worst = max(worst, float((actual - expected).abs().max()))
     allowed = max(TOLERANCE[dtype] for dtype in dtypes)
     if not worst <= allowed:
         raise CheckFailed(
@@ -214,7 +217,10 @@ def difference_when_folded(checkpoint: Checkpoint) -> float:
 
 
 def with_types(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint that reads pairs of texts, as those who call a tokenizer alone always do."""
+    """Return the checkpoint as one for pairs of texts.
+
+    A client that calls a tokenizer alone always feeds the ids of token types.
+    """
     model = checkpoint.manifest.model
     if "max_length" not in model.preprocess:
         return checkpoint
@@ -223,7 +229,7 @@ def with_types(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def answering(file: Exported, model: Classifier) -> Callable[[Any], tuple[Tensor, Tensor | None]]:
-    """What a client makes of a graph's logits, and the graph's own OOD score."""
+    """Return a client's function on a graph: probabilities, and the graph's OOD score."""
 
     def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
         fed = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
@@ -246,8 +252,9 @@ def check_client(opened: Checkpoint) -> None:
 
 
 def graph_texts(opened: Checkpoint) -> dict[str, str]:
-    """All that lies beside a graph: the config of the unpruned model, which says what the classes
-    are, what reads inputs, and the card.
+    """Return all texts beside a graph.
+
+    They are the unpruned model's config with its classes, the files that read inputs, and the card.
     """
     manifest, model = opened.manifest, opened.manifest.model
     if model.pooling != OF_WORDS:
@@ -271,14 +278,14 @@ def graph_texts(opened: Checkpoint) -> dict[str, str]:
 
 
 def decision_tensors(opened: Checkpoint) -> Tensors:
-    """Those of a checkpoint's decision state."""
+    """Return the tensors of a checkpoint's decision state."""
     tensors = opened.tensors
     names = {name: tensors.stored(name) for name in tensors if name.startswith(PREFIX)}
     return Tensors(tensors.files, names)
 
 
 def fill_graphs(
-    folder: Path, texts: Mapping[str, str], tensors: Tensors, made: bytes, small: bytes | None
+    folder: Path, texts: Mapping[str, str], tensors: Tensors, graph: bytes, small: bytes | None
 ) -> None:
     """Write a folder: the texts, the decision state's tensors, the graph, and the one in 8 bits under
     all of its names.
@@ -289,7 +296,7 @@ def fill_graphs(
         fill(folder / name, text.encode())
     graphs = folder / GRAPHS
     graphs.mkdir()
-    fill(graphs / GRAPH, made)
+    fill(graphs / GRAPH, graph)
     if small is None:
         return
     for name in GRAPHS_INT8:

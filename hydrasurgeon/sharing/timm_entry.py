@@ -34,20 +34,23 @@ class TimmHydra(nn.Module):
         self.problem = problem_of(model)
 
     def member_logits(self, x: Tensor) -> Tensor:
-        """[batch, member, class]"""
+        """Return the members' logits, [batch, member, class]."""
         return self.hydra(x)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """[batch, member, token, embed]: what every member's own `forward_features` gives."""
+        """Return [batch, member, token, embed]: the result of every member's `forward_features`."""
         return torch.stack([member.forward_features(x) for member in self._members], dim=1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The logits of `forward` from these features; with `pre_logits` each member's pooled
-        features, [batch, member, embed].
+        """Return the logits of `forward` from these features.
+
+        With `pre_logits` return each member's pooled features, [batch, member, embed].
         """
         pairs = zip(self._members, x.unbind(1), strict=True)
-        each = [member.forward_head(features, pre_logits=pre_logits) for member, features in pairs]
-        stacked = torch.stack(each, dim=1)
+        outputs = [
+            member.forward_head(features, pre_logits=pre_logits) for member, features in pairs
+        ]
+        stacked = torch.stack(outputs, dim=1)
         return stacked if pre_logits else kind_of(self.problem).merged(stacked)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,8 +69,9 @@ def hydrasurgeon_vit(
     pretrained_model_args: Any = None,
     **arguments: Any,
 ) -> nn.Module:
-    """Which heads are left says something only about one set of weights, so these are always
-    loaded.
+    """Build the model of a directory, always with its weights.
+
+    The kept heads mean something for one set of weights only.
     """
     from hydrasurgeon.runtime.classifier import as_classifier
 
@@ -79,7 +83,7 @@ def hydrasurgeon_vit(
         )
     opened = open_checkpoint(where if os.path.exists(where) else f"timm:{where}")
     opened.check_weights()
-    made = as_classifier(opened, device="cpu").train()
+    classifier = as_classifier(opened, device="cpu").train()
     model = opened.manifest.model
     recorded = {*model.config.get("model_args", {}), "backbone"}
     num_classes = arguments.pop("num_classes", model.num_classes)
@@ -91,7 +95,7 @@ def hydrasurgeon_vit(
         raise UsageError(
             f"timm:{ENTRY}: {', '.join(unknown)} cannot be set on a pruned model or a hydra"
         )
-    module: Any = TimmHydra(made.module, model) if hydra else made.module
+    module: Any = TimmHydra(classifier.module, model) if hydra else classifier.module
     if num_classes != model.num_classes:
         module.reset_classifier(num_classes)
     module.pretrained_cfg = module.default_cfg = pretrained_cfg

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 Answer = Callable[[Any], tuple[Any, Any]]
 """Inputs of a batch → probabilities, and OOD scores where a decision state says how."""
 OF_STATE = ("flagged", "coverage", "answered")
-"""What thresholds of a decision state amount to: they were fitted on the float model, so that
-neither more nor less is as good.
+"""Shares that follow from the thresholds of a decision state.
+
+They were fitted on the float model, so neither more nor less is as good.
 """
 DIFFERING = 256
 """Samples of `difference`, at most."""
@@ -39,8 +40,10 @@ Compared = dict[str, dict[str, float]]
 
 
 def worse(name: str, before: float, after: float) -> float:
-    """By how much a metric is worse: less accuracy, less AUROC, more ECE, another share that the
-    decision state flags, covers or answers.
+    """Return by how much a metric is worse.
+
+    That is less accuracy, less AUROC, more ECE, or another share that the decision state flags,
+    covers or answers.
     """
     change = after - before
     return abs(change) if name in OF_STATE else change if name == "ece" else -change
@@ -48,7 +51,7 @@ def worse(name: str, before: float, after: float) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """What answers are compared on, and how much worse they may be."""
+    """Data on which answers are compared, and how much worse they may be."""
 
     samples: Samples
     foreign: dict[str, Samples]
@@ -57,8 +60,9 @@ class Trial:
     def compared(
         self, model: Classifier, before: Answer, after: Answer, *, who: str = "the file"
     ) -> Compared:
-        """Metrics of two sets of answers; CheckFailed where those of `who`, which is to be written,
-        are too much worse.
+        """Return the metrics of two sets of answers.
+
+        Raises CheckFailed if those of `who`, which is to be written, are too much worse.
         """
         was = measured(before, model, self, "the model")
         now = measured(after, model, self, who)
@@ -85,7 +89,7 @@ def opened_trial(about: Model, check: str, arguments: ExportOptions) -> Trial:
 
 
 def in_torch(model: Classifier) -> Answer:
-    """The model's own answers, of all its members."""
+    """Return the function that gives the model's own answers, of all its members."""
 
     def answer(inputs: Any) -> tuple[Any, Any]:
         if model.state is None:
@@ -97,7 +101,7 @@ def in_torch(model: Classifier) -> Answer:
 
 
 def in_file(file: Exported) -> Answer:
-    """The file's own answers."""
+    """Return the function that gives the file's answers."""
 
     def answer(inputs: Any) -> tuple[Any, Any]:
         named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
@@ -111,7 +115,7 @@ def in_file(file: Exported) -> Answer:
 
 
 def difference(model: Classifier, file: Answer, samples: Samples) -> float:
-    """The largest difference of a file's probabilities from torch's."""
+    """Return the largest difference of a file's probabilities from torch's."""
     samples = limited(samples, DIFFERING, seed=0)
     expected, _, _ = answers(in_torch(model), model, samples, "the model")
     answered, _, _ = answers(file, model, samples, "int8")
@@ -119,8 +123,10 @@ def difference(model: Classifier, file: Answer, samples: Samples) -> float:
 
 
 def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
-    """Accuracy, ECE, AUROC against each OOD set, and what a decision state's thresholds make of the
-    answers of `who` runs.
+    """Measure the answers of `who` runs.
+
+    The metrics are accuracy, ECE, AUROC against each OOD set, and the shares that a decision
+    state's thresholds lead to.
     """
     from hydrasurgeon.statistics.conformal import prediction_sets
     from hydrasurgeon.statistics.probabilities import of_labels
@@ -135,8 +141,8 @@ def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str
         if record.abstain is not None:
             shares["answered"] = probs.max(axis=-1) >= record.abstain.threshold
         measures |= {name: float(share.mean()) for name, share in shares.items()}
-    for name, others in trial.foreign.items():
-        area = auroc(scores, answers(run, model, others, who)[1])
+    for name, ood_samples in trial.foreign.items():
+        area = auroc(scores, answers(run, model, ood_samples, who)[1])
         measures[f"auroc.{name}"] = float("nan") if area is None else area
     return measures
 
@@ -144,8 +150,9 @@ def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str
 def answers(
     run: Answer, model: Classifier, samples: Samples, who: str
 ) -> tuple[ndarray, ndarray, ndarray | None]:
-    """Probabilities, OOD scores (1 − max p without a decision state) and labels, in the order of the
-    samples; CheckFailed for NaN.
+    """Return probabilities, OOD scores and labels, in the order of the samples.
+
+    Without a decision state the OOD score is 1 − max p. Raises CheckFailed for NaN.
     """
     batches = Batches(samples, model.transform, batch_size=None, order=by_length(samples))
 
@@ -157,12 +164,12 @@ def answers(
         labels = None if batch.labels is None else np.asarray(batch.labels)
         return {"probs": probs, "scores": np.asarray(scores), "labels": labels}
 
-    whole = gathered(samples, ((np.asarray(batch.index), read(batch)) for batch in batches))
+    table = gathered(samples, ((np.asarray(batch.index), read(batch)) for batch in batches))
     # A metric of NaN may be a number: the AUROC of foreign answers that are NaN is 1.
-    bad = int((np.isnan(whole["probs"]).any(axis=-1) | np.isnan(whole["scores"])).sum())
+    bad = int((np.isnan(table["probs"]).any(axis=-1) | np.isnan(table["scores"])).sum())
     if bad:
         raise CheckFailed(
             f"export --check: {who} answers NaN for {bad:,} of {len(samples):,} samples of {samples.spec}",
             hint="Nothing was written: `hydrasurgeon eval` says what the model answers there; try another --format.",
         )
-    return whole["probs"], whole["scores"], whole.get("labels")
+    return table["probs"], table["scores"], table.get("labels")

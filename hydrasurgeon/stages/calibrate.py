@@ -406,7 +406,7 @@ def _fit(
             foreign[len(ood) :],
             () if opened.family.named_classes else ZERO_SHOT,
         ),
-        own=own,
+        model=own,
         problem=problem,
     )
     if reading is not None:
@@ -418,7 +418,7 @@ def _fit(
         if most is not None:  # what was timed is not timed anew when it is made again
             arguments = arguments.but(budget=f"on={most:.6f}")
         ahead = [
-            (reading.first(samples, each, problem), reading.whole(state, samples, each))
+            (reading.first(samples, each, problem), reading.blended(state, samples, each))
             for samples, each in zip(strange, strange_said, strict=True)
         ]
         state, more = with_words_first(state, first, val, ahead, len(ood), arguments, most)

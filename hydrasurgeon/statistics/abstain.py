@@ -1,5 +1,6 @@
-"""When to abstain: the threshold on the probability from which on at most a share r of the answers
-is wrong, with confidence 1 − δ.
+"""Abstention: thresholds above which at most a share r of the answers is wrong.
+
+The promise holds with confidence 1 − δ.
 
 Split fixed-sequence testing (Angelopoulos et al., 2021, Learn then Test). Rows that fit say in which
 order thresholds are tested. Of m rows with a confidence c of at least t, e are wrong, and Σ (1 − c)
@@ -30,9 +31,9 @@ from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.probabilities import Scores, logsumexp, spaced
 
 MANY = 100_000
-"""More samples than this nobody is told to label."""
+"""Largest number of samples that a hint asks for."""
 DELTA = 0.05
-"""How likely a promised risk may be broken."""
+"""Probability with which a promised risk may be exceeded."""
 TRIES = 50
 """Thresholds of a sequence. Fewer stop sooner above what could be certified, more fail by chance."""
 APART = 2.0
@@ -40,7 +41,7 @@ APART = 2.0
 less.
 """
 CERTIFIES = 2 / 3
-"""The fraction of VAL that certifies."""
+"""Fraction of VAL that certifies."""
 
 
 class Unpromised(DataError):
@@ -59,14 +60,14 @@ class Graded:
     right: Bool[ndarray, " answer"]
 
     def joined(self, other: Graded) -> Graded:
-        """These and the other's."""
+        """Return these answers followed by the other's."""
         return Graded(
             np.concatenate([self.confidence, other.confidence]),
             np.concatenate([self.right, other.right]),
         )
 
     def thresholds(self) -> Float[ndarray, " threshold"]:
-        """At most `TRIES` of the confidences, evenly ranked, from the highest on, and 0."""
+        """Return at most `TRIES` confidences, evenly ranked, from the highest on, and 0."""
         values = np.unique(self.confidence.astype(np.float64))[::-1]
         places = spaced(len(values) - 1, min(TRIES, len(values))).round().astype(np.int64)
         return np.append(values[places], 0.0)
@@ -111,7 +112,7 @@ class Graded:
 
 
 def _binomial_tail(wrong: int, answered: int) -> Callable[[float], float]:
-    """P(Bin(answered, p) ≤ wrong) as a function of p between 0 and 1."""
+    """Return P(Bin(answered, p) ≤ wrong) as a function of p between 0 and 1."""
     j = np.arange(wrong + 1, dtype=np.float64)
     ways = np.zeros(wrong + 1)  # ln C(answered, j)
     ways[1:] = np.log((answered + 1 - j[1:]) / j[1:]).cumsum()
@@ -124,14 +125,12 @@ def _binomial_tail(wrong: int, answered: int) -> Callable[[float], float]:
 
 
 def keeps(wrong: int, answered: int, risk: float, delta: float) -> bool:
-    """True if so few wrong answers show, with confidence 1 − delta, that the risk is kept."""
+    """Return True if so few wrong answers show, with confidence 1 − delta, that the risk is kept."""
     return answered > 0 and _binomial_tail(wrong, answered)(risk) <= delta
 
 
 def risk_bound(wrong: int, answered: int, delta: float) -> float:
-    """The b with P(Bin(answered, b) ≤ wrong) = delta, by bisection; 1 where there is nothing to
-    tell from.
-    """
+    """Return the b with P(Bin(answered, b) ≤ wrong) = delta, by bisection; 1 if no answer is right."""
     if answered == 0 or wrong >= answered:
         return 1.0
     tail = _binomial_tail(wrong, answered)
@@ -146,18 +145,20 @@ def risk_bound(wrong: int, answered: int, delta: float) -> float:
 
 
 def samples_needed(risk: float, delta: float = DELTA) -> int:
-    """The fewest certifying samples that can promise a risk: all answered, none wrong."""
+    """Return the fewest certifying samples that can promise a risk: all answered, none wrong."""
     return math.ceil(math.log(delta) / math.log1p(-risk) - 1e-9)
 
 
 def least_risk(count: int, delta: float = DELTA) -> float:
-    """The smallest risk that so many certifying samples can promise."""
+    """Return the smallest risk that so many certifying samples can promise."""
     return float(-math.expm1(math.log(delta) / max(1, count)))
 
 
 def rows_needed(risk: float, accuracy: float, flagged: float = 0.0) -> int | None:
-    """The fewest rows of VAL by which all familiar ones may be answered, `flagged` of them being
-    unfamiliar; None where as much is wrong as may be, or nearly, and `MANY` do not do.
+    """Return the fewest rows of VAL with which all familiar rows may be answered.
+
+    A fraction `flagged` of the rows is unfamiliar. None if the error rate reaches the risk, or
+    comes so near that `MANY` rows are too few.
     """
     rates, shares = np.array([1 - accuracy]), np.array([CERTIFIES * (1 - flagged)])
     return _fewest(risk, rates, shares, errors=1)
@@ -169,8 +170,10 @@ def _fewest(
     shares: Float[ndarray, " threshold"],
     errors: float,
 ) -> int | None:
-    """The fewest rows that certify one of these thresholds: of the rows a share certifies and is
-    answered, and of these answers a rate is wrong, or by chance so many standard errors more.
+    """Return the fewest rows that certify one of these thresholds; None if `MANY` are too few.
+
+    At each threshold a share of the rows certifies and is answered. A rate of these answers is
+    wrong, and by chance so many standard errors more.
     """
     useful = rates < risk
     pairs = list(zip(rates[useful].tolist(), shares[useful].tolist(), strict=True))
@@ -206,8 +209,10 @@ def two_digits(rows: int) -> str:
 def fit_abstention(
     ordering: Graded, certifying: Sequence[Graded], *, risk: float, delta: float = DELTA
 ) -> Abstention:
-    """The last threshold of the sequence up to which all keep the promise, by each of the sets that
-    certify; it answers `coverage` of the first. Unpromised where not even the first one does.
+    """Fit the lowest threshold of the sequence up to which all thresholds keep the promise.
+
+    Every set that certifies must keep it. The rule answers `coverage` of the first set. Raises
+    Unpromised if not even the first threshold keeps it.
     """
     least = min(len(graded.right) for graded in certifying)
     share = samples_needed(risk, delta) / max(1, least)
@@ -239,10 +244,11 @@ def fit_abstention(
 def fit_limits(
     ordering: Graded, certifying: Sequence[Graded], *, risk: float, delta: float = DELTA
 ) -> Limits:
-    """From which probability of yes on the precision is at least 1 − risk, as an abstention; and
-    below which at most a fraction `risk` of what is yes lies, by the binomial tail: it grows with
-    what is missed, so that no order is needed. A guard of rare things may keep the second promise
-    alone: it then never says yes.
+    """Fit the two limits of a yes-no answer.
+
+    From `yes` on, the precision is at least 1 − risk, as in an abstention. Below `no` lies at most
+    a fraction `risk` of the positives, by the binomial tail, which grows with the misses, so that
+    no order is needed. For rare positives only the second promise may hold; `yes` is then None.
     """
     missing = [_missing(graded.confidence[graded.right], risk, delta) for graded in certifying]
     threshold, bound = min(missing)
@@ -270,8 +276,11 @@ def fit_limits(
 
 
 def _missing(positives: Scores, risk: float, delta: float) -> tuple[float, float]:
-    """The highest threshold below which few enough positives lie, and what their share stays below;
-    0 where so few positives show nothing.
+    """Return the highest threshold below which few enough positives lie.
+
+    The second value is a bound on their share.
+
+    Both are 0 if there are too few positives.
     """
     positives = np.sort(positives.astype(np.float64))
     count = len(positives)

@@ -21,7 +21,7 @@ from numpy import ndarray
 from hydrasurgeon.run.shapes import Float, Int
 
 ODDS = 1 + 2.0 ** np.arange(-4, 13)
-"""The ladder: times the odds of the limit."""
+"""Ladder of bets, as multiples of the limit's odds."""
 
 
 def log_wealth(
@@ -29,7 +29,7 @@ def log_wealth(
     rows: Int[ndarray, "look stream"],
     limits: Float[ndarray, " stream"],
 ) -> Float[ndarray, " look"]:
-    """ln E after each look, with money on all streams alike."""
+    """Return ln E after each look, with money spread evenly over all streams."""
     odds = limits / (1 - limits) * ODDS[:, None]
     win = np.log(odds / (1 + odds) / limits)
     lose = -np.log1p(odds) - np.log1p(-limits)

@@ -35,8 +35,10 @@ def bootstrap(
     repeats: int = REPEATS,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """[low, high] of each measure over resamples with replacement, leaving out what came to
-    nothing.
+    """Return [low, high] of each measure over resamples with replacement.
+
+    Resamples in which a measure is not finite do not count for it; a measure that never is finite
+    is omitted.
 
     `measure` takes the rows that were drawn of each kind of sample, of which there are `counts`.
     """
@@ -70,8 +72,10 @@ class Selective:
     def __init__(
         self, confidence: ndarray, correct: ndarray, promised: ndarray, kept: ndarray
     ) -> None:
-        """How sure answers are, and whether right; what calibration is measured of, and what came
-        true of it.
+        """Sort the answers by confidence.
+
+        `promised` are the probabilities whose calibration is measured, `kept` whether they came
+        true.
         """
         values, ranks = np.unique(-confidence.astype(np.float64), return_inverse=True)
         self.count = len(values)
@@ -82,7 +86,7 @@ class Selective:
         self.places[order] = np.arange(len(order))
 
     def metrics(self, rows: Rows) -> dict[str, Values]:
-        """These of each resample, and its AECE; NaN where there is nothing to tell."""
+        """Return these metrics and the AECE of each resample; NaN where one is undefined."""
         parts = [
             {"aece": self._aece(some), **self._selective(some)}
             for some in in_pieces(rows, max(1, TOGETHER // rows.shape[1]))
@@ -98,7 +102,10 @@ class Selective:
         return np.stack(parts).sum(axis=0) / rows.shape[1]
 
     def _selective(self, rows: Rows) -> dict[str, Values]:
-        """Of a million rows each of these tensors takes 8 MB: none is kept beyond its use."""
+        """Return the metrics of selective prediction.
+
+        For a million rows a tensor takes 8 MB, so each is deleted after its last use.
+        """
         n = rows.shape[1]
         counts = counted(self.ranks[rows], 2 * self.count).reshape(len(rows), self.count, 2)
         sizes = counts.sum(axis=-1)
@@ -130,7 +137,7 @@ class Selective:
 
 
 def counted(places: Int[ndarray, "repeat sample"], count: int) -> Int[ndarray, "repeat place"]:
-    """How often each resample has each of so many places."""
+    """Count how often each resample has each of `count` places."""
     shifted = places + np.arange(len(places))[:, None] * count
     return np.bincount(shifted.ravel(), minlength=len(places) * count).reshape(len(places), count)
 
@@ -138,7 +145,7 @@ def counted(places: Int[ndarray, "repeat sample"], count: int) -> Int[ndarray, "
 def summed(
     places: Int[ndarray, "repeat sample"], values: Float[ndarray, "repeat sample"], count: int
 ) -> Float[ndarray, "repeat place"]:
-    """The sum of each resample's values at each of so many places."""
+    """Sum each resample's values at each of `count` places."""
     shifted = places + np.arange(len(places))[:, None] * count
     sums = np.bincount(shifted.ravel(), values.ravel(), len(places) * count)
     return sums.reshape(len(places), count)
@@ -147,7 +154,7 @@ def summed(
 def spread(
     values: ndarray, counts: Int[ndarray, "repeat place"]
 ) -> Float[ndarray, "repeat sample"]:
-    """Each value as often as it was drawn."""
+    """Repeat each value as often as it was drawn."""
     return np.repeat(values.ravel(), counts.ravel()).reshape(len(values), -1)
 
 
@@ -162,8 +169,10 @@ class Ranked:
         self.id_ranks, self.ood_ranks = np.split(ranks, [len(id_scores)])
 
     def metrics(self, id_rows: Rows, ood_rows: Rows) -> dict[str, Values]:
-        """Of these rows; `fpr95` by the highest threshold that flags 95 % of the OOD samples, `aupr` has
-        these as positives, `aupr_id` the others.
+        """Return the OOD metrics of these rows.
+
+        `fpr95` uses the highest threshold that flags 95 % of the OOD samples. In `aupr` the OOD
+        samples are the positive class, in `aupr_id` the ID samples.
         """
         inside = counted(self.id_ranks[id_rows], self.count).astype(np.float64)
         outside = counted(self.ood_ranks[ood_rows], self.count).astype(np.float64)

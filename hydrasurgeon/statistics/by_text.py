@@ -36,16 +36,17 @@ Excess = Float[ndarray, "rule text"]
 
 @dataclass(frozen=True)
 class Risk:
-    """What is promised, with confidence 1 − delta."""
+    """Promise about entities, with confidence 1 − delta."""
 
     risk: float
-    """Of the entities that count, at most this fraction fails."""
+    """Largest fraction of the counted entities that fails."""
     delta: float
     most: int
-    """How many of a text count at most."""
+    """Largest number of entities of one text that count."""
     missed: bool
-    """Whether all entities count, and those below the threshold fail; else those from the threshold
-    on count, and the wrong ones among them fail.
+    """True if all entities count and those below the threshold fail.
+
+    Otherwise the entities from the threshold on count, and the wrong ones among them fail.
     """
 
 
@@ -59,7 +60,7 @@ class Outcomes:
     wrong: Bool[ndarray, " entity"]
 
     def excess(self, thresholds: Float[ndarray, " rule"], promise: Risk) -> Excess:
-        """By how much more fails in each text than is promised."""
+        """Return by how much more fails in each text than is promised."""
         rules = len(thresholds)
         if promise.missed:
             below = np.searchsorted(thresholds, self.value, side="right")
@@ -76,9 +77,9 @@ class Outcomes:
         )
 
     def _from(self, first: Int[ndarray, " entity"], rules: int) -> Int[ndarray, "rule text"]:
-        """How many entities of each text there are, each from its first rule on."""
-        each = np.bincount(first * self.texts + self.text, minlength=(rules + 1) * self.texts)
-        return each.reshape(rules + 1, self.texts)[:-1].cumsum(0)
+        """Count the entities of each text at each rule, each entity from its first rule on."""
+        counts = np.bincount(first * self.texts + self.text, minlength=(rules + 1) * self.texts)
+        return counts.reshape(rules + 1, self.texts)[:-1].cumsum(0)
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class Plan:
             thresholds = np.flip(thresholds, 0)
         excess = outcomes.excess(thresholds, promise)
         stakes = STAKES / ((1 - promise.risk) * promise.most)
-        each = np.stack([np.log1p(-stake * excess).sum(axis=-1) for stake in stakes])
-        won, which = each.max(axis=0), each.argmax(axis=0)
+        gains = np.stack([np.log1p(-stake * excess).sum(axis=-1) for stake in stakes])
+        won, which = gains.max(axis=0), gains.argmax(axis=0)
         first = int(won.argmax())
         return cls(thresholds[first:], stakes[which][first:])
 

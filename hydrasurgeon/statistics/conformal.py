@@ -29,12 +29,12 @@ SOME = 0.02
 
 
 def prediction_sets(conformal: Conformal, probs: Probs) -> Bool[ndarray, "sample klass"]:
-    """Which labels belong to each sample's set."""
+    """Return which labels belong to each sample's set."""
     return 1 - probs <= conformal.threshold + SUMMED
 
 
 def samples_needed(coverage: float) -> int:
-    """The fewest calibration samples of which one is far enough out: ⌈(n + 1) · coverage⌉ ≤ n."""
+    """Return the fewest calibration samples n for which ⌈(n + 1) · coverage⌉ ≤ n."""
     count = max(1, math.ceil(coverage / (1 - coverage)) - 2)
     while _rank(count, coverage) > count:
         count += 1
@@ -47,7 +47,7 @@ def _rank(count: int, coverage: float) -> int:
 
 
 def quantile(scores: Scores, coverage: float) -> float:
-    """The finite-sample quantile; DataError where there are too few samples to have it."""
+    """Return the finite-sample quantile; raise DataError if there are too few samples."""
     rank = _rank(len(scores), coverage)
     if rank > len(scores):
         raise DataError(
@@ -61,7 +61,7 @@ def quantile(scores: Scores, coverage: float) -> float:
 
 
 def sets_of(scores: Scores, coverage: float) -> Conformal:
-    """By how far out the truth of each calibration sample is."""
+    """Fit prediction sets to the scores of the calibration samples' true labels."""
     return Conformal(method="lac", coverage=coverage, threshold=quantile(scores, coverage))
 
 
@@ -76,12 +76,13 @@ def fit_conformal(probs: Probs, labels: Labels, *, coverage: float = 0.9) -> Con
 
 
 def coverage_that_helps(probs: Probs, labels: Labels, coverage: float) -> float | None:
-    """The coverage, or the next one, at which a fraction `SOME` of the sets holds two labels or more;
-    None where these samples cannot promise one.
+    """Return the lowest coverage at which a fraction `SOME` of the sets has several labels.
+
+    The search begins at `coverage`. None if these samples cannot promise one.
     """
     tried = (coverage, *(percent / 100 for percent in range(91, 100)), 0.995, 0.999)
     for higher in (
-        each for each in tried if each >= coverage and samples_needed(each) <= len(probs)
+        level for level in tried if level >= coverage and samples_needed(level) <= len(probs)
     ):
         sets = prediction_sets(fit_conformal(probs, labels, coverage=higher), probs)
         if float((sets.sum(axis=-1) > 1).astype(np.float64).mean()) >= SOME:

@@ -1,5 +1,6 @@
-"""Random numbers as torch draws them of a seed (MT19937), without torch: states and intervals are
-those that older versions gave.
+"""Random numbers equal to torch's for the same seed (MT19937), without torch.
+
+Fits and intervals then agree with those of older versions.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ class Drawing:
         self._state = np.random.RandomState(seed & 0xFFFFFFFF)
 
     def _words(self, count: int) -> Int[ndarray, " word"]:
-        """32 random bits each."""
+        """Draw words of 32 random bits."""
         return self._state.randint(0, 1 << 32, size=count, dtype=np.uint32)
 
     def integers(self, below: int, shape: tuple[int, ...]) -> Int[ndarray, ...]:
-        """Each of 0 to below − 1 alike."""
+        """Draw integers from 0 to below − 1 with equal probability."""
         words = self._words(int(np.prod(shape)))
         words %= np.uint32(below)
         return words.astype(np.int64).reshape(shape)
 
     def order(self, count: int) -> Int[ndarray, " place"]:
-        """All numbers below `count`, in random order (Fisher and Yates)."""
+        """Draw a random order of the numbers below `count` (Fisher and Yates)."""
         places = list(range(count))
         words = self._words(max(0, count - 1)).astype(np.int64)
         steps = (words % (count - np.arange(len(words)))).tolist()
@@ -40,12 +41,12 @@ class Drawing:
         return np.array(places, dtype=np.int64)
 
     def fractions(self, count: int) -> Float[ndarray, " number"]:
-        """Numbers of [0, 1) with 53 random bits."""
+        """Draw numbers from [0, 1) with 53 random bits."""
         words = self._words(2 * count).astype(np.uint64).reshape(-1, 2)
-        whole = (words[:, 0] << np.uint64(32)) | words[:, 1]
-        return (whole & np.uint64((1 << 53) - 1)) * 2.0**-53
+        bits = (words[:, 0] << np.uint64(32)) | words[:, 1]
+        return (bits & np.uint64((1 << 53) - 1)) * 2.0**-53
 
     def singles(self, shape: tuple[int, ...]) -> Float[ndarray, ...]:
-        """Numbers of [0, 1) with 24 random bits."""
+        """Draw float32 numbers from [0, 1) with 24 random bits."""
         words = self._words(int(np.prod(shape))) & np.uint32((1 << 24) - 1)
         return (words * np.float32(2.0**-24)).astype(np.float32).reshape(shape)

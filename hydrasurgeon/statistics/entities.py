@@ -1,4 +1,4 @@
-"""Entities: what tags of words say together.
+"""Entities of texts, decoded from the tags of their words.
 
 Tags are numbers: 0 is O, 2k + 1 is B of the kind k and 2k + 2 its I; no word is −1. By strict IOB2 an
 entity is a B and what follows of its I without a gap; an I without its B begins none.
@@ -23,20 +23,20 @@ class Entities:
 
     text: Int[ndarray, " entity"]
     first: Int[ndarray, " entity"]
-    """The number of its first word in the text, and …"""
+    """Number of its first word in the text."""
     last: Int[ndarray, " entity"]
-    """… of its last."""
+    """Number of its last word in the text."""
     kind: Int[ndarray, " entity"]
 
     def __len__(self) -> int:
         return len(self.text)
 
     def counts(self, texts: int) -> Int[ndarray, " text"]:
-        """How many each text has."""
+        """Count the entities of each text."""
         return np.bincount(self.text, minlength=texts)
 
     def words(self) -> tuple[Int[ndarray, " word"], Int[ndarray, " word"], Int[ndarray, " word"]]:
-        """Of every word of an entity the number of that, its text, and where it stands there."""
+        """Return for each word of an entity: the entity's number, the text, and the word's place."""
         lengths = self.last - self.first + 1
         owner = np.repeat(np.arange(len(self)), lengths)
         begins = (lengths.cumsum(0) - lengths)[owner]
@@ -44,20 +44,23 @@ class Entities:
 
 
 def _inside(tags: Tags) -> Bool[ndarray, "text word"]:
-    """Which words go on with what the word before is of."""
+    """Return which words continue the entity of the word before."""
     before = np.concatenate([np.zeros_like(tags[:, :1]), tags[:, :-1]], axis=1)
     same = (tags + 1) // 2 == (before + 1) // 2
     return same & (tags > 0) & (tags % 2 == 0)
 
 
 def begun(tags: Tags) -> Tags:
-    """With a B wherever an I has none: every word that is not O then belongs to an entity."""
+    """Replace each I that continues no entity by a B.
+
+    Every word that is not O then belongs to an entity.
+    """
     alone = (tags > 0) & (tags % 2 == 0) & ~_inside(tags)
     return tags - alone.astype(np.int64)
 
 
 def entities_of(tags: Tags) -> Entities:
-    """The entities of each text."""
+    """Return the entities of each text."""
     groups = (~_inside(tags)).flatten().cumsum(0)
     sizes = np.bincount(groups)
     begins = np.flatnonzero(((tags > 0) & (tags % 2 == 1)).flatten())
@@ -67,7 +70,7 @@ def entities_of(tags: Tags) -> Entities:
 
 
 def are_right(entities: Entities, truth: Tags) -> Bool[ndarray, " entity"]:
-    """Which of them the truth has: of the same kind, from the same word to the same word."""
+    """Return which entities are in the truth: same kind, same first and same last word."""
     true = entities_of(truth)
     last = np.full_like(truth, -1)
     last[true.text, true.first] = true.last
@@ -78,7 +81,7 @@ def are_right(entities: Entities, truth: Tags) -> Bool[ndarray, " entity"]:
 def joint_chances(
     entities: Entities, chances: Float[ndarray, "text word"], how: str
 ) -> Float[ndarray, " entity"]:
-    """The probability of each entity: the product of those of its words, or the least."""
+    """Return the probability of each entity: the product, or the least, of those of its words."""
     owner, text, word = entities.words()
     if not len(owner):
         return np.ones(0)

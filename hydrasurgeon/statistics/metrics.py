@@ -52,7 +52,7 @@ bandwidth.
 NARROWEST = 0.001
 """Bandwidths below this are not looked for."""
 FLOOR = 0.0001
-"""What keeps a density from being 0."""
+"""Constant added to a density, so that it is not 0."""
 HALVINGS = 10
 """Halvings of the range that holds the bandwidth; 2⁻¹⁰ is about the narrowest."""
 
@@ -62,27 +62,28 @@ def accuracy(probs: Probs, labels: Labels) -> float:
 
 
 def ece(probs: Probs, labels: Labels) -> float:
-    """Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| over 15 equally wide bins [low, high), and one of a
-    confidence of 1.
+    """Return Σ_b |B_b|/n · |acc(B_b) − conf(B_b)|.
+
+    There are 15 equally wide bins [low, high), and one for a confidence of 1.
     """
     confidence, predicted = surest(probs)
     return ece_of(confidence, predicted == labels)
 
 
 def ece_of(confidence: Scores, correct: ndarray) -> float:
-    """`ece` of what was answered: how surely, and whether rightly."""
+    """Return `ece` from the confidences and the correctness of answers."""
     gap = sums_at(bins_of(confidence), correct - confidence.astype(np.float64), BINS + 1)
     return float(np.abs(gap).sum() / len(confidence))
 
 
 def bins_of(confidence: Scores) -> ndarray:
-    """The bin, of `BINS` + 1, that each confidence falls into."""
+    """Return the bin, of `BINS` + 1, that each confidence falls into."""
     # Bins are told apart in float32, as torchmetrics does: what is 1 there has a bin to itself.
     return np.searchsorted(spaced(1, BINS + 1), confidence.astype(np.float32), side="right") - 1
 
 
 def pairs_above(high: Scores, low: Scores) -> int:
-    """How many pairs have `high` > `low`; the shorter side is the one that is sorted."""
+    """Count the pairs with `high` > `low`; the shorter side is sorted."""
     if len(low) <= len(high):
         return int(np.searchsorted(np.sort(low), high, side="left").sum())
     below = np.searchsorted(np.sort(high), low, side="right")
@@ -90,7 +91,7 @@ def pairs_above(high: Scores, low: Scores) -> int:
 
 
 def auroc(id_scores: Scores, ood_scores: Scores) -> float | None:
-    """P(an OOD sample scores above an ID sample), ties counting half; None without either."""
+    """Return P(an OOD sample scores above an ID sample); ties count half, None without either."""
     if not len(id_scores) or not len(ood_scores):
         return None
     pairs = len(id_scores) * len(ood_scores)
@@ -99,9 +100,7 @@ def auroc(id_scores: Scores, ood_scores: Scores) -> float | None:
 
 
 def aupr(negative: Scores, positive: Scores) -> float | None:
-    """Average precision Σ (R_k − R_{k−1}) P_k over distinct thresholds, `positive` being the
-    positive class.
-    """
+    """Return the average precision Σ (R_k − R_{k−1}) P_k over distinct thresholds."""
     if not len(negative) or not len(positive):
         return None
     scores = np.concatenate([negative, positive])
@@ -117,8 +116,9 @@ def aupr(negative: Scores, positive: Scores) -> float | None:
 
 
 def disagreements(logits: Logits) -> Scores:
-    """Disagreement of each sample, counted class by class: of n (n − 1) / 2 pairs, those of one
-    class.
+    """Return the fraction of member pairs that disagree about each sample.
+
+    Of n (n − 1) / 2 pairs, those within one class agree.
     """
     votes = logits.argmax(axis=-1)
     members = votes.shape[1]
@@ -132,8 +132,9 @@ def disagreements(logits: Logits) -> Scores:
 
 
 def risks(confidence: Scores, correct: ndarray) -> Float[ndarray, " sample"]:
-    """The share of wrong answers among the first k, for each k; equally sure ones count by their
-    mean.
+    """Return the share of wrong answers among the first k, for each k.
+
+    Equally sure answers count by their mean.
     """
     order = falling(confidence)
     group, sizes = runs(confidence[order])
@@ -142,7 +143,7 @@ def risks(confidence: Scores, correct: ndarray) -> Float[ndarray, " sample"]:
 
 
 def smooth_ece(confidence: Scores, correct: ndarray) -> float:
-    """SmoothECE, the calibration error without bins (Błasiok, Nakkiran, ICLR 2024).
+    """Compute SmoothECE, the calibration error without bins (Błasiok, Nakkiran, ICLR 2024).
 
         smECE_σ = ∫ |Σ_i K_σ(t, f_i) (f_i − y_i)| dt / ∫ Σ_i K_σ(t, f_i) dt
 
@@ -181,7 +182,7 @@ def _at(f: Array, gap: Array, sigma: float) -> float:
 
 
 def _smoothed(f: Array, values: Array, sigma: float, size: int) -> Array:
-    """Σ_i K_σ(t, f_i) v_i at the points t of a grid over [0, 1]."""
+    """Return Σ_i K_σ(t, f_i) v_i at the points t of a grid over [0, 1]."""
     place = f * (size - 1)
     left = np.clip(place.astype(np.int64), 0, size - 2)
     share = place - left
@@ -195,7 +196,7 @@ def _smoothed(f: Array, values: Array, sigma: float, size: int) -> Array:
 
 
 def _convolved(values: Array, kernel: Array) -> Array:
-    """Where the kernel lies wholly within the values; by FFT."""
+    """Convolve by FFT; return the part where the kernel lies within the values."""
     length = len(values) + len(kernel) - 1
     padded = 1 << (length - 1).bit_length()
     product = np.fft.irfft(np.fft.rfft(values, padded) * np.fft.rfft(kernel, padded), padded)
@@ -205,7 +206,7 @@ def _convolved(values: Array, kernel: Array) -> Array:
 def ranking(
     yes: Float[ndarray, " sample"], truth: Float[ndarray, " sample"]
 ) -> dict[str, float | None]:
-    """How well the probability of yes orders samples."""
+    """Measure how well the probability of yes orders samples."""
     positive = truth >= YES
     return {
         "auroc": auroc(yes[~positive], yes[positive]),
@@ -215,16 +216,16 @@ def ranking(
 
 def labelling(
     yes: Float[ndarray, "sample label"],
-    said: Bool[ndarray, "sample label"],
+    predicted: Bool[ndarray, "sample label"],
     truth: Bool[ndarray, "sample label"],
 ) -> dict[str, float | None]:
-    """How well labels are found."""
+    """Measure how well the labels of samples are predicted."""
     hits, errors = (
-        (said & truth).astype(np.float64).sum(axis=0),
-        (said ^ truth).astype(np.float64).sum(axis=0),
+        (predicted & truth).astype(np.float64).sum(axis=0),
+        (predicted ^ truth).astype(np.float64).sum(axis=0),
     )
-    each = 2 * hits / np.maximum(2 * hits + errors, 1)
-    whole = 2 * hits.sum() / np.maximum(2 * hits.sum() + errors.sum(), 1)
+    f1_by_label = 2 * hits / np.maximum(2 * hits + errors, 1)
+    micro_f1 = 2 * hits.sum() / np.maximum(2 * hits.sum() + errors.sum(), 1)
     precisions = [aupr(p[~t], p[t]) for p, t in zip(yes.T, truth.T, strict=True)]
     occurring = [
         value
@@ -232,10 +233,10 @@ def labelling(
         if value is not None or bool(t.any())
     ]
     return {
-        "micro_f1": float(whole),
-        "macro_f1": float(each.mean()),
+        "micro_f1": float(micro_f1),
+        "macro_f1": float(f1_by_label.mean()),
         "map": mean_of([1.0 if value is None else value for value in occurring]),
-        "exact_match": float(((said == truth).all(axis=1)).astype(np.float64).mean()),
+        "exact_match": float(((predicted == truth).all(axis=1)).astype(np.float64).mean()),
     }
 
 

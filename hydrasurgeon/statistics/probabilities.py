@@ -18,16 +18,16 @@ Scores = Float[ndarray, " sample"]
 TINY = 1e-300
 """Smallest positive probability: keeps the log finite for a class that got exactly 0."""
 YES = 0.5
-"""What is at least so true counts as yes."""
+"""Smallest truth that counts as yes."""
 
 
 def true_classes(labels: ndarray) -> Int[ndarray, "*any"]:
-    """Class numbers; of how true yes is the nearer one, no or yes."""
+    """Return class numbers; a share of yes becomes the nearer of no and yes."""
     return (labels >= YES).astype(np.int64) if labels.dtype.kind == "f" else labels
 
 
 def yes_or_no(logits: ndarray) -> ndarray:
-    """One logit z as those of two classes, 0 and z; others as they are."""
+    """Return a single logit z as the logits of two classes, 0 and z; others unchanged."""
     return (
         np.concatenate([np.zeros_like(logits), logits], axis=-1)
         if logits.shape[-1] == 1
@@ -36,42 +36,42 @@ def yes_or_no(logits: ndarray) -> ndarray:
 
 
 def softmax(logits: ndarray) -> ndarray:
-    """Over the last axis."""
-    made: ndarray = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    made /= made.sum(axis=-1, keepdims=True)
-    return made
+    """Apply softmax over the last axis."""
+    exponentials: ndarray = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    exponentials /= exponentials.sum(axis=-1, keepdims=True)
+    return exponentials
 
 
 def logsumexp(values: ndarray, axis: int = -1) -> ndarray:
-    """ln Σ exp over an axis."""
+    """Return ln Σ exp over an axis."""
     most = values.max(axis=axis, keepdims=True)
     total = np.log(np.exp(values - most).sum(axis=axis, keepdims=True)) + most
     return np.squeeze(total, axis=axis)
 
 
 def log_softmax(logits: ndarray) -> ndarray:
-    """Over the last axis."""
+    """Return ln softmax over the last axis."""
     return logits - logsumexp(logits)[..., None]
 
 
 def surest(probs: ndarray) -> tuple[ndarray, ndarray]:
-    """The largest over the last axis, and where it stands; of equals the first."""
+    """Return the largest value of the last axis and its place; the first of equal ones."""
     place = probs.argmax(axis=-1)
     return np.take_along_axis(probs, place[..., None], axis=-1)[..., 0], place
 
 
 def of_labels(values: ndarray, labels: ndarray) -> ndarray:
-    """What stands in the last axis at each label."""
+    """Select the value at each label from the last axis."""
     return np.take_along_axis(values, labels[..., None], axis=-1)[..., 0]
 
 
 def falling(values: ndarray) -> ndarray:
-    """The order of falling values; equal ones as they come."""
+    """Return the order of falling values; equal ones keep their order."""
     return np.argsort(-values, axis=-1, kind="stable")
 
 
 def runs(ordered: ndarray) -> tuple[ndarray, ndarray]:
-    """Of sorted values the number of each distinct one, and how many there are of it."""
+    """Return the number of each sorted value's run, and the lengths of the runs."""
     starts = np.ones(len(ordered), dtype=bool)
     starts[1:] = ordered[1:] != ordered[:-1]
     number = starts.cumsum() - 1
@@ -79,7 +79,7 @@ def runs(ordered: ndarray) -> tuple[ndarray, ndarray]:
 
 
 def spaced(high: float, count: int) -> ndarray:
-    """So many numbers from 0 on at equal distances, in float32 from both ends, as torch has them."""
+    """Return `count` evenly spaced numbers from 0 to `high`, with the rounding of torch.linspace."""
     places = np.arange(count, dtype=np.float32)
     step = np.float32(high) / np.float32(max(1, count - 1))
     from_high = np.float32(high) - step * (np.float32(count - 1) - places)
@@ -87,18 +87,19 @@ def spaced(high: float, count: int) -> ndarray:
 
 
 def sums_at(places: ndarray, values: ndarray, count: int) -> ndarray:
-    """The sum of the values at each of so many places."""
+    """Sum the values at each of `count` places."""
     return np.bincount(places, weights=values, minlength=count)
 
 
 def member_probs(logits: Logits) -> Float[ndarray, "sample member klass"]:
-    """Each member's probabilities."""
+    """Return each member's probabilities."""
     return softmax(logits.astype(np.float64))
 
 
 def mean_probs(logits: Logits, temperature: float | ndarray = 1.0) -> Probs:
-    """The mean over members of softmax(z_m), then softmax(ln p / T): temperature acts after
-    averaging.
+    """Return the mean over members of softmax(z_m), then softmax(ln p / T).
+
+    Temperature acts after averaging.
     """
     return tempered(member_probs(logits).mean(axis=1), temperature)
 
@@ -110,33 +111,34 @@ def tempered(probs: Probs, temperature: float | ndarray) -> Probs:
 
 
 def entropy(probs: ndarray) -> ndarray:
-    """In nats, over the classes."""
+    """Return the entropy over the classes, in nats."""
     logs = np.log(np.maximum(probs, TINY))
     return np.where(probs > 0, -probs * logs, 0.0).sum(axis=-1)
 
 
 def nll(probs: Probs, labels: Labels) -> float:
-    """mean −ln p_y; a probability of exactly 0 counts as 1e-300."""
+    """Return the mean of −ln p_y; a probability of exactly 0 counts as 1e-300."""
     return float(-np.log(np.maximum(of_labels(probs, labels), TINY)).mean())
 
 
 def by_pieces(function: Callable[[ndarray], ndarray], rows: ndarray, most: int) -> ndarray:
-    """What a function makes of each row, so many rows at a time; beside the result no more than one
-    piece is held.
+    """Apply a function to `most` rows at a time.
+
+    No more than one piece is in memory beside the result.
     """
-    first, *others = in_pieces(rows, most)
-    made = function(first)
-    if not others:
-        return made
-    whole = np.empty((len(rows), *made.shape[1:]), made.dtype)
-    whole[: len(made)] = made
-    done = len(made)
-    for piece in others:
-        whole[done : done + len(piece)] = function(piece)
+    first, *rest = in_pieces(rows, most)
+    part = function(first)
+    if not rest:
+        return part
+    results = np.empty((len(rows), *part.shape[1:]), part.dtype)
+    results[: len(part)] = part
+    done = len(part)
+    for piece in rest:
+        results[done : done + len(piece)] = function(piece)
         done += len(piece)
-    return whole
+    return results
 
 
 def in_pieces(rows: ndarray, most: int) -> Sequence[ndarray]:
-    """So many rows at a time, for memory's sake; of none one piece."""
+    """Split rows into pieces of `most` rows, to save memory; no rows give one empty piece."""
     return [rows[start : start + most] for start in range(0, max(1, len(rows)), most)]

@@ -37,22 +37,24 @@ from hydrasurgeon.statistics.probabilities import (
 )
 
 LOW, HIGH = 0.05, 20.0
-"""Between what every calibration constant is sought: beyond, one class has it all, or all have the
-same.
+"""Range of every calibration constant: beyond it one class is certain, or all are equally likely.
 """
 CLOSE = 1e-6
-"""How close, in its logarithm, a constant comes to the best."""
+"""Tolerance of a constant's logarithm."""
 CALIBRATED = 4096
-"""Samples that are calibrated at a time: in float64 all of them would be held several times over.
+"""Samples that are calibrated at a time: float64 copies of all would need several times the memory.
 """
 ELEMENTS = 1 << 17
 """Numbers that are worked on at a time: so many stay in a processor's cache."""
 FURTHEST = 50.0
-"""How far one logit is moved at most: where all labels are alike, no bias is large enough."""
+"""Largest shift of one logit: where all labels are alike, no bias is large enough."""
 
 
 def shifted(logits: Logits, temperature: float | ndarray, bias: float | None) -> Logits:
-    """With what Platt's bias adds to yes, so that a member says sigmoid(z / temperature + bias)."""
+    """Return the logits with Platt's bias added to yes.
+
+    A member's answer is then sigmoid(z / temperature + bias).
+    """
     if not bias:
         return logits
     return np.concatenate(
@@ -63,7 +65,10 @@ def shifted(logits: Logits, temperature: float | ndarray, bias: float | None) ->
 def calibrated(
     logits: Logits, temperature: float | ndarray = 1.0, bias: float | None = None
 ) -> Probs:
-    """Probabilities by temperature, of many labels each one's own, and of one logit by a bias."""
+    """Return calibrated probabilities.
+
+    There may be a temperature for each label; `bias` is for a single logit.
+    """
     return by_pieces(
         lambda rows: mean_probs(shifted(rows, temperature, bias), temperature), logits, CALIBRATED
     )
@@ -72,33 +77,37 @@ def calibrated(
 def uncertainties(
     logits: Logits, temperature: float | ndarray = 1.0, bias: float | None = None
 ) -> tuple[Scores, Scores]:
-    """H(mean q_m) and mean H(q_m) of the calibrated members q_m, each at the temperature of the
-    average.
+    """Return H(mean q_m) and mean H(q_m) of the calibrated members q_m.
+
+    Each member has the temperature of the average.
     """
-    each = softmax(shifted(logits, temperature, bias).astype(np.float64) / temperature)
-    return entropy(each.mean(axis=1)), entropy(each).mean(axis=1)
+    calibrated_members = softmax(
+        shifted(logits, temperature, bias).astype(np.float64) / temperature
+    )
+    return entropy(calibrated_members.mean(axis=1)), entropy(calibrated_members).mean(axis=1)
 
 
 def nll_of(logits: Logits, labels: Labels, temperature: float = 1.0) -> float:
-    """`nll` of what is calibrated, without all of it at once."""
+    """Return `nll` after calibration, piece by piece to save memory."""
     pieces = zip(in_pieces(logits, CALIBRATED), in_pieces(labels, CALIBRATED), strict=True)
     of_truth = [of_labels(calibrated(rows, temperature), truth) for rows, truth in pieces]
     return float(-np.log(np.maximum(np.concatenate(of_truth), TINY)).mean())
 
 
 def temperature_of(logits: Logits, labels: Labels) -> float:
-    """The T in [0.05, 20] with the smallest NLL of what logits make."""
+    """Return the T in [0.05, 20] with the smallest NLL."""
     return _temperature(mean_logs(logits), labels)
 
 
 def mean_logs(logits: Logits) -> Probs:
-    """ln of the members' mean probabilities."""
+    """Return ln of the members' mean probabilities."""
     return by_pieces(lambda rows: np.log(np.maximum(mean_probs(rows), TINY)), logits, CALIBRATED)
 
 
 def _temperature(logs: Probs, labels: Labels) -> float:
-    """By golden-section search over ln T, in which the NLL is unimodal: ln Σ_c exp(ln p_c / T) − ln
-    p_y / T.
+    """Search ln T by golden sections for the smallest NLL, which is unimodal in it.
+
+    NLL = ln Σ_c exp(ln p_c / T) − ln p_y / T.
     """
     for piece in in_pieces(logs, CALIBRATED):
         piece -= piece.max(axis=-1, keepdims=True)
@@ -131,20 +140,23 @@ def _temperature(logs: Probs, labels: Labels) -> float:
 
 
 def _bounds(doubt: float) -> tuple[float, float]:
-    """Of a constant's logarithm: answers that are all right are not too sure."""
+    """Return the bounds of a constant's logarithm.
+
+    If all answers are right, no constant exceeds 1.
+    """
     return math.log(LOW), 0.0 if doubt else math.log(HIGH)
 
 
 def log_odds(logits: Logits) -> Scores:
-    """ln p − ln (1 − p) of the members' mean probability of yes."""
-    each = logsumexp(log_softmax(logits.astype(np.float64)), axis=1)
-    return each[:, 1] - each[:, 0]
+    """Return ln p − ln (1 − p) of the members' mean probability of yes."""
+    logs = logsumexp(log_softmax(logits.astype(np.float64)), axis=1)
+    return logs[:, 1] - logs[:, 0]
 
 
 def nll_of_shares(
     logits: Logits, shares: Scores, temperature: float = 1.0, bias: float = 0.0
 ) -> float:
-    """Mean −s ln p − (1 − s) ln (1 − p) of what is calibrated."""
+    """Return the mean of −s ln p − (1 − s) ln (1 − p) after calibration."""
     odds = log_odds(shifted(logits, temperature, bias)) / temperature
     return _loss(odds, shares.astype(np.float64))
 
@@ -154,7 +166,7 @@ def _loss(odds: Scores, shares: Scores) -> float:
 
 
 def platt(logits: Logits, shares: Float[ndarray, " sample"]) -> tuple[float, float]:
-    """The temperature in [0.05, 20] and the bias with the smallest NLL, by L-BFGS."""
+    """Fit the temperature in [0.05, 20] and the bias with the smallest NLL, by L-BFGS."""
     from scipy.optimize import minimize
 
     plain, holds = log_odds(logits), shares >= YES
@@ -164,7 +176,7 @@ def platt(logits: Logits, shares: Float[ndarray, " sample"]) -> tuple[float, flo
     truth = (shares.astype(np.float64) + doubt / 2) / (1 + doubt)
 
     def loss(point: ndarray) -> tuple[float, ndarray]:
-        """With its slope."""
+        """Return the loss and its slope."""
         moved, cool = apart + point[1], math.exp(-point[0])
         yes, no = -np.logaddexp(0.0, -moved), -np.logaddexp(0.0, moved)
         of_yes, of_no = logsumexp(yes, axis=1), logsumexp(no, axis=1)
@@ -176,7 +188,7 @@ def platt(logits: Logits, shares: Float[ndarray, " sample"]) -> tuple[float, flo
         )
         return _loss(odds, truth), np.array([-(slope @ odds), cool * (slope @ by_bias)])
 
-    found = minimize(
+    solution = minimize(
         loss,
         np.zeros(2),
         jac=True,
@@ -184,5 +196,5 @@ def platt(logits: Logits, shares: Float[ndarray, " sample"]) -> tuple[float, flo
         bounds=[_bounds(doubt), (-FURTHEST, FURTHEST)],
         options={"maxiter": 500, "ftol": 0.0, "gtol": 1e-10},
     )
-    temperature = math.exp(found.x[0])
-    return temperature, float(found.x[1]) / temperature
+    temperature = math.exp(solution.x[0])
+    return temperature, float(solution.x[1]) / temperature

@@ -18,7 +18,7 @@ it is NaN.
 
 
 def are_there(logits: Float[ndarray, "*any word klass"]) -> Bool[ndarray, "*any word"]:
-    """Which places hold a word."""
+    """Return which places hold a word."""
     there: ndarray = (logits != NOTHING).any(axis=-1)
     return there
 
@@ -26,14 +26,14 @@ def are_there(logits: Float[ndarray, "*any word klass"]) -> Bool[ndarray, "*any 
 def mean_of_words(
     values: Float[ndarray, "text *member word width"],
 ) -> Float[ndarray, "text *member width"]:
-    """The mean of what words hold; zeros of a text without words."""
+    """Average the values of each text's words; zeros for a text without words."""
     there = are_there(values)[..., None]
     mean: ndarray = (values * there).sum(axis=-2) / np.maximum(there.sum(axis=-2), 1)
     return mean
 
 
 def widened(values: ndarray, count: int, axis: int) -> ndarray:
-    """With places for so many words: NOTHING in logits, −1 in labels, False in flags."""
+    """Pad the axis of words to `count` places: NOTHING in logits, −1 in labels, False in flags."""
     lacking = count - values.shape[axis]
     if lacking <= 0:
         return values
@@ -44,7 +44,7 @@ def widened(values: ndarray, count: int, axis: int) -> ndarray:
 
 
 def alike(*parts: ndarray) -> list[ndarray]:
-    """With as many places for words in all of them, where they differ in that."""
+    """Pad arrays to the same number of words, if they differ in it."""
     axes = [i for i in range(1, parts[0].ndim) if len({part.shape[i] for part in parts}) > 1]
     if not axes:
         return [*parts]
@@ -54,5 +54,5 @@ def alike(*parts: ndarray) -> list[ndarray]:
 
 
 def joined(parts: Sequence[ndarray]) -> ndarray:
-    """Samples one behind the other."""
+    """Concatenate samples."""
     return parts[0] if len(parts) == 1 else np.concatenate(alike(*parts))

@@ -31,8 +31,12 @@ def plan_pruning(
     *,
     chosen: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> list[Planned]:
-    """Each tensor as it will be written, `repaired` ones anew, of others only the `chosen` rows;
-    `inputs` fills with the digests of what was read.
+    """Plan how each tensor is written.
+
+    Tensors in `repaired` are replaced, those in `chosen` keep only these rows, others are cut or
+    copied.
+
+    `inputs` fills with the digests of the tensors that were read.
     """
     repaired, chosen = repaired or {}, chosen or {}
     tensors, kept = opened.tensors, {**opened.kept, **kept}
@@ -99,9 +103,9 @@ def check_stock(opened: Single, manifest: SingleManifest, *, hint: str) -> None:
     if opened.family.stock_sizes(manifest) is not None:
         return
     cut = [*manifest.kept.values(), *(manifest.kept_neurons or {}).values()]
-    what = f"{opened.family.name} has no class with such a number of heads or neurons"
+    reason = f"{opened.family.name} has no class with such a number of heads or neurons"
     if manifest.model.pooling not in (None, OF_WORDS):
-        what = f"its classifier reads pooled tokens, for which {opened.family.name} has no class"
+        reason = f"its classifier reads pooled tokens, for which {opened.family.name} has no class"
     elif any(even(rows) is None for rows in cut):
-        what = "its layers keep different numbers of heads or neurons"
-    raise SurgeryError(f"{opened.name}: {what}", hint=hint)
+        reason = "its layers keep different numbers of heads or neurons"
+    raise SurgeryError(f"{opened.name}: {reason}", hint=hint)

@@ -1,4 +1,4 @@
-"""How a hydra lies in one file: equal tensors once, shared heads once, the rest per member.
+"""Layout of a hydra in one file: equal tensors once, shared heads once, the rest per member.
 
 A tensor under its own name serves all members; for a head tensor it then holds the union of the
 heads that any member keeps, in rising order. A member's own tensor is named `members.<i>.<name>`.
@@ -46,7 +46,7 @@ def is_last_norm(name: str, weights: Mapping[str, Weight]) -> bool:
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """What will be written, how many leading layers all members share, and what sharing saved."""
+    """Tensors to write, number of leading layers that all members share, and sizes."""
 
     planned: list[Planned]
     trunk: int
@@ -68,13 +68,13 @@ def plan_fusion(
     first = members[0]
     axes = head_axes(first.weights.values())
     kepts: list[Kept] = [member.kept for member in members]
-    both, union = intersect_union(kepts)
+    common, union = intersect_union(kepts)
     planned: list[Planned] = []
     averages = averaged(first, members, averaged_names)
     apart: set[str] = set()  # tensors of which members have one of their own
     for name in first.weights:
         place = axes.get(name)
-        alike = place is None or both[place[0]][place[1]] == union[place[0]][place[1]]
+        alike = place is None or common[place[0]][place[1]] == union[place[0]][place[1]]
         shared = None
         if len({(m.tensors[name].dtype, m.weights[name].shape) for m in members}) > 1:
             pass  # what cannot be compared is not shared
@@ -94,7 +94,7 @@ def plan_fusion(
 
 
 def plan_mean(mean: Single, members: Sequence[Single]) -> FusionPlan:
-    """One model of the members' mean weights."""
+    """Plan one model of the members' mean weights."""
     planned = [_copy(mean, name, name) for name in mean.weights]
     return FusionPlan(planned, 0, sum(m.tensors.nbytes for m in members))
 
@@ -111,7 +111,7 @@ def _union(
     union: Kept,
     place: tuple[str, int, HeadAxis],
 ) -> Planned | None:
-    """All heads that any member keeps, if members that share a head agree on its weights."""
+    """Plan one tensor of all heads that any member keeps; None if members differ in a shared head."""
     tower, layer, spec = place
     heads, info = union[tower][layer], members[0].tensors[name]
     size = spec.size(rows_of(members[0].manifest.towers, tower))
@@ -120,20 +120,20 @@ def _union(
     lead, inner = math.prod(before), size * math.prod(after)
 
     def merged() -> list[Raw]:
-        """Put together from the members' own; nothing where they differ."""
+        """Join the members' heads; return nothing if they differ."""
         there = np.zeros(len(heads), dtype=bool)
-        made: Raw | None = None
+        values: Raw | None = None
         for member, kept in zip(members, kepts, strict=True):
             row = kept[tower][layer]
             part = member.tensors.read(name).reshape(lead, spec.blocks, len(row), inner)
-            if made is None:
-                made = np.empty((lead, spec.blocks, len(heads), inner), part.dtype)
+            if values is None:
+                values = np.empty((lead, spec.blocks, len(heads), inner), part.dtype)
             at = np.array(positions(heads, row), dtype=int)
-            known = there[at]
-            if not np.array_equal(made[:, :, at[known]], part[:, :, known]):
+            filled = there[at]
+            if not np.array_equal(values[:, :, at[filled]], part[:, :, filled]):
                 return []
-            made[:, :, at], there[at] = part, True
-        assert made is not None
-        return [made.reshape(shape)]
+            values[:, :, at], there[at] = part, True
+        assert values is not None
+        return [values.reshape(shape)]
 
     return Planned(name, info.dtype, shape, merged) if merged() else None

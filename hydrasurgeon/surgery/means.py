@@ -36,11 +36,11 @@ class Averaged(Tensors):
 
     def __init__(
         self,
-        own: Tensors,
+        tensors: Tensors,
         models: Sequence[Tensors],
         names: Collection[str],
     ) -> None:
-        super().__init__(own.files, {name: own.stored(name) for name in own})
+        super().__init__(tensors.files, {name: tensors.stored(name) for name in tensors})
         self.models, self.names = models, frozenset(names)
 
     def read(self, name: str) -> Raw:
@@ -62,7 +62,7 @@ def values_of(
     name: str,
     most: int | None = None,
 ) -> Iterator[list[Values]]:
-    """One tensor of several files, as numbers, so many at a time that each file gives as many."""
+    """Yield one tensor of several files, in blocks of equally many numbers."""
     dtypes = [source[name].dtype for source in sources]
     count = (most or BLOCK_BYTES) // ITEMSIZE[dtypes[0]]
     blocks = [
@@ -74,7 +74,7 @@ def values_of(
 
 
 def mean_of(values: Sequence[Values]) -> Values:
-    """Their mean, summed in float64 one after another."""
+    """Return the mean, summed in float64 one after another."""
     total = np.zeros(values[0].shape, dtype=np.float64)
     for value in values:
         total += value
@@ -82,18 +82,18 @@ def mean_of(values: Sequence[Values]) -> Values:
 
 
 def averaged(model: Single, models: Sequence[Single], names: Collection[str]) -> Single:
-    """A model with the mean of several for these tensors."""
-    tensors = [each.tensors for each in models]
+    """Return a model with the mean of several for these tensors."""
+    tensors = [other.tensors for other in models]
     return replace(model, tensors=Averaged(model.tensors, tensors, names))
 
 
 def differing(names: Iterable[str], digests: Sequence[Mapping[str, str]]) -> list[str]:
-    """Tensors that are not the same in all models."""
-    return [name for name in names if len({each.get(name) for each in digests}) > 1]
+    """List the tensors that are not the same in all models."""
+    return [name for name in names if len({hashes.get(name) for hashes in digests}) > 1]
 
 
 def spread(models: Sequence[Single], names: Collection[str]) -> float:
-    """How far the models' weights lie from their mean, as a fraction of its norm."""
+    """Return how far the models' weights lie from their mean, as a fraction of its norm."""
     squares = norm = 0.0
     for name in names:
         for values in values_of([model.tensors for model in models], name):
@@ -107,11 +107,11 @@ def spread(models: Sequence[Single], names: Collection[str]) -> float:
 
 def check_common_start(models: Sequence[Single], names: Collection[str], option: str) -> None:
     """Refuse models whose mean of these tensors would be like none of them."""
-    first, *others = models
+    first, *rest = models
     axes, kinds = head_axes(first.weights[name] for name in names), first.weights
     places = {(group, layer) for group, layer, _ in axes.values()}
     matrices = [n for n in names if kinds[n].part in PARTS and len(kinds[n].shape) == 2]
-    for other in others:
+    for other in rest:
         fit = all(_shape(other, name) == _shape(first, name) for name in matrices)
         if not fit or any(other.kept[g][layer] != first.kept[g][layer] for g, layer in places):
             raise SurgeryError(
@@ -131,7 +131,7 @@ def check_common_start(models: Sequence[Single], names: Collection[str], option:
 
 
 def _shape(model: Single, name: str) -> tuple[int, ...] | None:
-    """None of a tensor that the model lacks."""
+    """Return the shape of a tensor; None if the model lacks it."""
     if name in model.tensors:
         return model.tensors[name].shape
     return None
@@ -140,11 +140,14 @@ def _shape(model: Single, name: str) -> tuple[int, ...] | None:
 def behind_mean_trunk(
     models: Sequence[Single], digests: Sequence[Mapping[str, str]], layers: int
 ) -> tuple[list[Single], list[dict[str, str]]]:
-    """The models with the mean of all as their embeddings and leading layers, and their hashes."""
+    """Return the models with a mean trunk, and their hashes.
+
+    Their embeddings and leading layers are the mean of all.
+    """
     first = models[0]
     names = [*filter(in_trunk(first.weights, first.manifest.towers, layers), first.weights)]
     check_common_start(models, names, "--mean-trunk")
     names = differing(names, digests)
     behind = [averaged(model, models, names) for model in models]
     mean = {name: sha256_of(behind[0].tensors.blocks(name)) for name in names}
-    return behind, [{**each, **mean} for each in digests]
+    return behind, [{**hashes, **mean} for hashes in digests]

@@ -49,12 +49,12 @@ class Place(NamedTuple):
     neurons: bool
 
     def out(self, anatomy: Anatomy) -> nn.Linear:
-        """W_O or W_2."""
+        """Return W_O or W_2."""
         block = anatomy.blocks[self.layer]
         return block.out if self.neurons else block.attention.out
 
     def group(self, anatomy: Anatomy) -> str:
-        """What `Kept` calls its heads or neurons."""
+        """Return the name of its heads or neurons in `Kept`."""
         tower = anatomy.blocks[self.layer].attention.tower
         return f"{tower}{NEURONS}" if self.neurons else tower
 
@@ -68,12 +68,12 @@ class Calibration:
 
     inputs: Callable[[], Iterable[Any]]
     batches: int
-    tick: Callable[[str, int, int], None] = lambda what, done, total: None
+    tick: Callable[[str, int, int], None] = lambda name, done, total: None
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What replaces W_O or W_2, for the heads or neurons at `columns` of its input."""
+    """New W_O or W_2, for the heads or neurons at `columns` of its input."""
 
     columns: Tensor
     weight: Tensor
@@ -89,8 +89,10 @@ def refit(
     stored: Callable[[Tensor], Tensor] = lambda values: values,
     unpruned: Unpruned | None = None,
 ) -> dict[Place, Repair]:
-    """`lstsq`: place by place; `stored` rounds values as the file will hold them, before later
-    places see them. `unpruned` is what other repairs of the same model on the same data left.
+    """Refit the places one after another by least squares.
+
+    `stored` rounds values as the file will hold them, before later places see them. `unpruned`
+    holds the outputs that earlier repairs of the same model on the same data have computed.
     """
     lost = lost_places(anatomy, present, kept)
     if unpruned is None:
@@ -126,7 +128,7 @@ def _places(anatomy: Anatomy) -> list[Place]:
 
 
 def lost_places(anatomy: Anatomy, present: Kept, kept: Kept) -> dict[Place, Tensor]:
-    """The places that lose heads or neurons: which inputs of W stay."""
+    """Return the places that lose heads or neurons, with a mask of the inputs of W that stay."""
     staying = {}
     for place in _places(anatomy):
         group, layer = place.group(anatomy), anatomy.blocks[place.layer].attention.layer
@@ -146,7 +148,7 @@ def _half(anatomy: Anatomy, place: Place, hidden: Tensor, bias: Tensor | None) -
 
 @dataclass(frozen=True)
 class _Trace:
-    """What the unpruned model makes of one batch, at each place that matters."""
+    """Values of the unpruned model on one batch, at each place that matters."""
 
     bias: Tensor | None
     real: Tensor
@@ -163,7 +165,7 @@ class _Trace:
 
 
 class Unpruned:
-    """What repairs ask of the unpruned model; held as far as it fits, else computed again."""
+    """Outputs of the unpruned model for repairs; held as far as they fit, else computed again."""
 
     def __init__(
         self,
@@ -184,11 +186,11 @@ class Unpruned:
 
     @property
     def nbytes(self) -> int:
-        """What is held."""
+        """Bytes that are held."""
         return sum(trace.nbytes for trace in self.held.values())
 
     def traces(self) -> Iterator[tuple[int, _Trace]]:
-        """Every batch, with its number."""
+        """Yield every batch's trace, with its number."""
         inputs: Iterable[Any] = range(self.calibration.batches)
         if len(self.held) < self.calibration.batches:  # else they need not be read again
             inputs = self.calibration.inputs()
@@ -202,8 +204,9 @@ class Unpruned:
 
 
 def _traced(anatomy: Anatomy, inputs: Any, places: Sequence[Place]) -> _Trace:
-    """One pass forward, and one back: per place and token, the squared gradient of the margin at
-    the place's output.
+    """Run one pass forward and one back.
+
+    Each place and token gets the squared gradient of the margin at the place's output.
     """
     with torch.no_grad():
         stack = anatomy.embed(inputs)
@@ -233,8 +236,8 @@ def _traced(anatomy: Anatomy, inputs: Any, places: Sequence[Place]) -> _Trace:
             sensitivity[place] = torch.zeros(stack.hidden.shape[:2], device=hidden.device)
         else:
             sensitivity[place] = gradient.float().square().sum(dim=-1)
-    known = {place: output.detach() for place, output in outputs.items()}
-    return _Trace(stack.bias, real_tokens(stack), before, known, sensitivity)
+    detached = {place: output.detach() for place, output in outputs.items()}
+    return _Trace(stack.bias, real_tokens(stack), before, detached, sensitivity)
 
 
 @dataclass(frozen=True)
@@ -253,7 +256,7 @@ class _Student:
 def _advanced(
     anatomy: Anatomy, student: _Student, to: Place, repairs: Mapping[Place, Repair]
 ) -> _Student:
-    """The same in front of a later place, past those that are repaired."""
+    """Advance a batch to a later place, past the places that are repaired."""
     hidden, inputs = student.hidden, student.inputs
     for place in _places(anatomy):
         if not student.at <= place < to:
@@ -272,7 +275,7 @@ def _advanced(
 
 
 def _inputs(anatomy: Anatomy, place: Place, hidden: Tensor, bias: Tensor | None) -> Tensor:
-    """x, what goes into W."""
+    """Return x, the input of W."""
     block = anatomy.blocks[place.layer]
     with _handed_on(place.out(anatomy)):
         if not place.neurons:
@@ -282,7 +285,7 @@ def _inputs(anatomy: Anatomy, place: Place, hidden: Tensor, bias: Tensor | None)
 
 
 def _behind(anatomy: Anatomy, place: Place, hidden: Tensor, output: Tensor) -> Tensor:
-    """The rest of a branch, from what W gives."""
+    """Run the rest of a branch, from the output of W."""
     block = anatomy.blocks[place.layer]
     scale, norm = (block.scale2, block.norm2) if place.neurons else (block.scale1, block.norm1)
     summed: Tensor = hidden + scale(output)
@@ -296,7 +299,7 @@ def _behind(anatomy: Anatomy, place: Place, hidden: Tensor, output: Tensor) -> T
 def _samples(
     anatomy: Anatomy, trace: _Trace, student: _Student, columns: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x, t and s of one batch: a row for each real token that matters."""
+    """Return x, t and s of one batch: a row for each real token that matters."""
     place = student.at
     block = anatomy.blocks[place.layer]
     weights = trace.sensitivity[place] * trace.real
@@ -328,14 +331,14 @@ class _Equations:
         target: Float[Tensor, "row dim"],
         weights: Float[Tensor, " row"],
     ) -> None:
-        both = torch.cat([heads, target], dim=1)
+        columns = torch.cat([heads, target], dim=1)
         weighted = weights[:, None] * heads
-        self.products += (weighted.T @ both).cpu()
-        self.sums += (weights @ both).cpu()
+        self.products += (weighted.T @ columns).cpu()
+        self.sums += (weights @ columns).cpu()
         self.total += float(weights.sum())
 
     def solve(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """W and b; what they were before where nothing can be said."""
+        """Solve for W and b; without data return them unchanged."""
         width = len(self.products)
         if self.total <= 0:
             return weight, bias
@@ -354,7 +357,7 @@ class _Equations:
 
 @contextlib.contextmanager
 def _watched(out: nn.Linear) -> Iterator[list[Tensor]]:
-    """Within the block, what goes into W and what comes out of it is noted."""
+    """Record the input and the output of W within the block."""
     seen: list[Tensor] = []
 
     def note(_: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
@@ -366,7 +369,7 @@ def _watched(out: nn.Linear) -> Iterator[list[Tensor]]:
 
 @contextlib.contextmanager
 def _handed_on(out: nn.Linear) -> Iterator[None]:
-    """Within the block, W hands on what goes into it."""
+    """Let W pass on its input unchanged within the block."""
     out.forward = _same  # type: ignore[method-assign, assignment]
     try:
         yield

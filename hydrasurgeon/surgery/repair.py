@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 
 _shared: ContextVar[dict[tuple[Any, ...], Unpruned] | None] = ContextVar("shared", default=None)
-"""What the unpruned model gave, by what it depends on; None: each repair computes it anew."""
+"""Cached outputs of the unpruned model, by what they depend on.
+
+None: each repair computes them anew.
+"""
 
 
 @contextlib.contextmanager
 def sharing() -> Iterator[None]:
-    """Within the block, repairs of one model on the same data share what the unpruned model gives."""
+    """Share the unpruned model's outputs between repairs of one model on the same data."""
     token = _shared.set({})
     try:
         yield
@@ -39,7 +42,7 @@ def sharing() -> Iterator[None]:
 def repaired_tensors(
     checkpoint: Single, kept: Kept, *, samples: Samples, run: Run
 ) -> dict[str, Raw]:
-    """Raw output projections and biases of the layers that lose heads, by name."""
+    """Return the raw repaired output projections and biases of layers that lose heads, by name."""
     from hydrasurgeon.runtime.tensors import TORCH, to_raw
     from hydrasurgeon.surgery.refit import refit
 
@@ -87,7 +90,7 @@ def repaired_tensors(
 
 
 def _unpruned(checkpoint: Single, kept: Kept, data: str, *, samples: Samples, run: Run) -> Unpruned:
-    """The live model on its calibration inputs; one that is shared where there is such."""
+    """Return the live model on its calibration inputs; a shared one, if there is one."""
     from hydrasurgeon.data import Batches
     from hydrasurgeon.runtime.answering import fed
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -119,7 +122,7 @@ def _unpruned(checkpoint: Single, kept: Kept, data: str, *, samples: Samples, ru
 
 
 def output_names(checkpoint: Single, kept: Kept) -> dict[tuple[str, int], tuple[str, str | None]]:
-    """The names of W_O or W_2, and of its bias, by group and layer, wherever heads or neurons go."""
+    """Return the names of W_O or W_2, and of its bias, by group and layer, where any head goes."""
     return {
         (group, layer): output_of(checkpoint.weights, group, layer)
         for group, rows in checkpoint.kept.items()

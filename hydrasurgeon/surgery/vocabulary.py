@@ -34,26 +34,27 @@ class Trimmed:
     model: Model
     files: dict[str, str]
     table: str
-    """The name of the embedding."""
+    """Name of the embedding."""
     rows: NDArray[np.bool_]
-    """Which of its rows stay."""
+    """Mask of its rows that stay."""
     data: tuple[DataRecord, ...]
     texts: int
     changed: int
-    """Texts that are read otherwise than before."""
+    """Number of texts that are read otherwise than before."""
     rare: float
-    """The fraction of the first set with a token that no other text has, or that is gone: of new
-    texts like these at least as many are read otherwise.
+    """Fraction of texts in the first set with a token that no other text has, or that is gone.
+
+    At least as many new texts like these are read otherwise.
     """
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Before and after."""
+        """Number of tokens before and after."""
         return len(self.rows), int(self.rows.sum())
 
 
 def trim(opened: Single, arguments: PruneOptions) -> Trimmed:
-    """The vocabulary that the texts of `--vocabulary` need."""
+    """Trim the vocabulary to what the texts of `--vocabulary` need."""
     from hydrasurgeon.data import open_data
     from hydrasurgeon.data.texts import Tokenize
 
@@ -109,7 +110,7 @@ def trim(opened: Single, arguments: PruneOptions) -> Trimmed:
 
 
 def _texts(samples: Samples, *, skip: bool) -> Iterator[Any]:
-    """What a set holds, pairs as pairs."""
+    """Yield the texts of a set, pairs as pairs."""
     if samples.kind != "text":
         raise DataError(
             f"{samples.spec}: holds no texts", hint="Give --vocabulary the texts of TRAIN."
@@ -125,7 +126,7 @@ def _texts(samples: Samples, *, skip: bool) -> Iterator[Any]:
 
 
 def _read(transform: Any, texts: Sequence[Any]) -> Iterator[Ids]:
-    """The ids of each text, however long it is."""
+    """Yield the ids of each text, however long it is."""
     from hydrasurgeon.data.texts import blamed
 
     backend: Tokenizer = transform.backend

@@ -1,1 +1,1 @@
-"""CAHP: clusters of heads by what their attention maps tell classes apart by."""
+"""CAHP: clusters of heads whose attention maps separate the classes alike."""

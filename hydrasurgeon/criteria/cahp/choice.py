@@ -30,7 +30,7 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Choice:
-    """Which heads stay, and the clusters and the curve that say why."""
+    """Kept heads, with the clusters and the curve that explain them."""
 
     stay: tuple[Head, ...]
     clusters: tuple[tuple[Head, ...], ...]
@@ -78,7 +78,7 @@ def choose(
 
 
 def _medoids(distances: Distances, k: int) -> tuple[list[int], list[int]]:
-    """FasterPAM's labels and medoids; from a greedy start, so that nothing is drawn by chance."""
+    """Return FasterPAM's labels and medoids; the start is greedy, so that nothing is random."""
     import kmedoids
 
     if k >= len(distances):
@@ -175,7 +175,10 @@ def choose_heads(
 def number_of_clusters(
     candidates: Sequence[Head], keep: int | str | None, remove: int | None
 ) -> int | None:
-    """By the heads to keep in each layer, or to remove in all; None for CAHP's own number."""
+    """Return the number of clusters; None for CAHP's own number.
+
+    It follows from the heads to keep in each layer, or to remove in all.
+    """
     layers = len({(head.tower, head.layer) for head in candidates})
     if keep == "auto":
         return None

@@ -110,8 +110,10 @@ def score(subject: Subject) -> Verdict:
     }
     if degree != DEGREE:
         settings["degree"] = degree
-    each = iter(shares.tolist())
-    return Verdict({(s.tower, s.layer): [next(each) for _ in s.heads] for s in sites}, settings)
+    share_iterator = iter(shares.tolist())
+    return Verdict(
+        {(s.tower, s.layer): [next(share_iterator) for _ in s.heads] for s in sites}, settings
+    )
 
 
 def _classes(count: int, seed: int) -> list[int]:
@@ -123,9 +125,7 @@ def _classes(count: int, seed: int) -> list[int]:
 
 @torch.no_grad()
 def _check_maps(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
-    """Maps times values must be what the model itself gives W_O; else these are not the model's
-    maps.
-    """
+    """Refuse a model whose attention maps, times its values, do not give the input of its W_O."""
     seen: dict[int, Tensor] = {}
 
     def note(layer: int) -> Callable[..., None]:
@@ -151,9 +151,7 @@ def _check_maps(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
 
 
 def _walk(anatomy: Anatomy, inputs: Any) -> Any:
-    """Layer, what its attention is given, the site, the bias and the real tokens; one after the
-    other.
-    """
+    """Yield layer after layer: number, input of the attention, site, bias and real tokens."""
     stack = anatomy.embed(inputs)
     hidden, real = stack.hidden, real_tokens(stack)
     for layer, block in enumerate(anatomy.blocks):
@@ -166,7 +164,7 @@ def _walk(anatomy: Anatomy, inputs: Any) -> Any:
 def _observe(
     anatomy: Anatomy, inputs: Any, labels: NDArray[np.int64], moments: ClassMoments
 ) -> None:
-    """One batch's maps, each over its own real tokens, resized and added up by class."""
+    """Add up one batch's maps by class; each covers its own real tokens and is resized."""
     rows: list[Tensor] = []
     for _, hidden, site, bias, real in _walk(anatomy, inputs):
         if site.heads:
@@ -175,7 +173,7 @@ def _observe(
 
 
 def _resized(maps: Tensor, real: Tensor) -> Tensor:
-    """[batch, head, token, token] → [batch, head, 1024], bilinearly, without the padding."""
+    """Resize [batch, head, token, token] to [batch, head, 1024], bilinearly, without the padding."""
 
     def resize(square: Tensor) -> Tensor:
         size = (EDGE, EDGE)
@@ -183,8 +181,8 @@ def _resized(maps: Tensor, real: Tensor) -> Tensor:
 
     if bool(real.all()):
         return resize(maps)
-    each = [resize(m[None, :, keep][..., keep]) for m, keep in zip(maps, real, strict=True)]
-    return torch.cat(each)
+    resized = [resize(m[None, :, keep][..., keep]) for m, keep in zip(maps, real, strict=True)]
+    return torch.cat(resized)
 
 
 class ClassMoments:
@@ -207,7 +205,10 @@ class ClassMoments:
                 self.squares[at] += np.square(mine).sum(axis=0)
 
     def finish(self) -> tuple[Array, Array]:
-        """[class, head, number] of the classes that the data holds, whose numbers are in `used`."""
+        """Return means and variances, [class, head, number], of the classes in the data.
+
+        `used` then holds the numbers of these classes.
+        """
         present = np.flatnonzero(self.counts)
         self.used = [self.classes[i] for i in present]
         if len(present) < 2:
@@ -223,13 +224,16 @@ class ClassMoments:
 
 
 def jeffries_matusita(means: Array, variances: Array) -> Array:
-    """Euclidean distances between the heads' rows; the pairs of classes pass one at a time."""
+    """Return the Euclidean distances between the heads' rows.
+
+    Only one pair of classes is in memory at a time.
+    """
     heads = means.shape[1]
     squared = np.zeros((heads, heads))
     for one, two in itertools.combinations(range(len(means)), 2):
-        both = variances[one] + variances[two]
-        apart = 0.25 * np.square(means[one] - means[two]) / both
-        apart += 0.5 * np.log(both / (2 * np.sqrt(variances[one] * variances[two])))
+        sums = variances[one] + variances[two]
+        apart = 0.25 * np.square(means[one] - means[two]) / sums
+        apart += 0.5 * np.log(sums / (2 * np.sqrt(variances[one] * variances[two])))
         row = 2 * (1 - np.exp(-apart))
         row -= row.mean(axis=0)  # distances do not notice, and their rounding gains
         norms = np.square(row).sum(axis=1)
@@ -240,7 +244,7 @@ def jeffries_matusita(means: Array, variances: Array) -> Array:
 
 
 def layout(distances: Array, *, seed: int) -> Array:
-    """t-SNE in the plane, from the distances' two principal coordinates."""
+    """Lay the heads out in the plane by t-SNE, from the distances' two principal coordinates."""
     heads = len(distances)
     if heads < 3 or not distances.any():
         line: Array = np.zeros((heads, 2))
@@ -297,7 +301,7 @@ class Weigher:
         self._batches = 0
 
     def add(self, inputs: Any, labels: Tensor) -> None:
-        """The next samples of the data, in any number."""
+        """Add the next samples of the data, in any number."""
         for batch, part in self._parts(len(labels)):
             if batch in self.weighed:
                 with masked(self.sites, self._masks):
@@ -309,12 +313,12 @@ class Weigher:
                 self._close()
 
     def weights(self) -> Float[Tensor, " head"]:
-        """Over all heads, site after site."""
+        """Return the weights of all heads, site after site."""
         self._close()
         return self._total / max(1, self._batches)
 
     def _parts(self, samples: int) -> Iterator[tuple[int, slice]]:
-        """The samples cut where one batch of 32 ends: each part with its batch's number."""
+        """Cut the samples where a batch of 32 ends; yield each part with its batch's number."""
         start = 0
         while start < samples:
             batch, place = divmod(self.seen, BATCH)
@@ -324,7 +328,7 @@ class Weigher:
             start = stop
 
     def _close(self) -> None:
-        """The end of a batch of 32, or of the data."""
+        """Finish a batch of 32, or the last one of the data."""
         if not self._samples:
             return
         gradients = [m.grad for m in self._masks.values() if m.grad is not None]

@@ -10,15 +10,15 @@ from hydrasurgeon.files.atomic import real
 from hydrasurgeon.files.resumable import clear
 
 SEARCH = ("search", "hydrasurgeon.search/5")
-"""What the work is called, and what its state calls itself."""
+"""Name of the work, and format of its state."""
 
 
 def state_path(output: Path, key: str) -> Path:
-    """`vit.safetensors`, or the directory `vit/` → `vit.circuit-avg.search.json`."""
+    """Return the state's path: `vit.circuit-avg.search.json` beside `vit.safetensors` or `vit/`."""
     place = real(output)
     return place.with_name(f"{place.name.removesuffix('.safetensors')}.{key}.search.json")
 
 
 def clear_search(output: Path, key: str) -> None:
-    """What an interrupted search left is of no use once the order is written."""
+    """Delete the state of an interrupted search; it is useless once the order is written."""
     clear(state_path(output, key), SEARCH)

@@ -32,18 +32,19 @@ from hydrasurgeon.heads import Head
 
 
 def first_order(problem: Problem) -> tuple[Outcomes, Outcomes]:
-    """Answers of the whole model, and what one head less does to each ([candidate, sample])."""
+    """Return the full model's answers, and their change without each head ([candidate, sample])."""
     problem.module.requires_grad_(False)
-    found = over_batches(problem, lambda batch, labels: _of_batch(problem, batch, labels))
-    margin, familiar, margin_change, familiar_change = found[:4]
-    foreign, foreign_change = found[4:] or (torch.zeros(0), torch.zeros(len(margin_change), 0))
+    parts = over_batches(problem, lambda batch, labels: _of_batch(problem, batch, labels))
+    margin, familiar, margin_change, familiar_change = parts[:4]
+    foreign, foreign_change = parts[4:] or (torch.zeros(0), torch.zeros(len(margin_change), 0))
     changes = Outcomes(-margin_change, -familiar_change, -foreign_change)
     return Outcomes(margin, familiar, foreign), changes
 
 
 def _of_batch(problem: Problem, batch: Any, labels: Tensor | None) -> list[Tensor]:
-    """Answers and gradients of one batch; of OOD samples, which have no labels, how familiar they
-    look alone.
+    """Return answers and gradients of one batch.
+
+    OOD samples have no labels; their only answer is how familiar they look.
     """
     rows = len(next(iter(batch.values())) if isinstance(batch, Mapping) else batch)
     objective, device = problem.objective, problem.id_inputs.device
@@ -111,8 +112,9 @@ class Attribution(Search):
 
 
 def predicted_order(objective: Objective, present: Outcomes, change: Outcomes) -> list[int]:
-    """All candidates (as rows of the changes) in the order in which they go by predicted points;
-    ties to the first.
+    """Return all candidates (rows of the changes) in the order of removal by predicted points.
+
+    Ties go to the first.
     """
     order, left = list[int](), list(range(len(change.margin)))
     while left:
@@ -126,7 +128,7 @@ def predicted_order(objective: Objective, present: Outcomes, change: Outcomes) -
 def predicted(
     objective: Objective, present: Outcomes, change: Outcomes, rows: Sequence[int]
 ) -> list[int]:
-    """Points of the present circuit after each of these changes, by what they do to first order."""
+    """Predict to first order the points of the present circuit after each of these changes."""
     size = max(1, ROWS // (2 * objective.id_rows + objective.ood_rows))
     points: list[int] = []
     for at in range(0, len(rows), size):

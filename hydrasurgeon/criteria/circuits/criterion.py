@@ -27,7 +27,7 @@ from hydrasurgeon.runtime.processes import World, joined
 from hydrasurgeon.statistics.probabilities import true_classes
 
 IDENTITY = "identity"
-"""Where the settings hold a hash of all that the order depends on, but for its length."""
+"""Setting that holds a hash of everything the order depends on, apart from its length."""
 FEW = 100
 """Below so many ID samples a single one moves accuracy by a percent or more."""
 TOGETHER = {"cpu": 64, "cuda": 4096}
@@ -55,7 +55,7 @@ def score(subject: Subject) -> Score:
             **about,
             "search": search,
             "weights": checkpoint.record(checkpoint.digests()).sha256,
-            "data": [f"{each.rows} rows {each.sha256[:12]}" for each in subject.records],
+            "data": [f"{record.rows} rows {record.sha256[:12]}" for record in subject.records],
             "layers": subject.scoring.layers,
             "towers": list(subject.towers),
             "dtype": subject.run.dtype,
@@ -89,8 +89,9 @@ def score(subject: Subject) -> Score:
 
 
 def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Problem:
-    """The model with its data in memory; refused where logits are no numbers: NaN would rank heads
-    all the same.
+    """Load the model's data into memory as a search problem.
+
+    Logits that are NaN or infinite are refused, because heads would be ranked all the same.
     """
     objective = subject.key.objective
     model = subject.checkpoint.manifest.model
@@ -143,7 +144,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
 
 
 def _budget(subject: Subject, candidates: tuple[Head, ...]) -> int:
-    """How many heads go; without a number, all but one."""
+    """Return how many heads go; without a number, all but one."""
     remove, keep, most = subject.scoring.remove, subject.keep, len(candidates) - 1
     budget, option = most, "all but one"
     if remove is not None:
@@ -166,7 +167,7 @@ def _hash(identity: Mapping[str, Any]) -> str:
 def _recorded(
     subject: Subject, identity: Mapping[str, Any], candidates: Sequence[Head]
 ) -> Circuit | None:
-    """What the same search found before; None where it was another one, or the record is not whole."""
+    """Return the recorded circuit of the same search; None if there is no complete one."""
     before = subject.checkpoint.manifest.scores.get(str(subject.key))
     if before is None or before.settings.get(IDENTITY) != _hash(identity):
         return None

@@ -43,22 +43,22 @@ class Engine:
     def __init__(self, anatomy: Anatomy, *, together: int) -> None:
         self.anatomy = anatomy
         self.together = together
-        """How many sequences run at once."""
+        """Number of sequences that run at once."""
         self.gone: frozenset[Head] = frozenset()
 
     def remove(self, heads: Sequence[Head]) -> None:
-        """The present circuit is the model without these heads."""
+        """Set the present circuit to the model without these heads."""
         self.gone = frozenset(heads)
 
     def present(self, inputs: Any) -> Float[Tensor, "batch klass"]:
-        """Logits of the present circuit."""
+        """Return the logits of the present circuit."""
         stack = self.anatomy.embed(inputs)
         return self._finish(stack.hidden, stack.bias, 0)
 
     def without_each(
         self, inputs: Any, candidates: Sequence[Head]
     ) -> Float[Tensor, "candidate batch klass"]:
-        """Logits of the present circuit without each of these heads."""
+        """Return the logits of the present circuit without each of these heads."""
         stack = self.anatomy.embed(inputs)
         hidden, size = stack.hidden, max(1, self.together // len(stack.hidden))
         logits_of: dict[Head, Tensor] = {}
@@ -84,7 +84,7 @@ class Engine:
         return torch.stack([logits_of[head] for head in candidates])
 
     def _finish(self, hidden: Hidden, bias: Tensor | None, start: int) -> Float[Tensor, "b klass"]:
-        """The layers from `start` on, and the classifier."""
+        """Run the layers from `start` on, and the classifier."""
         bias = _for_each(bias, len(hidden))
         for at, block in enumerate(self.anatomy.blocks[start:], start):
             _, attended = self._attention(at, hidden, bias)
@@ -94,7 +94,7 @@ class Engine:
     def _attention(
         self, at: int, hidden: Hidden, bias: Tensor | None
     ) -> tuple[Float[Tensor, "batch head token width"], Hidden]:
-        """Every head's output (none of those that are gone), and that of the attention."""
+        """Return every head's output, zero for removed ones, and that of the attention."""
         block = self.anatomy.blocks[at]
         site, x = block.attention, attention_input(block, hidden)
         tokens = self.anatomy.reads if at == len(self.anatomy.blocks) - 1 else None
@@ -110,18 +110,18 @@ class Engine:
 
 
 def _for_each(bias: Tensor | None, sequences: int) -> Tensor | None:
-    """A batch's bias for several candidates on that batch, one after another."""
+    """Repeat a batch's bias for candidates that run one after another on that batch."""
     if bias is None or bias.shape[0] in (1, sequences):
         return bias
     return bias.repeat(sequences // bias.shape[0], 1, 1, 1)
 
 
 NUMBER = "number"
-"""Under which name inputs say which of all samples they are."""
+"""Name under which inputs carry their sample number."""
 
 
 def numbered(id_inputs: Held, ood_inputs: Held) -> tuple[Held, Held]:
-    """The same inputs, which know their place among all of them."""
+    """Return the inputs with their number among all samples."""
 
     def with_places(held: Held, first: int) -> Held:
         places = torch.arange(first, first + len(held))
@@ -132,7 +132,7 @@ def numbered(id_inputs: Held, ood_inputs: Held) -> tuple[Held, Held]:
 
 
 def circuit_engine(problem: Problem) -> Engine:
-    """One for both towers where heads of the second are candidates."""
+    """Return the engine of the candidates' tower; one of both towers if some are in the second."""
     reached = {block.attention.tower for block in problem.anatomy.blocks}
     prompted = problem.anatomy.prompted
     if prompted is None or all(head.tower in reached for head in problem.candidates):
@@ -150,13 +150,13 @@ class Towers(Engine):
         super().__init__(images, together=problem.together)
         self.problem, self.prompted = problem, prompted
         self.texts = Engine(prompted.tower, together=problem.together)
-        self._own = {block.attention.tower for block in images.blocks}
+        self._image_towers = {block.attention.tower for block in images.blocks}
         self._see()
         self._name()
 
     def remove(self, heads: Sequence[Head]) -> None:
-        """What the other tower's heads do not change stays."""
-        image = frozenset(head for head in heads if head.tower in self._own)
+        """Remove heads, and recompute only the tower whose heads changed."""
+        image = frozenset(head for head in heads if head.tower in self._image_towers)
         text = frozenset(heads) - image
         if image != self.gone:
             self.gone = image
@@ -171,8 +171,8 @@ class Towers(Engine):
     def without_each(
         self, inputs: Any, candidates: Sequence[Head]
     ) -> Float[Tensor, "candidate batch klass"]:
-        image = [head for head in candidates if head.tower in self._own]
-        text = [head for head in candidates if head.tower not in self._own]
+        image = [head for head in candidates if head.tower in self._image_towers]
+        text = [head for head in candidates if head.tower not in self._image_towers]
         logits_of: dict[Head, Tensor] = {}
         if image:
             features = super().without_each(inputs, image)
@@ -185,21 +185,21 @@ class Towers(Engine):
 
     @torch.inference_mode()
     def _see(self) -> None:
-        """Features of all images, without the image heads that are gone."""
+        """Compute the features of all images, without the removed image heads."""
         sets = [self.problem.id_inputs]
         if self.problem.objective.needs_ood:
             sets.append(self.problem.ood_inputs)
         size = self.problem.batch_size
         parts = [(held, index) for held in sets for index in torch.arange(len(held)).split(size)]
         present = super().present
-        self._features = torch.cat(self._made(parts, lambda part: present(part[0].take(part[1]))))
+        self._features = torch.cat(self._shared(parts, lambda part: present(part[0].take(part[1]))))
 
     @torch.inference_mode()
     def _name(self) -> None:
-        """Class features without the text heads that are gone, and without each other one."""
-        left = [h for h in self.problem.left(self.texts.gone) if h.tower not in self._own]
+        """Compute class features without the removed text heads, and without each other text head."""
+        left = [h for h in self.problem.left(self.texts.gone) if h.tower not in self._image_towers]
         device = self.problem.id_inputs.device
-        each = self.prompted.prompts.to(device).unflatten(0, (self.prompted.count, -1))
+        prompts_by_class = self.prompted.prompts.to(device).unflatten(0, (self.prompted.count, -1))
 
         def classes(part: Tensor) -> Tensor:
             texts = part.flatten(0, 1)
@@ -208,10 +208,10 @@ class Towers(Engine):
                 features = torch.cat([features, self.texts.without_each(texts, left)])
             return self.prompted.classes(features.unflatten(1, part.shape[:2]))
 
-        parts = each.split(max(1, self.together // each.shape[1]))
-        present, *without = torch.cat(self._made(parts, classes), dim=1)
+        parts = prompts_by_class.split(max(1, self.together // prompts_by_class.shape[1]))
+        present, *without = torch.cat(self._shared(parts, classes), dim=1)
         self._classes, self._without = present, dict(zip(left, without, strict=True))
 
-    def _made(self, parts: Sequence[Any], make: Callable[[Any], Tensor]) -> list[Tensor]:
-        made = self.problem.world.shared(parts, lambda part: make(part).cpu())
-        return [each.to(self.problem.id_inputs.device) for each in made]
+    def _shared(self, parts: Sequence[Any], make: Callable[[Any], Tensor]) -> list[Tensor]:
+        tensors = self.problem.world.shared(parts, lambda part: make(part).cpu())
+        return [tensor.to(self.problem.id_inputs.device) for tensor in tensors]

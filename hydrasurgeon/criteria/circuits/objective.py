@@ -1,5 +1,6 @@
-"""What a circuit is searched for: accuracy, OOD separability or their mean (paper D.1.2), as exact
-integers.
+"""Objectives of a circuit search as exact integers: accuracy, OOD separability or their mean.
+
+Paper D.1.2.
 
     S_acc = Acc(ID),   S_ood = AUROC of msp with OOD positive,   S_avg = ½ (S_acc + S_ood)
 
@@ -33,7 +34,7 @@ from hydrasurgeon.runtime.processes import World
 
 Kind = Literal["acc", "ood", "avg"]
 PARTS = ("margin", "familiar", "foreign")
-"""The names of what outcomes hold, in their order."""
+"""Names of the parts of outcomes, in their order."""
 # What a tie is won or lost by.
 TINY = 1e-30
 
@@ -41,8 +42,10 @@ TINY = 1e-30
 def margins(
     logits: Float[Tensor, "*any sample klass"], labels: Int[Tensor, " sample *label"]
 ) -> Float[Tensor, "*any sample"]:
-    """Logit of the true class minus the highest other, or the least of many labels': positive =
-    right. A tie goes to the first class, as in argmax: to no.
+    """Return the true class's logit minus the highest other; positive means right.
+
+    With many labels it is the least of the labels' margins. A tie goes to the first class, as in
+    argmax: to no.
     """
     if labels.dim() == 2:
         sign = torch.where(labels > 0, 1.0, -1.0).to(logits)
@@ -60,7 +63,7 @@ def margins(
 def pairs_above(
     high: Float[Tensor, "*any a"], low: Float[Tensor, "*any b"], gap: float = 0.0
 ) -> Int[Tensor, "*any"]:
-    """How many pairs have `high` > `low` + gap; the shorter side is the one that is sorted."""
+    """Count the pairs with `high` > `low` + gap; the shorter side is sorted."""
     if low.shape[-1] <= high.shape[-1]:
         ordered = low.sort(dim=-1).values
         return torch.searchsorted(ordered, (high - gap).contiguous(), right=False).sum(dim=-1)
@@ -71,23 +74,19 @@ def pairs_above(
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What an objective needs to know of every sample, for one circuit or for several ([circuit,
-    sample]).
-    """
+    """Outcomes of every sample, for one circuit or several ([circuit, sample])."""
 
     margin: Float[Tensor, "*circuit id"]
     familiar: Float[Tensor, "*circuit id"]
     foreign: Float[Tensor, "*circuit ood"]
 
-    def map(self, change: Callable[..., Tensor], *others: Outcomes) -> Outcomes:
-        """Each part changed, together with the same part of others."""
-        return Outcomes(
-            *(change(*(getattr(one, name) for one in (self, *others))) for name in PARTS)
-        )
+    def map(self, change: Callable[..., Tensor], *more: Outcomes) -> Outcomes:
+        """Apply a function to each part, together with the same part of other outcomes."""
+        return Outcomes(*(change(*(getattr(one, name) for one in (self, *more))) for name in PARTS))
 
 
 class Points(NamedTuple):
-    """Between how many and how many points a circuit has."""
+    """Lower and upper bound of a circuit's points."""
 
     low: int
     high: int
@@ -101,20 +100,21 @@ class Objective:
     id_rows: int
     ood_rows: int
     labels: int = 0
-    """How many labels a sample may have; 0 where it has one class."""
+    """Number of labels that a sample may have; 0 if it has one class."""
 
     def familiarity(self, logits: Float[Tensor, "*any klass"]) -> Float[Tensor, "*any"]:
-        """How familiar samples look: what pairs are compared by."""
+        """Return how familiar samples look: the value by which pairs are compared."""
         if self.labels:
             return logits.amax(dim=-1)
         logits = yes_or_no(logits)
         best, where = logits.max(dim=-1, keepdim=True)
-        others = logits.scatter(-1, where, -torch.inf)
-        return best.squeeze(-1) - others.logsumexp(dim=-1)
+        rivals = logits.scatter(-1, where, -torch.inf)
+        return best.squeeze(-1) - rivals.logsumexp(dim=-1)
 
     def gap(self, tolerance: float) -> float:
-        """By how much two samples must differ for the order to be sure, when logits may be off by
-        `tolerance`.
+        """Return by how much two samples must differ for a certain order.
+
+        Logits may be off by `tolerance`.
         """
         return (2 if self.labels else 4) * tolerance
 
@@ -136,8 +136,9 @@ class Objective:
         return points / self.total
 
     def points(self, outcomes: Outcomes, tolerance: float = 0.0) -> list[Points]:
-        """Points of each circuit, when logits may be off by `tolerance`: margins by twice that,
-        pairs by the gap.
+        """Return the points of each circuit, with logits that may be off by `tolerance`.
+
+        Margins may be off by twice that, pairs by the gap.
         """
         low = self.per_answer * (outcomes.margin > 2 * tolerance).sum(dim=-1)
         high = self.per_answer * (outcomes.margin >= -2 * tolerance).sum(dim=-1)
@@ -156,7 +157,7 @@ class Objective:
 
 
 MASK = "attention_mask"
-"""Under which name texts say which of their tokens are real."""
+"""Name under which texts carry the mask of their real tokens."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Held:
 
     @classmethod
     def of(cls, batches: Iterable[Any], device: torch.device, dtype: torch.dtype) -> Held:
-        """Batches may be padded to different lengths; the shorter ones are padded on (and masked)."""
+        """Collect batches; texts padded to different lengths are padded to one, and masked."""
         inputs = list(batches)
         named = bool(inputs) and isinstance(inputs[0], Mapping)
         rows: list[dict[str, Tensor]] = [dict(b) if named else {"": b} for b in inputs]
@@ -191,9 +192,7 @@ class Held:
         return None if mask is None else mask.ne(0).sum(dim=1)
 
     def take(self, index: Tensor) -> Any:
-        """These samples as the model's input, on its device, without padding that none of them
-        needs.
-        """
+        """Return these samples as the model's input, on its device, without needless padding."""
         chosen = {name: part[index] for name, part in self.parts.items()}
         if MASK in chosen:
             used = int(chosen[MASK].ne(0).any(dim=0).nonzero().max()) + 1
@@ -202,8 +201,9 @@ class Held:
         return there if self.named else there[""]
 
     def indices(self, size: int) -> list[Tensor]:
-        """Batches in the order of the set; texts by their length, as padding that nobody reads
-        costs as much as words do.
+        """Return the indices of batches in the order of the set, of texts by length.
+
+        Padding costs as much as words do.
         """
         lengths = self.lengths
         order = torch.arange(len(self)) if lengths is None else lengths.argsort(stable=True)
@@ -219,7 +219,7 @@ def _stacked(parts: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """A model, its data and what is to be found."""
+    """A model, its data and the objective of the search."""
 
     module: nn.Module
     anatomy: Anatomy
@@ -228,7 +228,7 @@ class Problem:
     ood_inputs: Held
     objective: Objective
     candidates: tuple[Head, ...]
-    """In the order in which ties are decided."""
+    """Heads that may go, in the order in which ties are decided."""
     batch_size: int
     together: int
     world: World = field(default_factory=World)
@@ -239,7 +239,7 @@ class Problem:
 
     @property
     def precise(self) -> bool:
-        """Whether rounding is small enough to be bounded."""
+        """True if rounding is small enough to be bounded."""
         return self.id_inputs.dtype in (torch.float32, torch.float64)
 
     def left(self, removed: Collection[Head]) -> list[Head]:
@@ -247,13 +247,13 @@ class Problem:
 
 
 def measure(problem: Problem, off: Sequence[Head]) -> int:
-    """Points of the model with these heads masked, as Algorithm 1 measures them."""
+    """Measure the points of the model with these heads masked, as Algorithm 1 does."""
     ((low, _),) = problem.objective.points(outcomes_of(problem, off))
     return low
 
 
 def outcomes_of(problem: Problem, off: Sequence[Head]) -> Outcomes:
-    """What the model predicts with these heads masked."""
+    """Return the model's outcomes with these heads masked."""
     with ablated(problem.sites, off):
         return outcomes(problem, lambda inputs: problem.module(inputs)[None])
 
@@ -262,7 +262,7 @@ def outcomes_of(problem: Problem, off: Sequence[Head]) -> Outcomes:
 def outcomes(
     problem: Problem, run: Callable[[Any], Float[Tensor, "circuit batch klass"]]
 ) -> Outcomes:
-    """What circuits predict, by their logits on a batch."""
+    """Return the outcomes of circuits, from their logits on a batch."""
     objective = problem.objective
 
     def of_batch(batch: Any, labels: Tensor | None) -> list[Tensor]:
@@ -277,10 +277,11 @@ def outcomes(
 def over_batches(
     problem: Problem, of_batch: Callable[[Any, Tensor | None], list[Tensor]]
 ) -> list[Tensor]:
-    """Tensors [..., sample] of ID batches, which have labels, and of OOD batches, in the order of
-    the sets. Processes share the batches.
+    """Collect tensors [..., sample] of all ID batches, which have labels, and of all OOD batches.
+
+    They come in the order of the sets. Processes share the batches.
     """
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     sets: list[tuple[Held, Tensor | None]] = [(problem.id_inputs, problem.labels)]
     if problem.objective.needs_ood:
         sets.append((problem.ood_inputs, None))
@@ -292,5 +293,5 @@ def over_batches(
 
         parts = problem.world.shared(batches, make)
         order = torch.cat(batches).argsort()
-        found += [torch.cat(each, dim=-1)[..., order] for each in zip(*parts, strict=True)]
-    return found
+        tensors += [torch.cat(pieces, dim=-1)[..., order] for pieces in zip(*parts, strict=True)]
+    return tensors

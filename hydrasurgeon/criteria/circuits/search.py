@@ -29,7 +29,7 @@ from hydrasurgeon.heads import Head
 
 MAX_STATE = 1 << 24
 SAFETY = 16
-"""How many times the rounding difference that was measured is allowed for."""
+"""Factor on the measured rounding difference that is allowed for."""
 Natural = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Score = Annotated[float, Field(strict=True)]
 HeadRow = tuple[Annotated[str, Field(strict=True, max_length=20)], Natural, Natural]
@@ -49,11 +49,11 @@ class Circuit(Record):
         return self
 
     def first(self, removals: int) -> Circuit:
-        """An order has prefixes: what a search for fewer removals finds."""
+        """Return the circuit after so many removals, which a shorter search would find."""
         return Circuit(order=self.order[:removals], trace=self.trace[:removals], start=self.start)
 
     def only(self, candidates: Sequence[Head]) -> Circuit:
-        """This one; ValueError where it names heads twice, or others."""
+        """Return the circuit; raise ValueError if it names a head twice, or no candidate."""
         if len(set(self.order)) != len(self.order) or not set(self.order) <= set(candidates):
             raise ValueError("names heads twice, or heads that are no candidates")
         return self
@@ -71,14 +71,14 @@ class SearchState(Resumable):
         self.noted()
 
     def read(self, candidates: Sequence[Head]) -> Circuit | None:
-        """Where an interrupted search stood; None where there is none."""
+        """Return the circuit that an interrupted search has saved; None if there is none."""
         if not there(self.path):
             return None
         with self.judged():
             texts = read_json(self.path, most=MAX_STATE)
-            found = self.position(texts, most=MAX_STATE)
+            position = self.position(texts, most=MAX_STATE)
             self.noted()
-            return Circuit.model_validate(found).only(candidates)
+            return Circuit.model_validate(position).only(candidates)
 
 
 class Search(ABC):
@@ -91,7 +91,7 @@ class Search(ABC):
 
     @abstractmethod
     def next(self, removed: Sequence[Head]) -> tuple[Head, float]:
-        """The head that goes, and the objective without it."""
+        """Return the head to remove, and the objective without it."""
 
 
 class Exact(Search):
@@ -134,8 +134,9 @@ class Exact(Search):
 
 @torch.inference_mode()
 def tolerance_of(problem: Problem, engine: Engine) -> float:
-    """How far a logit of the engine may be from the model's own: measured on a batch, times a
-    safety factor.
+    """Return how far a logit of the engine may be from the model's own.
+
+    It is the largest difference on a batch, times a safety factor.
 
     0 in half precision, where the two differ by more than candidates do: the search is then
     Algorithm 1 in the engine's own arithmetic.
@@ -167,16 +168,16 @@ def extract(
     if recorded is not None and budget <= len(recorded.order):
         return recorded.first(budget)
     # Other processes may not see the disk of the first, and must hear of its error.
-    found: Circuit | HydraError | None = None
+    saved: Circuit | HydraError | None = None
     if state is not None and problem.world.is_main:
         try:
-            found = state.read(problem.candidates)
+            saved = state.read(problem.candidates)
         except HydraError as error:
-            found = error
-    (found, *_) = problem.world.gather(found)
-    if isinstance(found, HydraError):
-        raise found
-    before = found or recorded
+            saved = error
+    (saved, *_) = problem.world.gather(saved)
+    if isinstance(saved, HydraError):
+        raise saved
+    before = saved or recorded
     start = problem.objective.value(measure(problem, ())) if before is None else before.start
     order = [] if before is None else [Head(*row) for row in before.order]
     trace = [] if before is None else [*before.trace]
@@ -184,8 +185,8 @@ def extract(
     while len(order) < budget:
         if progress is not None and problem.world.is_main:
             score = trace[-1] if trace else start
-            what = f"{len(order)}/{budget} heads removed, {problem.objective.kind} {score:.4f}"
-            progress(what, sum(rounds[: len(order)]), sum(rounds))
+            message = f"{len(order)}/{budget} heads removed, {problem.objective.kind} {score:.4f}"
+            progress(message, sum(rounds[: len(order)]), sum(rounds))
         head, score = search.next(order)
         order.append(head)
         trace.append(score)

@@ -48,19 +48,19 @@ class DebertaV2Config(TextEncoder):
     def _fits_distances(self) -> Self:
         half = self.position_buckets // 2
         fits = self.position_buckets <= 0 or 1 < half < self.farthest - 1
-        said = f"position_buckets {self.position_buckets}"
-        must((fits, f"{said} do not divide {self.farthest} distances"))
+        setting = f"position_buckets {self.position_buckets}"
+        must((fits, f"{setting} do not divide {self.farthest} distances"))
         return self
 
     @property
     def compared(self) -> frozenset[str]:
-        """Of c2p and p2c, which there is."""
-        said = self.pos_att_type or []
-        return frozenset(said.replace(" ", "").split("|") if isinstance(said, str) else said)
+        """Terms of attention that compare distances: c2p and p2c."""
+        terms = self.pos_att_type or []
+        return frozenset(terms.replace(" ", "").split("|") if isinstance(terms, str) else terms)
 
     @property
     def farthest(self) -> int:
-        """How many tokens apart two may be and still lie at different distances."""
+        """Largest distance, in tokens, that still has a place of its own."""
         return (
             self.max_relative_positions
             if self.max_relative_positions > 0
@@ -82,11 +82,11 @@ KIND = Kind(
     classifier=(("pooler.dense", "dim"), ("classifier", "classes")),
     weights_dropout=("attention.self.dropout", "attention.self.pos_dropout"),
 )
-"""What its modules are called."""
+"""Names of its modules."""
 
 
 def weights(config: DebertaV2Config, classes: int) -> Iterator[Weight]:
-    """All tensors of an unpruned classifier; without a classifier where there are no classes."""
+    """Yield all tensors of an unpruned classifier; without classes there is no classifier."""
     dim = config.hidden_size
     for weight in _embedding(config):
         yield weight.within("deberta", "text")
@@ -98,7 +98,7 @@ def weights(config: DebertaV2Config, classes: int) -> Iterator[Weight]:
 
 
 def _embedding(config: DebertaV2Config) -> Iterator[Weight]:
-    """Words, and the distances that all layers share."""
+    """Yield the embeddings of words, and of the distances that all layers share."""
     dim, width = config.hidden_size, config.embedding_size or config.hidden_size
     yield Weight("embeddings.word_embeddings.weight", (config.vocab_size, width), "embedding")
     if config.position_biased_input:
@@ -145,8 +145,10 @@ class DebertaV2(HFVariant):
         super().check_config(config, where)
         kernel = config.get("conv_kernel_size")
         if kernel not in (None, 0):
-            what = f"has a convolution beside its first layer (conv_kernel_size={str(kernel)[:60]})"
+            reason = (
+                f"has a convolution beside its first layer (conv_kernel_size={str(kernel)[:60]})"
+            )
             raise SurgeryError(
-                f"{where}: {what}, which is not supported",
+                f"{where}: {reason}, which is not supported",
                 hint="The nearest is a DeBERTa without it, such as hf:microsoft/deberta-v3-base.",
             )

@@ -76,7 +76,7 @@ def _block(layer: Any, at: int, row: tuple[int, ...], encoder: Any) -> Block:
 
 
 class Distances:
-    """What a layer's queries and keys say of the distance between two tokens."""
+    """Comparison of a layer's queries and keys with the distance between two tokens."""
 
     def __init__(self, attn: Any, encoder: Any, heads: tuple[int, ...], scale: float) -> None:
         self.attn, self.encoder, self.heads, self.scale = attn, encoder, heads, scale
@@ -92,22 +92,22 @@ class Distances:
         )
 
     def __call__(self, q: Tensor, k: Tensor, heads: Sequence[int]) -> Tensor:
-        """[batch, head, token, token] for these of its heads, whose queries are those of the
-        leading tokens.
-        """
+        """Return [batch, head, token, token] for these heads and the queries of the leading tokens."""
         from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
         attn, half = self.attn, self.attn.pos_ebd_size
         apart = build_relative_position(q, k, attn.position_buckets, attn.max_relative_positions)
         rows = attn.pos_dropout(self.encoder.get_rel_embedding())[None, : 2 * half]
         at = (apart + half).clamp(0, 2 * half - 1)[None].expand(*q.shape[:3], k.shape[2])
-        said = []
+        terms = []
         if self.keys is not None:
-            said.append((q @ self._heads(self.keys, rows, heads).mT).gather(-1, at))
+            terms.append((q @ self._heads(self.keys, rows, heads).mT).gather(-1, at))
         if self.queries is not None:
-            said.append((k @ self._heads(self.queries, rows, heads).mT).gather(-1, at.mT).mT)
-        return sum(said[1:], said[0]) * self.scale
+            terms.append((k @ self._heads(self.queries, rows, heads).mT).gather(-1, at.mT).mT)
+        return sum(terms[1:], terms[0]) * self.scale
 
     def _heads(self, projection: nn.Module, rows: Tensor, heads: Sequence[int]) -> Tensor:
-        (made,) = split_heads(projection(rows), 1, self.attn.attention_head_size)
-        return made if tuple(heads) == self.heads else made[:, positions(self.heads, heads)]
+        (projected,) = split_heads(projection(rows), 1, self.attn.attention_head_size)
+        return (
+            projected if tuple(heads) == self.heads else projected[:, positions(self.heads, heads)]
+        )

@@ -27,11 +27,11 @@ from hydrasurgeon.files.manifest import Tower
 from hydrasurgeon.heads import HeadAxis
 
 ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""How rotary positions may be stretched: by factors that do not depend on the length of a text."""
+"""Supported stretching of rotary positions, by factors that do not depend on a text's length."""
 
 
 class Rotation(Settings):
-    """How far positions are turned; `type` is what older files call `rope_type`."""
+    """Settings of the rotation of positions; `type` is the older name of `rope_type`."""
 
     rope_type: Literal[ROTATIONS] | None = None  # type: ignore[valid-type]
     type: Literal[ROTATIONS] | None = None  # type: ignore[valid-type]
@@ -87,12 +87,12 @@ class DecoderConfig(TextEncoder):
 
     @property
     def groups(self) -> int:
-        """How many keys there are, and with them heads that can be cut."""
+        """Number of keys, and with them of heads that can be cut."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def width(self) -> int:
-        """How many dimensions a key has."""
+        """Dimensions of a key."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
@@ -170,7 +170,7 @@ class GemmaConfig(DecoderConfig):
         return tuple(self.layer_types or self._every(2))
 
     def _every(self, pattern: int) -> list[str]:
-        """Local layers, and behind as many of them as make up a pattern one that sees all."""
+        """List the types of layers: the last of every `pattern` layers is global, others are local."""
         return [
             LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(self.num_hidden_layers)
         ]
@@ -195,7 +195,7 @@ LLAMA = Kind(
     ("LlamaForSequenceClassification",),
     classifier=(("score", "classes"),),
 )
-"""What its modules are called, and those of all others."""
+"""Names of its modules, and of those of all others."""
 KINDS: dict[str, Kind] = {
     "llama": LLAMA,
     "mistral": replace(LLAMA, record=MistralConfig, classes=("MistralForSequenceClassification",)),
@@ -216,7 +216,7 @@ DIVISIBLE = ("llama", *SANDWICHED)
 
 
 def weights(config: DecoderConfig, classes: int) -> Iterator[Weight]:
-    """All tensors of an unpruned classifier; without a classifier where there are no classes."""
+    """Yield all tensors of an unpruned classifier; without classes there is no classifier."""
     dim = config.hidden_size
     yield Weight("model.embed_tokens.weight", (config.vocab_size, dim), "embedding", "text")
     yield from stack("model.layers.{}", "text", config.num_hidden_layers, _layer(config))
@@ -252,7 +252,7 @@ def _layer(config: DecoderConfig) -> Iterator[Weight]:
 
 
 GENERATES = "ForCausalLM"
-"""How the name of a class ends whose model has no classifier yet."""
+"""Ending of the name of a class whose model has no classifier yet."""
 
 
 class Decoder(HFVariant):

@@ -62,7 +62,7 @@ def build(family: HFVariant, model: Model, kept: Kept, *, fresh: bool) -> Encode
         )
     if not reads_pooled(inner, model, config, fresh=fresh) and not model.num_classes:
         inner.score = Features()
-    return encoder_of(inner, model, config, kept, made=Decoder)
+    return encoder_of(inner, model, config, kept, module_type=Decoder)
 
 
 class Angles(nn.Module):
@@ -81,8 +81,9 @@ class Angles(nn.Module):
         self.speeds = {
             name.removesuffix(ending).strip("_") or None: getattr(stock, name) for name in names
         }
-        """By the type of layer, or for all layers under None; no buffers, which a cast of the model
-        would round.
+        """Rotation speeds by type of layer, or for all layers under None.
+
+        No buffers, because casts of the model would round them.
         """
         self.scales = {
             kind: float(
@@ -94,13 +95,13 @@ class Angles(nn.Module):
     def forward(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin for every dimension, in the dtype of `x`."""
+        """Return cos and sin for every dimension, in the dtype of `x`."""
         kind = layer_type if layer_type in self.speeds else None
         angles = position_ids[..., None].float() * self.speeds[kind].to(x.device)
-        both = torch.cat((angles, angles), dim=-1)
-        return (both.cos() * self.scales[kind]).to(x.dtype), (both.sin() * self.scales[kind]).to(
-            x.dtype
-        )
+        angles_twice = torch.cat((angles, angles), dim=-1)
+        return (angles_twice.cos() * self.scales[kind]).to(x.dtype), (
+            angles_twice.sin() * self.scales[kind]
+        ).to(x.dtype)
 
 
 def anatomy(decoder: Decoder) -> Anatomy:
@@ -141,8 +142,9 @@ def anatomy(decoder: Decoder) -> Anatomy:
 
 
 def _causal(ids: Tensor, mask: Tensor | None, hidden: Tensor, padding: int) -> Tensor:
-    """What hides later tokens and padding, and with the padding whatever stands behind the token
-    that is read.
+    """Return the mask of later tokens and padding.
+
+    With the padding it hides the tokens behind the last one that is read.
     """
     places = counted(hidden[0, :, 0])
     last = (places * (ids != padding)).amax(dim=1, keepdim=True)

@@ -26,7 +26,7 @@ from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.manifest import Model
 
 TEXT = "text_model"
-"""What its modules are called."""
+"""Prefix of its modules' names."""
 
 
 class ClipText(TextEncoder):
@@ -56,7 +56,7 @@ class SiglipText(TextEncoder):
 
 
 TEXTS = {"clip": Kind(ClipText, TEXT, "text", ()), "siglip": Kind(SiglipText, TEXT, "text", ())}
-"""How text towers are read, by the type of the whole."""
+"""Layouts of text towers, by the model type."""
 
 
 class Towers(Settings):
@@ -82,17 +82,17 @@ class Towers(Settings):
 
     @property
     def embed_dim(self) -> int:
-        """Where images and texts meet."""
+        """Width of the space in which images and texts are compared."""
         return self.projection_dim if self.model_type == "clip" else self.vision_config.hidden_size
 
     def library(self) -> dict[str, Any]:
-        """config.json, as far as the library needs it."""
-        said = {key: value for key, value in self.written().items() if key != "zero_shot"}
+        """Return config.json, as far as the library needs it."""
+        settings = {key: value for key, value in self.written().items() if key != "zero_shot"}
         towers = {
-            key: {name: value for name, value in said[key].items() if name != "model_type"}
+            key: {name: value for name, value in settings[key].items() if name != "model_type"}
             for key in ("vision_config", "text_config")
         }
-        return {**said, **towers}
+        return {**settings, **towers}
 
 
 ARCHS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
@@ -100,7 +100,7 @@ ARCHS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
 
 
 def read_towers(config: Mapping[str, Any], where: str) -> Towers:
-    """The record of a config.json as transformers and its users write it."""
+    """Parse a config.json as transformers and its users write it."""
     kind, at = config["model_type"], f"{where}: config.json"
     text = config.get("text_config_dict") or config.get("text_config") or {}
     if not isinstance(text, Mapping):
@@ -122,12 +122,12 @@ def read_towers(config: Mapping[str, Any], where: str) -> Towers:
 
 
 def towers_of(model: Model, where: str = "model.config") -> Towers:
-    """The record of a manifest's config; ManifestError where it is none."""
+    """Parse a manifest's config; raise ManifestError for an invalid one."""
     return parse(Towers, model.config, where, error=ManifestError)
 
 
 def weights(config: Towers) -> Iterator[Weight]:
-    """All tensors of the unpruned model."""
+    """Yield all tensors of the unpruned model."""
     clip, vision, text = config.model_type == "clip", config.vision_config, config.text_config
     width = text.hidden_size
     scalar = () if clip else (1,)
@@ -156,7 +156,7 @@ def weights(config: Towers) -> Iterator[Weight]:
 
 
 def _pool(vision: ClipConfig | SiglipConfig) -> Iterator[Weight]:
-    """SigLIP's attention pool, which stays whole."""
+    """Yield SigLIP's attention pool, which is not cut."""
     dim, inner = vision.hidden_size, vision.intermediate_size
     yield Weight("probe", (1, 1, dim), "readout")
     yield Weight("attention.in_proj_weight", (3 * dim, dim), "readout")

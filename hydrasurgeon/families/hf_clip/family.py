@@ -27,11 +27,11 @@ from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, st
 from hydrasurgeon.files.manifest import Model
 
 ALONE = "_vision_model"
-"""How the `model_type` of an image tower ends whose config lies in no other."""
+"""Ending of the `model_type` of an image tower with a config of its own."""
 
 
 class Tower(ImageEncoder):
-    """What config.json says of the image tower; nothing else of it reaches an image classifier."""
+    """The image tower's part of config.json, the only part that an image classifier reads."""
 
     image_size: Edge = 224
     patch_size: Edge = 32
@@ -55,15 +55,18 @@ class SiglipConfig(Tower):
     layer_norm_eps: Epsilon = 1e-6
 
     def library(self) -> dict[str, Any]:
-        made = super().library()
+        settings = super().library()
         # The classifier takes the mean of the patches: an attention pool would run for nothing.
-        return {**made, "vision_config": {**made["vision_config"], "vision_use_head": False}}
+        return {
+            **settings,
+            "vision_config": {**settings["vision_config"], "vision_use_head": False},
+        }
 
 
 CLIP = Kind(
     ClipConfig, "vision_model", "vision", ("CLIPForImageClassification",), layer="encoder.layers.{}"
 )
-"""What its modules are called."""
+"""Names of its modules."""
 KINDS: dict[str, Kind] = {
     "clip": CLIP,
     "siglip": Kind(
@@ -74,7 +77,7 @@ KINDS: dict[str, Kind] = {
 
 
 def flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A config.json with the image tower's sizes in it, and not in a record of their own."""
+    """Return a config.json with the image tower's sizes at the top level."""
     kind = str(config.get("model_type"))
     # Where older files have both, the library takes this one.
     tower = (
@@ -94,7 +97,7 @@ def flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def weights(config: Tower, classes: int) -> Iterator[Weight]:
-    """All tensors of an unpruned classifier; without a classifier where there are no classes."""
+    """Yield all tensors of an unpruned classifier; without classes there is no classifier."""
     dim = config.hidden_size
     for weight in _embedding(config):
         yield weight.within(CLIP.prefix, CLIP.tower)
@@ -131,7 +134,7 @@ def layer_weights(config: Encoder) -> Iterator[Weight]:
 
 
 def _pictures(present: Collection[str]) -> tuple[str, ...]:
-    """A tokenizer beside it is the text tower's."""
+    """Return the companions of an image classifier; a tokenizer belongs to the text tower."""
     return tuple(name for name in (PREPROCESSOR,) if name in present)
 
 
@@ -146,7 +149,7 @@ class HFClip(HFVariant):
         return isinstance(kind, str) and kind.removesuffix(ALONE) in KINDS
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
-        if any(bare.asked in kind.classes for kind in KINDS.values()):
+        if any(bare.arch_name in kind.classes for kind in KINDS.values()):
             bare = replace(bare, arch=None)  # of a file with both towers, this one
         return super().identify(replace(bare, config=flat(self.required_config(bare), bare.where)))
 

@@ -17,7 +17,7 @@ from hydrasurgeon.families.zero_shot import images_in
 
 
 def blocks(inner: Any, tower: str, kept: Sequence[Sequence[int]]) -> tuple[Block, ...]:
-    """A tower's layers."""
+    """Return a tower's layers as blocks."""
     none, layers = nn.Identity(), layers_of(inner, tower)
     sites = (attention_of(layer, tower, at, tuple(kept[at])) for at, layer in enumerate(layers))
     return tuple(
@@ -27,12 +27,12 @@ def blocks(inner: Any, tower: str, kept: Sequence[Sequence[int]]) -> tuple[Block
 
 
 def layers_of(inner: Any, tower: str) -> Sequence[Any]:
-    """A tower's layers, as the library has them."""
+    """Return a tower's layers, as the library has them."""
     return getattr(inner, f"{tower}_model").encoder.layers
 
 
 def of_images(inner: Any, kept: Sequence[Sequence[int]], *, clip: bool) -> dict[str, Any]:
-    """What the image tower is made of up to what reads it."""
+    """Return the image tower's parts, up to those that read it."""
     base = inner.vision_model
     embedding = (base.embeddings, base.pre_layrnorm) if clip else (base.embeddings,)
 

@@ -37,7 +37,7 @@ import hydrasurgeon as hs
 
 model = hs.load("DIR")  # transformers.{arch}.from_pretrained("DIR") too, if no head or neuron is gone
 """
-"""How a model card says to run it."""
+"""Code in a model card that runs the model."""
 
 
 class HFZeroShot(NamedClasses, OfImages):
@@ -50,10 +50,13 @@ class HFZeroShot(NamedClasses, OfImages):
     modules = "hydrasurgeon.families.hf_clip.zero_shot_modules"
 
     def recognises(self, bare: Bare) -> bool:
-        """Both towers; `--arch transformers:CLIPForImageClassification` reads that of images alone."""
+        """Return True for a model of both towers.
+
+        `--arch transformers:CLIPForImageClassification` reads the image tower alone.
+        """
         config = stock(bare.config or {})
         arch = ARCHS.get(str(config["model_type"]))
-        return arch is not None and config.get("architectures") == [arch] and bare.asked is None
+        return arch is not None and config.get("architectures") == [arch] and bare.arch_name is None
 
     def covers(self, model: Model) -> bool:
         return "text_config" in model.config
@@ -143,5 +146,5 @@ class HFZeroShot(NamedClasses, OfImages):
 
 
 def _of_texts(files: Mapping[str, str]) -> dict[str, str]:
-    """Without the file that says how images are prepared: the manifest holds what it said."""
+    """Return the companions without the preprocessor's file, whose content is in the manifest."""
     return {name: text for name, text in files.items() if name != PREPROCESSOR}

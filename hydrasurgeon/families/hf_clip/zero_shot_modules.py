@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.families.hf_clip.zero_shot import HFZeroShot
 
 HIGHEST = 2
-"""What old CLIPs call the token that a text is read at: it is the one of the highest number."""
+"""Number in old CLIPs' configs for the token with the highest id, at which a text is read."""
 
 
 class BothTowers(ZeroShot):
@@ -50,9 +50,7 @@ class BothTowers(ZeroShot):
         )
 
     def projected(self, name: str, pooled: Tensor) -> Tensor:
-        """CLIP's features, by the projection of this name; SigLIP's end where images and texts
-        meet.
-        """
+        """Return CLIP's features, by the projection of this name; SigLIP has no projection."""
         return getattr(self.model, name)(pooled) if self.clip else pooled
 
     def text_anatomy(self) -> Anatomy:
@@ -90,14 +88,14 @@ class BothTowers(ZeroShot):
 
 
 def build(_: HFZeroShot, model: Model, kept: Kept, *, fresh: bool) -> BothTowers:
-    """A model of the library with so many heads in each layer."""
+    """Build the library's model with the kept heads of each layer."""
     import transformers
 
     config = towers_of(model)
-    said = {key: value for key, value in config.library().items() if key != "model_type"}
+    settings = {key: value for key, value in config.library().items() if key != "model_type"}
     cls = getattr(transformers, ARCHS[config.model_type])
     with quietly(), construction(fresh=fresh):
-        inner: Any = cls(cls.config_class(**said))
+        inner: Any = cls(cls.config_class(**settings))
     for tower in ("vision", "text"):
         for layer, row in zip(layers_of(inner, tower), kept[tower], strict=True):
             shrink(attention_site(layer), row)
@@ -106,7 +104,10 @@ def build(_: HFZeroShot, model: Model, kept: Kept, *, fresh: bool) -> BothTowers
 
 
 def anatomy(module: BothTowers) -> Anatomy:
-    """Images run through the vision tower; the text tower stands beside it, in the readout."""
+    """Return the parts.
+
+    Images run through the vision tower; the text tower is a part of the readout.
+    """
     base, clip = module.model.vision_model, module.clip
 
     def features(stack: Stack) -> Tensor:
@@ -127,21 +128,22 @@ def anatomy(module: BothTowers) -> Anatomy:
 def tokens(
     texts: Sequence[str], *, files: Mapping[str, str], facts: tuple[str, int, int, str]
 ) -> Tensor:
-    """Token ids of texts, as the type's own processor makes them; `facts`: the type, tokens of a
-    text, words, and what class the tokenizer is of.
+    """Return the token ids of texts, as the type's own processor makes them.
+
+    `facts` are the type, the tokens of a text, the number of words, and the tokenizer's class.
     """
     kind, length, words, called = facts
     if kind == "siglip":
         texts = [canonical(text, bare=called.startswith("SiglipTokenizer")) for text in texts]
     read = _tokenizer(tuple(sorted(files.items())), kind, words)
-    made = read(
+    encoded = read(
         list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
     )
-    return made["input_ids"]
+    return encoded["input_ids"]
 
 
 def canonical(text: str, *, bare: bool) -> str:
-    """As SigLIP's texts are written: in lower case, the first version's without punctuation."""
+    """Write a text as SigLIP's: in lower case, for the first version without punctuation."""
     text = text.lower()
     return (
         re.sub(r"\s+", " ", text.translate(str.maketrans("", "", string.punctuation))).strip()

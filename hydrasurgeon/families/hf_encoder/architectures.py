@@ -22,10 +22,10 @@ from hydrasurgeon.families.settings import (
     Pair,
     Settings,
     Size,
-    known,
     pair,
     parse,
     patches,
+    pick_fields,
 )
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
 from hydrasurgeon.files.foreign import must
@@ -36,7 +36,8 @@ ACTIVATIONS = "gelu|gelu_10|gelu_accurate|gelu_fast|gelu_new|gelu_python|gelu_py
 # One of them.
 Activation = Annotated[str, Field(pattern=f"^({ACTIVATIONS})$")]
 UNCLASSIFIED = ("add_pooling_layer", "prediction_head")
-"""What a record says of a file without a classifier, and no config.json of a classifier does."""
+"""Settings of a record for a file without a classifier, which a classifier's config.json never has.
+"""
 # What norms add to a variance: transformers takes no whole number for it.
 Epsilon = Annotated[float, Field(gt=0, le=1e12)]
 NONE = ("attn_logit_softcapping", "pad_token_id", "sliding_window")
@@ -46,8 +47,9 @@ Spread = Annotated[float, Field(ge=0)]
 
 
 class Facts(Settings):
-    """What config.json says of a file rather than of an architecture: it follows from the manifest
-    later.
+    """Settings of config.json that belong to a file, not to an architecture.
+
+    Later they follow from the manifest.
     """
 
     architectures: list[str] | None = None
@@ -77,7 +79,7 @@ class Encoder(Settings):
     use_swiglu_ffn: Literal[False] | None = None
 
     def library(self) -> dict[str, Any]:
-        """What the library's own record is made of."""
+        """Return the settings for the library's own record."""
         return self.written()
 
     @property
@@ -110,7 +112,7 @@ class TextEncoder(Encoder):
 
     @property
     def longest(self) -> int:
-        """How many tokens there are positions for."""
+        """Number of tokens for which there are positions."""
         return self.max_position_embeddings
 
 
@@ -200,10 +202,10 @@ class RegistersConfig(Dinov2Config):
 
 @dataclass(frozen=True)
 class Kind:
-    """What one model type is called on disk; `{}` stands for the layer."""
+    """Names of one model type on disk; `{}` stands for the layer."""
 
     record: type[Encoder]
-    """What is read of its config.json."""
+    """Record of its config.json."""
     prefix: str
     tower: str
     classes: tuple[str, ...]
@@ -220,12 +222,12 @@ class Kind:
     of_words: str | None = None
     """The model that answers for every token, where the type has one."""
     word_head: bool = False
-    """Whether its classifier stands behind the same head as the usual one's."""
+    """True if its classifier stands behind the same head as the usual one's."""
     classifier: tuple[tuple[str, str], ...] = (("classifier", "classes"),)
     """Linear layers of the classifier with their output: `dim` or `classes`."""
     pooler: bool = False
     fewer_heads: bool = False
-    """Whether the library builds heads that do not add up to the width."""
+    """True if the library builds heads that do not add up to the width."""
     weights_dropout: tuple[str, ...] = ()
     """The modules within a layer that drop what makes attention weights; none where there is only a
     rate.
@@ -336,20 +338,20 @@ KINDS: dict[str, Kind] = {
 
 
 def stock_config(raw: Mapping[str, Any], where: str, kinds: Mapping[str, Kind] = KINDS) -> Encoder:
-    """The record of a config.json as transformers and its users write it: what it does not know is
-    left out.
-    """
+    """Parse a config.json as transformers and its users write it, without unknown settings."""
     record = kinds[raw["model_type"]].record
-    said = {
-        key: value for key, value in known(record, raw).items() if value is not None or key in NONE
+    settings = {
+        key: value
+        for key, value in pick_fields(record, raw).items()
+        if value is not None or key in NONE
     }
-    return parse(record, said, where)
+    return parse(record, settings, where)
 
 
 def config_of(
     model: Model, where: str = "model.config", kinds: Mapping[str, Kind] = KINDS
 ) -> Encoder:
-    """The record of a manifest's config; ManifestError where it is none."""
+    """Parse a manifest's config; raise ManifestError for an invalid one."""
     kind = model.config.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:
         hint = f"Supported model types: {', '.join(KINDS)}."
@@ -358,8 +360,9 @@ def config_of(
 
 
 def class_name(kind: Kind, model: Model) -> str:
-    """The table's own spelling of a model's class: the only one that may reach code or an
-    attribute's name.
+    """Return the table's own spelling of a model's class.
+
+    Only this spelling may reach code or an attribute's name.
     """
     return kind.all_classes[kind.all_classes.index(model.arch)]
 
@@ -387,7 +390,7 @@ def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
 
 
 def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
-    """All tensors of an unpruned classifier; without a classifier where there are no classes."""
+    """Yield all tensors of an unpruned classifier; without classes there is no classifier."""
     kind, dim = KINDS[config.model_type], config.hidden_size
     embeddings = _pictures(config) if isinstance(config, ImageEncoder) else _words(config)
     yield from (Weight(f"{kind.prefix}.{n}", s, "embedding", kind.tower) for n, s in embeddings)
@@ -408,7 +411,7 @@ def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
 
 
 def pooled(table: Iterable[Weight], dim: int, classes: int) -> Iterator[Weight]:
-    """The tensors of a model whose pooled tokens one linear layer classifies."""
+    """Yield the tensors of a model whose pooled tokens one linear layer classifies."""
     replaced = re.compile(r"pooler\.|head\.")
     for weight in table:
         if weight.part == "classifier" or (

@@ -28,28 +28,28 @@ from hydrasurgeon.families.settings import (
     Images,
     Settings,
     Texts,
-    known,
     pair,
     parse,
+    pick_fields,
 )
 from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import Model
 
 PREPROCESSOR = "preprocessor_config.json"
-"""How images are prepared, in the words of transformers."""
+"""File with the preparation of images, in the words of transformers."""
 CONFIG = "tokenizer_config.json"
-"""What class the tokenizer is of, and its options."""
+"""File with the tokenizer's class and options."""
 WHOLE = "tokenizer.json"
 """Holds all that the vocabularies hold, and how to use it."""
 VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
-"""What the words are called in older tokenizers."""
+"""Vocabulary files of older tokenizers."""
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 """Words with a role, such as [CLS], and words beyond the vocabulary, in older tokenizers."""
 SPECIAL_KEYS = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
     "additional_special_tokens",
 )
-"""What special_tokens_map.json may say."""
+"""Allowed keys of special_tokens_map.json."""
 CONFIG_KEYS = (
     *(
         *SPECIAL_KEYS,
@@ -62,8 +62,7 @@ CONFIG_KEYS = (
     *("tokenize_chinese_chars", "add_prefix_space", "trim_offsets", "split_by_punct", "unk_id"),
     "model_input_names",
 )
-"""What tokenizer_config.json may say: what changes which ids a text becomes, and which of its
-outputs a model reads.
+"""Allowed keys of tokenizer_config.json: those that change ids, or the outputs that a model reads.
 """
 # The largest vocabularies in use, written as JSON, have 35 MB.
 MAX_BYTES = 64 << 20
@@ -77,24 +76,24 @@ CLASSES = re.compile(
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet's colours: what the library takes unless a config names others."""
 HALVES = ((0.5,), (0.5,))
-"""What the library takes for ViTs, and for images of other than three colours."""
+"""The library's default for ViTs, and for images of other than three colours."""
 OPENAI = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-"""What it takes for CLIP."""
+"""The library's default for CLIP."""
 RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """PIL's ways to resize, by its numbers."""
 
 
 class Usual(NamedTuple):
-    """How images are prepared where no file says it."""
+    """Preparation of images without a file that says it."""
 
     squash: bool
-    """Whether to a size whatever their shape, or by their shortest edge."""
+    """True to resize both edges to a fixed size; False to resize the shortest edge."""
     larger: float
-    """Than what is then cut out."""
+    """Factor of the resized edge over the crop."""
     resample: int
     colours: tuple[tuple[float, ...], tuple[float, ...]]
     white: bool = True
-    """Whether white lies behind transparent colours."""
+    """True if white lies behind transparent colours."""
 
 
 CROPPED = Usual(False, 256 / 224, 3, IMAGENET)
@@ -107,7 +106,7 @@ USUAL = {
     "clip": Usual(False, 1.0, 3, OPENAI),
     "siglip": Usual(True, 1.0, 3, HALVES),
 }
-"""By model type."""
+"""Usual preparation of images, by model type."""
 # Height and width, or the shortest edge.
 Sides = dict[Literal["height", "width", "shortest_edge"], Edge]
 
@@ -134,7 +133,7 @@ class Reader(Settings):
 
 
 def companions(present: Collection[str]) -> tuple[str, ...]:
-    """The files of a directory that live data needs, and no others."""
+    """Return the files of a directory that live data needs."""
     vocabularies = (WHOLE,) if WHOLE in present else VOCABULARIES
     wanted = (*vocabularies, CONFIG, SPECIAL, ADDED, PREPROCESSOR)
     return tuple(name for name in wanted if name in present)
@@ -153,27 +152,32 @@ def padded_right(model: Model, files: Mapping[str, str]) -> tuple[Model, dict[st
 
 
 def check_files(files: Mapping[str, str], where: str) -> None:
-    """CheckpointError for small files that say what they may not; vocabularies are read when texts
-    are.
+    """Raise CheckpointError for small files that say what they may not.
+
+    Vocabularies are read with the texts.
     """
     _tokenizer(files, where)
     _processor(files, where)
 
 
 def _tokenizer(files: Mapping[str, str], where: str) -> dict[str, dict[str, Any]]:
-    """What the small files of a tokenizer may say, with a class that runs no code of a repository."""
+    """Return the allowed settings of a tokenizer's small files.
+
+    Its class runs no code of a repository.
+    """
     small = {name: _mapping(files, name, where) for name in (CONFIG, SPECIAL, ADDED)}
     for name, keys in ((CONFIG, CONFIG_KEYS), (SPECIAL, SPECIAL_KEYS)):
         small[name] = {key: small[name][key] for key in keys if small[name].get(key) is not None}
     config = small[CONFIG]
-    called = parse(Reader, known(Reader, config), f"{where}: {CONFIG}").tokenizer_class
+    called = parse(Reader, pick_fields(Reader, config), f"{where}: {CONFIG}").tokenizer_class
     if any(type(number) is not int or number < 0 for number in small[ADDED].values()):
         raise CheckpointError(f"{where}: {ADDED}: a word has no number")
     if not CLASSES.fullmatch(called):
         if WHOLE not in files:
-            what = f"{where}: {CONFIG}: tokenizer_class {called[:60]!r} is not supported without {WHOLE}"
+            message = f"{where}: {CONFIG}: tokenizer_class {called[:60]!r} is not supported without {WHOLE}"
             raise CheckpointError(
-                what, hint="Save the tokenizer by transformers once, which writes tokenizer.json."
+                message,
+                hint="Save the tokenizer by transformers once, which writes tokenizer.json.",
             )
         config["tokenizer_class"] = GENERIC
     return small
@@ -181,7 +185,7 @@ def _tokenizer(files: Mapping[str, str], where: str) -> dict[str, dict[str, Any]
 
 def _processor(files: Mapping[str, str], where: str) -> Processor:
     raw, place = _mapping(files, PREPROCESSOR, where), f"{where}: {PREPROCESSOR}"
-    read = parse(Processor, known(Processor, raw), place)
+    read = parse(Processor, pick_fields(Processor, raw), place)
     for sides in (read.size, read.crop_size):
         if isinstance(sides, dict) and {*sides} not in ({"height", "width"}, {"shortest_edge"}):
             raise CheckpointError(f"{place}: a size has height and width, or shortest_edge")
@@ -194,9 +198,9 @@ def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
         raise CheckpointError(f"{where}: {name}: is not a record (it is a {type(raw).__name__})")
     if "auto_map" in raw:
         # We execute nothing, but who loads what we write may trust its code: ours.
-        what = f"{where}: {name}: runs code of its own (auto_map), which is not executed"
+        message = f"{where}: {name}: runs code of its own (auto_map), which is not executed"
         raise CheckpointError(
-            what, hint="If transformers' own classes do as well, take auto_map out of it."
+            message, hint="If transformers' own classes do as well, take auto_map out of it."
         )
     return raw
 
@@ -204,8 +208,9 @@ def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
 def load_tokenizer(
     files: Mapping[str, str], model_type: str, words: int, reader: str = "AutoTokenizer"
 ) -> Any:
-    """transformers' tokenizer of these files, each rewritten with what it may say; ids are below
-    `words`. `reader` is the class that reads them.
+    """Load transformers' tokenizer from these files, each rewritten with allowed settings.
+
+    Ids must be below `words`. `reader` is the class that reads the files.
     """
     import transformers
 
@@ -233,20 +238,20 @@ def load_tokenizer(
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         with blamed(f"{where} cannot be made of {named}", hide=folder), quietly():
-            made = getattr(transformers, reader).from_pretrained(
+            tokenizer = getattr(transformers, reader).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-    if made.pad_token_id is None:
+    if tokenizer.pad_token_id is None:
         raise CheckpointError(
             f"{where} has no token for padding", hint=f"Name one as pad_token in {CONFIG}."
         )
-    _check_numbers(made.get_vocab().values(), words, where)
-    return made
+    _check_numbers(tokenizer.get_vocab().values(), words, where)
+    return tokenizer
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Newer releases print what they think of token numbers, which nothing here uses."""
+    """Silence what newer releases print about token numbers, which nothing here uses."""
     from transformers import logging
 
     verbosity = logging.get_verbosity()
@@ -258,7 +263,7 @@ def quietly() -> Iterator[None]:
 
 
 def _numbers(vocabulary: Any) -> list[int]:
-    """The words' numbers in a tokenizer.json or vocab.json, as far as it has the shape of one."""
+    """List the words' numbers in a tokenizer.json or vocab.json, as far as it has the shape of one."""
     if not isinstance(vocabulary, dict):
         return []
     model, added = vocabulary.get("model"), vocabulary.get("added_tokens")
@@ -275,12 +280,12 @@ def _numbers(vocabulary: Any) -> list[int]:
 def _check_numbers(numbers: Iterable[int], words: int, where: str) -> None:
     beyond = max(numbers, default=0)
     if beyond >= words:
-        what = f"{where} has a word number {beyond}, the model has {words} words (vocab_size)"
-        raise CheckpointError(what, hint="Bring back the tokenizer that belongs to the model.")
+        message = f"{where} has a word number {beyond}, the model has {words} words (vocab_size)"
+        raise CheckpointError(message, hint="Bring back the tokenizer that belongs to the model.")
 
 
 def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[str, Any]:
-    """What the companions say, else what is usual for the type."""
+    """Return the preparation from the companions, else the usual one of the type."""
     recorded = {"files_sha256": files_sha256(files)} if files else {}
     if isinstance(config, TextEncoder):
         limit = _tokenizer(files, where)[CONFIG].get("model_max_length", config.longest)
@@ -288,8 +293,10 @@ def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[st
             Texts, {"max_length": min(config.longest, int(limit)), **recorded}, where
         ).written()
     assert isinstance(config, ImageEncoder)
-    said, place = _processor(files, where), f"{where}: {PREPROCESSOR}"
-    images = parse(Images, {**_sizing(config, said), **_colours(config, said), **recorded}, place)
+    processor, place = _processor(files, where), f"{where}: {PREPROCESSOR}"
+    images = parse(
+        Images, {**_sizing(config, processor), **_colours(config, processor), **recorded}, place
+    )
     check_size(config, images, place, CheckpointError)
     return images.written()
 
@@ -305,7 +312,7 @@ def check_size(
 
 
 def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
-    """Resizing and cropping."""
+    """Return the settings of resizing and cropping."""
     usual = USUAL[config.model_type]
     size, crop = (
         (processor.size, processor.crop_size)
@@ -332,13 +339,13 @@ def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
 
 
 def white_behind(config: Encoder, files: Mapping[str, str]) -> bool:
-    """Whether the processor converts to RGB, which puts white behind a transparent colour."""
+    """Return True if the processor converts to RGB, which puts white behind a transparent colour."""
     converts = _processor(files, config.model_type).do_convert_rgb
     return USUAL[config.model_type].white if converts is None else converts
 
 
 def _usual_sizes(config: ImageEncoder) -> tuple[Sides, Sides]:
-    """How images are resized for models of this type, and what is cut out."""
+    """Return the usual sizes for models of this type: of resizing, and of the crop."""
     height, width = pair(config.image_size)
     # DINOv2 was trained at 518 and is used at 224, and so are the others with the size they have.
     if isinstance(config, Dinov2Config) and min(height, width) >= 224:
@@ -365,7 +372,7 @@ def _colours(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
 
 
 def image_processor(model: Model) -> str:
-    """The text of preprocessor_config.json, also for a checkpoint that came without one."""
+    """Return the text of preprocessor_config.json, also for a checkpoint that came without one."""
     images = parse(Images, model.preprocess, "model.preprocess")
     _, height, width = images.input_size
     share, squash = images.crop_pct or 1.0, images.crop_mode == "squash"
@@ -388,6 +395,6 @@ def check_recorded(model: Model, files: Mapping[str, str], where: str) -> None:
     """Refuse companions that are not the ones the manifest speaks of, or say what they may not."""
     recorded = model.preprocess.get("files_sha256")
     if files and recorded is not None and recorded != files_sha256(files):
-        what = f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}"
-        raise Disagreement(what, hint="Restore the matching files.")
+        message = f"{where}: the manifest belongs to another tokenizer or preprocessor than {', '.join(files)}"
+        raise Disagreement(message, hint="Restore the matching files.")
     check_files(files, where)

@@ -22,11 +22,11 @@ OLD_MODES = {
 }
 """Switches that stood in the place of its words before version 6."""
 MAX_BYTES = 1 << 20
-"""Of each of the three files."""
+"""Largest size of each of the three files, in bytes."""
 
 
 def pooling_of(described: Mapping[str, str], where: str) -> Pooling | None:
-    """What modules.json asks for; None where there is none, or only the first module."""
+    """Return the pooling of modules.json; None without it, or if it has only the first module."""
     if MODULES not in described:
         return None
     modules = parse_json(described[MODULES], f"{where}: {MODULES}", most=MAX_BYTES)
@@ -62,7 +62,7 @@ def _mode(described: Mapping[str, str], where: str) -> str:
 
 
 def longest(described: Mapping[str, str], where: str) -> int | None:
-    """How many tokens of a text are read, where that is said."""
+    """Return the number of tokens of a text that are read, if it is recorded."""
     at = f"{where}: {LIMITS}"
     record = parse_json(described.get(LIMITS, "{}"), at, most=MAX_BYTES)
     limit = record.get("max_seq_length") if isinstance(record, dict) else None

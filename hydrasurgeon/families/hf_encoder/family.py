@@ -53,7 +53,7 @@ from hydrasurgeon.families.hf_encoder.embedders import (
     pooling_of,
 )
 from hydrasurgeon.families.hf_encoder.vocabulary import closed, trimmed_files
-from hydrasurgeon.families.settings import Images, Texts, known, parse
+from hydrasurgeon.families.settings import Images, Texts, parse, pick_fields
 from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import OF_WORDS, Manifest, Model, ProblemName, Tower
 from hydrasurgeon.heads import NEURONS, Layers, even
@@ -70,9 +70,7 @@ if TYPE_CHECKING:
 TASK = re.compile(
     r"For(?!MaskedLM|PreTraining|MaskedImageModeling|(?:Sequence|Image|Token)Classification)([A-Z]\w*)$"
 )
-"""How the name of a class tells that its head is for another task than to classify an input, or to
-pretrain.
-"""
+"""Pattern of class names for other tasks than to classify an input, or to pretrain."""
 WHOLE = "Supported: classifiers that choose one class, say yes or no, or name any number of labels, for a whole input or for each of its words."
 """The hint where a model is made for another task."""
 OTHERS: tuple[tuple[str, Any, str], ...] = (
@@ -82,17 +80,16 @@ OTHERS: tuple[tuple[str, Any, str], ...] = (
 )
 """Settings of config.json, what they must be, and what other values ask for."""
 LAYER = re.compile(r"\.layers?\.(\d+)\.(.*)")
-"""How the names of modules tell that they are within a layer, and what they are called there."""
+"""Pattern of names of modules within a layer, with their name there."""
 TOKENS = re.compile(r"\.(word_embeddings|tok_embeddings|embed_tokens)\.weight$")
 """The name of the table of tokens."""
 
 MODELLING = "modeling_hydrasurgeon"
-"""What is written for transformers to run a cut model."""
+"""Name of the module that transformers runs for a cut model."""
 TEMPLATE = f'ARCH = "{KINDS["bert"].classes[0]}"'
 """The line of the modelling file in which the class stands that it builds on."""
 OWN_TYPE = "hydrasurgeon_"
-"""What stands before the `model_type` of a config.json whose weights stock transformers would not
-recognise.
+"""Prefix of the `model_type` of a config.json whose weights stock transformers would not recognise.
 """
 STOCK = "load with trust_remote_code=True"
 """Stands there as the name of the weight file, so that transformers' own classes raise."""
@@ -116,7 +113,7 @@ from transformers import {auto}, pipeline
 model = {auto}.from_pretrained("DIR"{trust})
 classify = pipeline("{task}", model="DIR"{trust})
 """
-"""How a model card says to run it with transformers."""
+"""Code in a model card that runs the model with transformers."""
 CUT = """
 # Without trust_remote_code=True transformers raises: it has no class of its own for these heads.
 """
@@ -133,7 +130,7 @@ class OfImages(Family):
 
     @abstractmethod
     def config(self, model: Model) -> Any:
-        """The record of a manifest's config, of the image tower where there are two."""
+        """Return the record of a manifest's config, of the image tower if there are two."""
 
 
 class HFEncoder(OfImages):
@@ -149,7 +146,7 @@ class HFEncoder(OfImages):
     check_files = staticmethod(check_recorded)
     padded_right = staticmethod(padded_right)
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
-    """What config.json says and what tensors are called, by model type."""
+    """Layouts of config.json and of tensor names, by model type."""
     reader: ClassVar[str] = "AutoTokenizer"
     """The class of transformers that reads tokenizers."""
     modules = "hydrasurgeon.families.hf_encoder.modules"
@@ -158,7 +155,7 @@ class HFEncoder(OfImages):
         tensors, files, where = bare.tensors, bare.files, bare.where
         config = self.required_config(bare)
         self.check_config(config, where)
-        facts = parse(Facts, known(Facts, config), f"{where}: config.json")
+        facts = parse(Facts, pick_fields(Facts, config), f"{where}: config.json")
         read = stock_config(config, f"{where}: config.json", self.kinds)
         check_files(files, where)
         kind = self.kinds[read.model_type]
@@ -204,8 +201,8 @@ class HFEncoder(OfImages):
         config = self.config(model, f"{where}: model.config")
         classes = self.kinds[config.model_type].all_classes
         if model.arch not in classes:
-            what = f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}"
-            raise ManifestError(what, hint=f"Known: {', '.join(classes)}.")
+            message = f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}"
+            raise ManifestError(message, hint=f"Known: {', '.join(classes)}.")
         super().check(model, towers, where)
         pooled = model.pooling not in (None, OF_WORDS)
         words = model.arch == self.kinds[config.model_type].of_words
@@ -225,12 +222,13 @@ class HFEncoder(OfImages):
             )
 
     def pools(self, config: Encoder) -> bool:
-        """Whether its texts may be pooled as a sentence embedder's are."""
+        """Return True if its texts may be pooled as a sentence embedder's are."""
         return isinstance(config, TextEncoder)
 
     def unclassified(self, config: Encoder, names: Collection[str]) -> Encoder:
-        """The record of a file without a classifier: what of a classifier's input it holds
-        nevertheless.
+        """Return the record of a file without a classifier.
+
+        The file may hold parts of a classifier's input nevertheless.
         """
         kind = self.kinds[config.model_type]
         if (
@@ -250,39 +248,39 @@ class HFEncoder(OfImages):
         return isinstance(kind, str) and kind in self.kinds
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
-        facts = parse(Facts, known(Facts, config), f"{where}: config.json")
+        facts = parse(Facts, pick_fields(Facts, config), f"{where}: config.json")
         names, kind = facts.architectures or [], str(config.get("model_type"))[:60]
         decoder = config.get("is_decoder") or any(
             "CausalLM" in name or "LMHeadModel" in name for name in names
         )
         layouts = [
-            f"{what} ({key}={str(config[key])[:60]})"
-            for key, fine, what in OTHERS
+            f"{reason} ({key}={str(config[key])[:60]})"
+            for key, fine, reason in OTHERS
             if config.get(key, fine) not in (fine, None)
         ]
         task = TASK.search(names[0]) if names else None
         error: type[HydraError] = SurgeryError
         hint = supported(config)
         if config.get("auto_map"):
-            what = "runs code of its own (auto_map, trust_remote_code), which is not executed"
+            reason = "runs code of its own (auto_map, trust_remote_code), which is not executed"
             if kind in self.kinds:
                 hint = f"If transformers' own {kind} model runs it as well, take auto_map out of its config.json."
         elif decoder:
-            what = f"{kind} is a decoder of a type that is not supported"
+            reason = f"{kind} is a decoder of a type that is not supported"
         elif kind not in self.kinds:
-            what = f"transformers:{kind} is not supported"
+            reason = f"transformers:{kind} is not supported"
         elif layouts:
-            what = f"has {layouts[0]}, which is not supported"
+            reason = f"has {layouts[0]}, which is not supported"
         elif task is not None:
             words = re.sub("(?<=[a-z])(?=[A-Z])", " ", task[1]).lower()
-            what = f"{names[0][:80]} is made for {words[:80]}, which is not supported"
+            reason = f"{names[0][:80]} is made for {words[:80]}, which is not supported"
             error, hint = CheckpointError, WHOLE
         else:
             return
-        raise error(f"{where}: {what}", hint=hint)
+        raise error(f"{where}: {reason}", hint=hint)
 
     def config(self, model: Model, where: str = "model.config") -> Encoder:
-        """The record of a manifest's config."""
+        """Return the record of a manifest's config."""
         return config_of(model, where, self.kinds)
 
     def kind(self, model: Model) -> Kind:
@@ -308,22 +306,22 @@ class HFEncoder(OfImages):
         return pooled(table, config.hidden_size, classes)
 
     def table_of(self, config: Encoder, model: Model) -> Iterator[Weight]:
-        """The tensors of the architecture as its library has it."""
+        """Yield the tensors of the architecture as its library has it."""
         return weights(config, model.arch, model.num_classes)
 
     def with_classes(
         self, model: Model, count: int, labels: tuple[str, ...] | None, *, words: bool = False
     ) -> Model:
         config = {key: value for key, value in model.config.items() if key not in UNCLASSIFIED}
-        made: dict[str, Any] = {"num_classes": count, "labels": labels, "config": config}
+        changes: dict[str, Any] = {"num_classes": count, "labels": labels, "config": config}
         kind = self.kind(model)
         if words and kind.of_words is not None:
-            made |= {"arch": kind.of_words, "pooling": OF_WORDS}
+            changes |= {"arch": kind.of_words, "pooling": OF_WORDS}
         elif words:
             return super().with_classes(model, count, labels, words=True)
         elif by_words(model):
-            made |= {"arch": kind.classes[0], "pooling": None}
-        return model.model_copy(update=made)
+            changes |= {"arch": kind.classes[0], "pooling": None}
+        return model.model_copy(update=changes)
 
     def directory(self, manifest: Manifest) -> dict[str, str]:
         model = manifest.model
@@ -383,7 +381,10 @@ class HFEncoder(OfImages):
         return self.sizes_of(self.config(manifest.model), heads, width)
 
     def sizes_of(self, config: Encoder, heads: int, width: int | None) -> dict[str, Any] | None:
-        """Fields of the record for so many heads and neurons in every layer; None: all neurons."""
+        """Return the record's fields for so many heads and neurons in every layer.
+
+        `width` None stands for all neurons. The result is None if the library cannot build it.
+        """
         sizes: dict[str, Any] = {}
         if heads != config.num_attention_heads:
             if not self.kinds[config.model_type].fewer_heads:
@@ -400,9 +401,7 @@ class HFEncoder(OfImages):
         return {**sizes, "mlp_ratio": ratio}
 
     def _heads(self, manifest: Manifest) -> dict[str, Any] | None:
-        """What the generated modelling file must know; None where stock transformers builds the
-        model.
-        """
+        """Return the settings of the modelling file; None if stock transformers builds the model."""
         ((name, tower),) = manifest.towers.items()
         if manifest.kind != "hydra":
             if not self._cut(manifest):
@@ -421,24 +420,28 @@ class HFEncoder(OfImages):
         for weight in first:
             assert weight.heads is not None
             tensors[weight.group][weight.name.replace(".0.", ".{}.")] = [*astuple(weight.heads)]
-        made = {
+        settings = {
             "members": [member.kept[name] for member in manifest.members],
             "head_dim": tower.head_dim,
             "head_tensors": tensors[name],
             **_pooling(manifest.model),
         }
         if any(member.kept_neurons for member in manifest.members):
-            each = [
+            member_neurons = [
                 self._neurons(manifest.model, m.kept_neurons or {}, name) for m in manifest.members
             ]
-            made |= {"member_neurons": each, "neuron_tensors": tensors[f"{name}{NEURONS}"]}
-        return made
+            settings |= {
+                "member_neurons": member_neurons,
+                "neuron_tensors": tensors[f"{name}{NEURONS}"],
+            }
+        return settings
 
     def _neurons(
         self, model: Model, kept: Mapping[str, Layers] | None, tower: str
     ) -> dict[str, Any]:
-        """Which neurons every layer keeps, a bit for each in a hexadecimal number; nothing where
-        all stay.
+        """Return the kept neurons of every layer, a bit for each in a hexadecimal number.
+
+        Empty if all stay.
         """
         if kept is None:
             return {}
@@ -489,11 +492,11 @@ class HFEncoder(OfImages):
                 f"{model.arch}: its positions count from its pad token's id, which would change",
                 hint="Its vocabulary cannot be trimmed.",
             )
-        made = trimmed_files(raw, kept, files)
+        new_files = trimmed_files(raw, kept, files)
         (name,) = (w.name for w in self.weights(model) if TOKENS.search(w.name))
-        prepared = {**model.preprocess, "files_sha256": files_sha256(made)}
+        prepared = {**model.preprocess, "files_sha256": files_sha256(new_files)}
         changes = {"config": smaller.written(), "preprocess": prepared}
-        return model.model_copy(update=changes), made, name, kept
+        return model.model_copy(update=changes), new_files, name, kept
 
     def dropouts(self, module: nn.Module) -> Iterator[nn.Dropout]:
         from torch import nn
@@ -532,31 +535,31 @@ class HFVariant(HFEncoder):
 
 
 ROTATED = ("rope_scaling", "rope_parameters")
-"""Where config.json says how far rotary positions are turned: once, or by the type of layer."""
+"""Keys of config.json with the rotation of positions: once, or by the type of layer."""
 
 
 def check_rotation(config: Mapping[str, Any], where: str, fine: Sequence[str]) -> None:
     """Refuse rotary positions that are stretched in other ways than these."""
-    said = [value for key in ROTATED if isinstance(value := config.get(key), Mapping)]
+    records = [value for key in ROTATED if isinstance(value := config.get(key), Mapping)]
     for scaling in (
-        *said,
-        *(one for each in said for one in each.values() if isinstance(one, Mapping)),
+        *records,
+        *(one for record in records for one in record.values() if isinstance(one, Mapping)),
     ):
         kind = scaling.get("rope_type", scaling.get("type"))
         if kind not in (None, *fine):
-            what = f"stretches its rotary positions by the length of a text ({str(kind)[:60]})"
+            reason = f"stretches its rotary positions by the length of a text ({str(kind)[:60]})"
             hint = f"Supported: rope_type {', '.join(fine)}."
-            raise SurgeryError(f"{where}: {what}, which is not supported", hint=hint)
+            raise SurgeryError(f"{where}: {reason}, which is not supported", hint=hint)
 
 
 def stock(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json, ours or another's, with the `model_type` that transformers knows."""
+    """Return a config.json, ours or another's, with the `model_type` that transformers knows."""
     kind = config.get("model_type")
     return {**config, "model_type": kind.removeprefix(OWN_TYPE) if isinstance(kind, str) else kind}
 
 
 def is_cut(manifest: Manifest) -> bool:
-    """Whether these weights are not those of a model as transformers knows it."""
+    """Return True if these weights are not those of a model that transformers knows."""
     if manifest.kind == "hydra" or manifest.kept_neurons is not None:
         return True
     if _classifies_pooled(manifest.model):
@@ -569,17 +572,17 @@ def is_cut(manifest: Manifest) -> bool:
 
 
 def by_words(model: Model) -> bool:
-    """Whether a model answers for every word."""
+    """Return True if a model answers for every word."""
     return model.pooling == OF_WORDS
 
 
 def _classifies_pooled(model: Model) -> bool:
-    """Whether a linear layer reads pooled tokens, for which transformers has no class."""
+    """Return True if a linear layer reads pooled tokens, for which transformers has no class."""
     return model.pooling not in (None, OF_WORDS) and model.num_classes > 0
 
 
 def _pooling(model: Model) -> dict[str, Any]:
-    """What a directory's config.json says of it."""
+    """Return the pooling for a directory's config.json."""
     if model.pooling is None or by_words(model):
         return {}
     return {"pooling": model.pooling.model_dump()}
@@ -590,16 +593,14 @@ def _reads_text(model: Model) -> bool:
 
 
 def _auto(model: Model) -> str:
-    """The auto class that loads a directory."""
+    """Return the name of the auto class that loads a directory."""
     if by_words(model):
         return "AutoModelForTokenClassification"
     return f"AutoModelFor{'Sequence' if _reads_text(model) else 'Image'}Classification"
 
 
 def supported(config: Mapping[str, Any]) -> str:
-    """The model types of all families that read transformers' files, and the one that is most like
-    a config's.
-    """
+    """Return a hint with all supported model types, and the one most like a config's."""
     kinds = {
         name: kind
         for family in families()
@@ -619,7 +620,7 @@ def supported(config: Mapping[str, Any]) -> str:
 
 
 def _problem(facts: Facts, classes: int, *, of_words: bool) -> dict[str, Any]:
-    """The kind of problem, where the number of outputs does not tell it."""
+    """Return the kind of problem, where the number of outputs does not determine it."""
     if not classes:
         return {}
     if of_words:
@@ -628,7 +629,7 @@ def _problem(facts: Facts, classes: int, *, of_words: bool) -> dict[str, Any]:
 
 
 def _classes(classifier: str, names: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> int:
-    """How many classes the file's classifier tells apart; 0 where there is none."""
+    """Return the number of classes of the file's classifier; 0 without one."""
     for name in (f"{classifier}.weight", "cls_classifier.weight"):
         if name in names:
             return next(iter(tensors[names[name]].shape), 0)

@@ -25,10 +25,10 @@ ARCH = "BertForSequenceClassification"
 models.
 """
 MODELLING = "modeling_hydrasurgeon"
-"""What this file is called in a directory."""
+"""Name of this file in a directory."""
 Base: Any = getattr(transformers, ARCH)
 WEIGHTS = "model.safetensors"
-"""What the library calls the weights in a directory."""
+"""The library's name of the weights in a directory."""
 STOCK = "load with trust_remote_code=True"
 """Stands in config.json where the library looks for the name of a weight file, so that its own
 classes raise: they would fill what they do not find at random.
@@ -64,7 +64,7 @@ class SavesCode:
         return False
 
     def save_pretrained(self, folder: Any, **options: Any) -> None:
-        """A directory that the auto classes load again, and Trainer resumes from."""
+        """Save a directory that the auto classes load again, and Trainer resumes from."""
         os.makedirs(folder, exist_ok=True)
         with open(__file__, encoding="utf-8") as file:
             text = file.read()
@@ -164,7 +164,9 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
         unions = [(kepts, recorded["head_tensors"], recorded["head_dim"])]
         neurons = recorded.get("member_neurons", [{}] * len(kepts))
         if "neuron_tensors" in recorded:
-            unions.append(([neurons_of(each) for each in neurons], recorded["neuron_tensors"], 1))
+            unions.append(
+                ([neurons_of(record) for record in neurons], recorded["neuron_tensors"], 1)
+            )
         members = []
         for number, kept in enumerate(kepts):
             single = copy.deepcopy(config)
@@ -186,13 +188,14 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
         return model
 
     def tie_weights(self, *_: Any, **__: Any) -> None:
-        """Members share parameters, which loading fills in place."""
+        """Do nothing: members share parameters, which loading fills in place."""
 
     def save_pretrained(  # type: ignore[override]
         self, folder: Any, state_dict: Mapping[str, Tensor] | None = None, **options: Any
     ) -> None:
-        """A directory that `from_pretrained` reads, and Trainer resumes from: every member's own
-        tensors under its number.
+        """Save a directory that `from_pretrained` reads, and Trainer resumes from.
+
+        Every member's own tensors lie under its number.
         """
         tied = self._tied_weights_keys or ()
         seen: set[int] = set()
@@ -205,18 +208,18 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
         super().save_pretrained(folder, state_dict=written, **options)
 
     def member_logits(self, *inputs: Any, **named: Any) -> Tensor:
-        """[batch, member, class]"""
+        """Return the members' logits, [batch, member, class]."""
         return torch.stack([member(*inputs, **named).logits for member in self.members], dim=1)
 
     def forward(self, *inputs: Any, labels: Tensor | None = None, **named: Any) -> Any:
         named.pop("return_dict", None)
-        each = self.member_logits(*inputs, **named).float()
+        member_logits = self.member_logits(*inputs, **named).float()
         if self.config.problem_type == "regression":
-            logits = each.mean(dim=1)
+            logits = member_logits.mean(dim=1)
         elif says_yes(self.config):
-            logits = log_odds(each)
+            logits = log_odds(member_logits)
         else:
-            probs = each.softmax(dim=-1).mean(dim=1)
+            probs = member_logits.softmax(dim=-1).mean(dim=1)
             logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
         loss = None if labels is None else loss_of(self.config, logits, labels)
         output = (
@@ -228,14 +231,14 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
 
 
 # Trainer hands on the columns that the signature names.
-for own in (PrunedModel, HydraModel):
-    own.forward.__signature__ = inspect.signature(Base.forward)  # type: ignore[attr-defined, union-attr]
+for model_class in (PrunedModel, HydraModel):
+    model_class.forward.__signature__ = inspect.signature(Base.forward)  # type: ignore[attr-defined, union-attr]
 # Pipelines know classifiers by the name of their class.
 PrunedModel.__name__ = HydraModel.__name__ = ARCH
 
 
 def classify_pooled(model: Any, classifier: nn.Module) -> None:
-    """One layer in the place of all that the library's classifier does to tokens."""
+    """Replace all that the library's classifier does to tokens by one layer."""
     base = getattr(model, encoder_name(model))
     for owner, name in (
         (base, "pooler"),
@@ -249,7 +252,7 @@ def classify_pooled(model: Any, classifier: nn.Module) -> None:
 
 
 def classified(model: Any, pooling: Mapping[str, Any], inputs: Mapping[str, Any]) -> Tensor:
-    """What the classifier makes of pooled tokens."""
+    """Return the classifier's logits for pooled tokens."""
     hidden = getattr(model, encoder_name(model))(**inputs).last_hidden_state
     mask = inputs.get("attention_mask")
     real = torch.ones_like(hidden[..., 0]) if mask is None else mask
@@ -258,7 +261,7 @@ def classified(model: Any, pooling: Mapping[str, Any], inputs: Mapping[str, Any]
 
 
 def pool(hidden: Tensor, real: Tensor, mode: str, normalize: bool) -> Tensor:
-    """Tokens [batch, token, dim] as one vector each, by sentence-transformers' definitions."""
+    """Pool tokens [batch, token, dim] to one vector each, by sentence-transformers' definitions."""
     if mode == "mean":
         weight = real[..., None].to(hidden.dtype)
         vector = (hidden * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1e-9)
@@ -273,18 +276,18 @@ def pool(hidden: Tensor, real: Tensor, mode: str, normalize: bool) -> Tensor:
 
 
 def says_yes(config: Any) -> bool:
-    """Whether each logit says yes or no for itself."""
+    """Return True if each logit answers yes or no by itself."""
     return config.num_labels == 1 or config.problem_type == "multi_label_classification"
 
 
-def log_odds(each: Tensor) -> Tensor:
-    """Logits [batch, member, label] → those whose sigmoid is the mean of the members' sigmoids."""
+def log_odds(member_logits: Tensor) -> Tensor:
+    """Return the logits whose sigmoid is the mean of the sigmoids of [batch, member, label]."""
     log_p = nn.functional.logsigmoid
-    return log_p(each).logsumexp(dim=1) - log_p(-each).logsumexp(dim=1)
+    return log_p(member_logits).logsumexp(dim=1) - log_p(-member_logits).logsumexp(dim=1)
 
 
 def loss_of(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
-    """Of logarithms of probabilities, of log-odds, or of numbers."""
+    """Return the loss of log-probabilities, of log-odds, or of numbers."""
     if config.problem_type == "regression":
         return nn.functional.mse_loss(logits[:, 0], labels.to(logits.dtype).reshape(-1))
     if says_yes(config):
@@ -295,8 +298,9 @@ def loss_of(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def listed(config: Any) -> list[list[list[int]]]:
-    """The heads that every layer of every member keeps; a wrong list would run other heads than it
-    says.
+    """Return the heads that every layer of every member keeps.
+
+    A wrong list is refused, because it would run other heads than it says.
     """
     recorded = getattr(config, "hydrasurgeon", None) or {}
     members: Any = recorded["members"] if "members" in recorded else [recorded.get("kept")]
@@ -326,7 +330,7 @@ def listed(config: Any) -> list[list[list[int]]]:
 
 
 def neurons_of(recorded: Mapping[str, Any]) -> list[list[int]]:
-    """The neurons that every layer keeps; nothing where all stay."""
+    """Return the neurons that every layer keeps; empty if all stay."""
     neurons = recorded.get("neurons") or {"bits": [], "width": 0}
     rows = [int(bits, 16) for bits in neurons["bits"]]
     if any(not 0 < row < 1 << neurons["width"] for row in rows):
@@ -339,8 +343,10 @@ def member_weights(
     number: int,
     unions: Sequence[tuple[Sequence[Sequence[Sequence[int]]], Mapping[str, Sequence[int]], int]],
 ) -> dict[str, Tensor]:
-    """A member's tensors; `cut` names those that hold heads, `{}` for the layer, with their axis,
-    blocks and queries.
+    """Return a member's tensors.
+
+    `unions` hold the members' kept heads or neurons, the names of their tensors (`{}` stands for
+    the layer) with axis, blocks and queries, and the size of one of them.
     """
     cuts = {}
     for kepts, cut, size in unions:
@@ -376,19 +382,23 @@ def member_weights(
 
 
 def shared_by_all(members: Sequence[nn.Module]) -> list[str]:
-    """The names of parameters that are one and the same in all members."""
-    each = [dict(member.named_parameters(remove_duplicate=False)) for member in members]
-    return [name for name, p in each[0].items() if all(other.get(name) is p for other in each[1:])]
+    """List the names of parameters that are one and the same in all members."""
+    parameters = [dict(member.named_parameters(remove_duplicate=False)) for member in members]
+    return [
+        name
+        for name, p in parameters[0].items()
+        if all(other.get(name) is p for other in parameters[1:])
+    ]
 
 
 def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `from_pretrained` that say where files come from."""
+    """Return the options of `from_pretrained` that say where files come from."""
     names = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
     return {key: options[key] for key in names if key in options}
 
 
 def stored_tensors(path: Any, hub: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """The tensors of a directory: those of one file, or of the files that an index names."""
+    """Load the tensors of a directory: those of one file, or of the files that an index names."""
     file = cached_file(path, WEIGHTS, _raise_exceptions_for_missing_entries=False, **hub)
     places: list[Any] = [file]
     if file is None:
@@ -398,7 +408,7 @@ def stored_tensors(path: Any, hub: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def share_equal(members: Sequence[nn.Module]) -> None:
-    """One parameter in place of those that are equal in several members."""
+    """Replace parameters that are equal in several members by a single one."""
     parameters: dict[str, list[nn.Parameter]] = {}
     for member in members:
         for name, parameter in list(member.named_parameters()):
@@ -415,7 +425,7 @@ def share_equal(members: Sequence[nn.Module]) -> None:
 
 
 def encoder_name(model: Any) -> str:
-    """What a classifier calls its encoder; those of CLIP and SigLIP are not named by their prefix."""
+    """Return the name of a classifier's encoder; CLIP's and SigLIP's is not their prefix."""
     prefix: str = model.base_model_prefix
     return prefix if hasattr(model, prefix) else "vision_model"
 
@@ -492,7 +502,7 @@ def attention_site(layer: Any) -> AttentionSite:
 
 
 def shrink(site: AttentionSite, row: Sequence[int]) -> None:
-    """Room for these heads; what the new parameters hold is up to whoever loads the weights."""
+    """Make room for these heads; the new parameters get their values when weights are loaded."""
     width, module = len(row) * site.head_dim, site.module
     columns = width * site.queries
     for name in ("num_attention_heads", "n_heads", "num_heads"):
@@ -519,8 +529,9 @@ def shrink(site: AttentionSite, row: Sequence[int]) -> None:
 
 
 def shrink_mlp(layer: nn.Module, site: AttentionSite, count: int) -> None:
-    """Room for so many neurons: all linears of a layer but the attention's are its MLP's, W_2 the
-    last.
+    """Make room for so many neurons.
+
+    All linear layers but the attention's are the MLP's, with W_2 as the last.
     """
     attention = {id(linear) for linear in (*site.projections, site.out)}
     *first, last = (
@@ -535,8 +546,9 @@ def shrink_mlp(layer: nn.Module, site: AttentionSite, count: int) -> None:
 
 
 def without_heads(module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-    """What an attention without heads passes on; older versions count tokens by what no head leaves
-    over.
+    """Return the output of an attention without heads.
+
+    Older versions count tokens by the heads' outputs, which are then empty.
     """
     nothing = hidden_states.new_zeros(*hidden_states.shape[:-1], 0)
     out = next(
@@ -555,8 +567,9 @@ def room(like: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
 
 
 def own_columns(row: Sequence[int]) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-    """MPNet's table of relative positions has a column for every head; a pruned layer uses those of
-    its own.
+    """Return a hook that selects the columns of the kept heads.
+
+    MPNet's table of relative positions has a column for every head.
     """
 
     def select(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

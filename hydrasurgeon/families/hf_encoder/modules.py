@@ -82,12 +82,15 @@ class Encoder(DiskNamed):
         places = fields.pop(WORDS, None)
         if self.pooling is not None and self.pooling["mode"] != WORDS:
             return classified(self.model, self.pooling, fields)
-        made = self.model(**fields) if isinstance(inputs, Mapping) else self.model(inputs)
-        logits: Tensor = made.logits
+        output = self.model(**fields) if isinstance(inputs, Mapping) else self.model(inputs)
+        logits: Tensor = output.logits
         return logits if places is None else of_words(logits, places)
 
     def disk_name(self, name: str) -> str:
-        """`model.vit.layers.0.…`, as the module has it → `vit.encoder.layer.0.…`, as files have it."""
+        """Map a parameter's name in the module to that in files.
+
+        `model.vit.layers.0.…` → `vit.encoder.layer.0.…`
+        """
         name = name.removeprefix("model.")
         if self.kind in ("vit", "deit", *DINOV2):
             rules = RENAMES["attention"] + (RENAMES["vit"] if self.kind not in DINOV2 else ())
@@ -97,7 +100,7 @@ class Encoder(DiskNamed):
 
 
 def build(family: HFEncoder, model: Model, kept: Kept, *, fresh: bool) -> Encoder:
-    """A model of the library with so many heads in each layer."""
+    """Build the library's model with the kept heads of each layer."""
     config, kind = family.config(model), family.kind(model)
     inner = stock_model(model, kind, library_config(model, config), fresh=fresh)
     if not reads_pooled(inner, model, config, fresh=fresh) and not model.num_classes:
@@ -107,17 +110,20 @@ def build(family: HFEncoder, model: Model, kept: Kept, *, fresh: bool) -> Encode
 
 
 def encoder_of(
-    inner: Any, model: Model, config: Config, kept: Kept, made: type[Encoder] = Encoder
+    inner: Any, model: Model, config: Config, kept: Kept, module_type: type[Encoder] = Encoder
 ) -> Encoder:
-    """The library's model with room for the kept heads of each layer."""
+    """Return the library's model with room for the kept heads of each layer."""
     rows = kept["vision" if "vision" in kept else "text"]
     for layer, row in zip(encoder_layers(inner), rows, strict=True):
         shrink(attention_site(layer), row)
-    return made(inner, config.model_type, rows, model.pooling)
+    return module_type(inner, config.model_type, rows, model.pooling)
 
 
 def reads_pooled(inner: Any, model: Model, config: Config, *, fresh: bool) -> bool:
-    """Whether pooled tokens are read: then by one layer, or none where there are no classes."""
+    """Replace the classifier if pooled tokens are read; return True if they are.
+
+    One layer then reads them, or none without classes.
+    """
     if model.pooling in (None, OF_WORDS):
         return False
     classifier: nn.Module = Features()
@@ -132,7 +138,7 @@ def reads_pooled(inner: Any, model: Model, config: Config, *, fresh: bool) -> bo
 
 
 def stock_model(model: Model, kind: Kind, config: Any, *, fresh: bool) -> Any:
-    """The library's own model, whole; its weights are drawn only where they will not be loaded."""
+    """Build the library's own unpruned model; draw its weights only if none will be loaded."""
     import transformers
 
     with construction(fresh=fresh):
@@ -140,23 +146,24 @@ def stock_model(model: Model, kind: Kind, config: Any, *, fresh: bool) -> Any:
 
 
 def library_config(model: Model, config: Config) -> Any:
-    """transformers' own record of a model."""
+    """Return transformers' own record of a model."""
     from transformers import AutoConfig
 
-    said = {key: value for key, value in config.library().items() if key not in UNCLASSIFIED}
+    settings = {key: value for key, value in config.library().items() if key not in UNCLASSIFIED}
     labels = dict(enumerate(model.labels or ()))
     with quietly():
-        made = AutoConfig.for_model(said.pop("model_type"), **said)
-    made.num_labels = max(1, model.num_classes)
+        library_record = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    library_record.num_labels = max(1, model.num_classes)
     if labels:
-        made.id2label, made.label2id = labels, {label: i for i, label in labels.items()}
-    return made
+        library_record.id2label, library_record.label2id = (
+            labels,
+            {label: i for i, label in labels.items()},
+        )
+    return library_record
 
 
 class Features(nn.Module):
-    """In the place of a classifier that is not there: the first token's features, or what was
-    pooled already.
-    """
+    """Replacement of a missing classifier: the first token's features, or pooled ones unchanged."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden[:, 0] if hidden.dim() == 3 else hidden
@@ -178,7 +185,7 @@ def _behead(inner: Any, config: Config, kind: Kind) -> None:
 
 
 def real_buffers(inner: nn.Module) -> None:
-    """Position ids are no weights, so no file brings them: they must not stay on the meta device."""
+    """Create position ids off the meta device: they are no weights, so no file brings them."""
     for part in inner.modules():
         for name, buffer in list(part.named_buffers(recurse=False)):
             if buffer.is_meta:
@@ -219,7 +226,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
 
 
 def pooled_logits(inner: Any, pooling: Mapping[str, Any], stack: Stack) -> Tensor:
-    """What the classifier makes of the last layer's tokens."""
+    """Return the logits for the last layer's tokens."""
     vector = stack.hidden
     if pooling["mode"] != WORDS:
         vector = pool(vector, real_tokens(stack), pooling["mode"], pooling["normalize"])
@@ -262,12 +269,12 @@ def _embedding(base: Any, kind: str) -> tuple[Callable[[Any], Stack], tuple[nn.M
 
 
 def fields_of(inputs: Any) -> Mapping[str, Tensor]:
-    """What a tokenizer gives, or token ids alone."""
+    """Return a tokenizer's outputs by name; token ids alone get their name."""
     return inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
 
 
 def padding(mask: Tensor | None, hidden: Tensor) -> Tensor | None:
-    """What hides tokens that are none, by an attention mask of ones and zeros."""
+    """Return the bias that hides padding, from an attention mask of ones and zeros."""
     if mask is None:
         return None
     return (1 - mask[:, None, None].to(hidden.dtype)) * torch.finfo(hidden.dtype).min
@@ -276,7 +283,7 @@ def padding(mask: Tensor | None, hidden: Tensor) -> Tensor | None:
 def _reader(
     inner: Any, base: Any, kind: str
 ) -> tuple[Callable[[Tensor], Tensor], tuple[nn.Module, ...]]:
-    """Final norm, pooling and classifier."""
+    """Return final norm, pooling and classifier as one function, and their parts."""
     if kind == "bert":
         return lambda hidden: inner.classifier(base.pooler(hidden)), (base.pooler, inner.classifier)
     if kind == "distilbert":
@@ -287,11 +294,11 @@ def _reader(
     if kind in DINOV2:
         first = 1 + getattr(inner.config, "num_register_tokens", 0)
 
-        def both(hidden: Tensor) -> Tensor:
+        def read_all(hidden: Tensor) -> Tensor:
             tokens = base.layernorm(hidden)
             return inner.classifier(torch.cat([tokens[:, 0], tokens[:, first:].mean(dim=1)], dim=1))
 
-        return both, (base.layernorm, inner.classifier)
+        return read_all, (base.layernorm, inner.classifier)
     if hasattr(inner, "cls_classifier"):
 
         def mean(hidden: Tensor) -> Tensor:
@@ -315,7 +322,7 @@ def attention_of(
     scale: float | None = None,
     **more: Any,
 ) -> Attention:
-    """A layer's heads, with their projections as the library has them."""
+    """Return a layer's heads, with their projections as the library has them."""
     parts = attention_site(layer)
     return Attention(
         tower=tower,

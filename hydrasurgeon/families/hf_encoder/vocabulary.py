@@ -17,11 +17,11 @@ from hydrasurgeon.families.hf_encoder.companions import CONFIG, SPECIAL, WHOLE
 FIRST = 8
 """So many ids stay whatever texts say: libraries expect some roles by number."""
 BYTE = re.compile("<0x[0-9A-F]{2}>")
-"""What characters fall to that have no token of their own."""
+"""Tokens of single bytes, for characters without a token of their own."""
 
 
 def closed(raw: Mapping[str, Any], wanted: Iterable[int]) -> list[int]:
-    """These ids of a tokenizer.json and those that it cannot do without, in rising order."""
+    """Return these ids of a tokenizer.json and those that it needs, in rising order."""
     model = raw["model"]
     ids = _numbered(model)
     names = {number: token for token, number in ids.items()}
@@ -57,7 +57,7 @@ def closed(raw: Mapping[str, Any], wanted: Iterable[int]) -> list[int]:
 
 
 def renumbered(raw: dict[str, Any], kept: list[int]) -> dict[str, Any]:
-    """A tokenizer.json of these ids alone, which then count from 0 on."""
+    """Return a tokenizer.json of these ids alone, which then count from 0 on."""
     new = {old: at for at, old in enumerate(kept)}
     model = dict(raw["model"])
     ids, prefix = _numbered(model), model.get("continuing_subword_prefix") or ""
@@ -83,11 +83,11 @@ def renumbered(raw: dict[str, Any], kept: list[int]) -> dict[str, Any]:
 
 
 def trimmed_files(raw: dict[str, Any], kept: list[int], files: Mapping[str, str]) -> dict[str, str]:
-    """The companions with this tokenizer.json alone: what says the same in older words goes."""
+    """Return the companions with this tokenizer.json alone; older files with the same content go."""
     new = {old: at for at, old in enumerate(kept)}
-    made = {WHOLE: json.dumps(renumbered(raw, kept), ensure_ascii=False)}
+    new_files = {WHOLE: json.dumps(renumbered(raw, kept), ensure_ascii=False)}
     if SPECIAL in files:
-        made[SPECIAL] = files[SPECIAL]
+        new_files[SPECIAL] = files[SPECIAL]
     if CONFIG in files:
         config = json.loads(files[CONFIG])
         if "added_tokens_decoder" in config:
@@ -96,28 +96,28 @@ def trimmed_files(raw: dict[str, Any], kept: list[int], files: Mapping[str, str]
             }
         if "unk_id" in config:
             config["unk_id"] = new[config["unk_id"]]
-        made[CONFIG] = json.dumps(config, indent=2, ensure_ascii=False)
-    return made
+        new_files[CONFIG] = json.dumps(config, indent=2, ensure_ascii=False)
+    return new_files
 
 
 def _numbered(model: Mapping[str, Any]) -> dict[str, int]:
-    """Ids by token."""
+    """Return ids by token."""
     if model["type"] == "Unigram":
         return {token: at for at, (token, _) in enumerate(model["vocab"])}
     return dict(model["vocab"])
 
 
 def _mapped(part: Any, new: Mapping[int, int]) -> Any:
-    """What puts special tokens around a text, with other ids."""
+    """Return a post-processor, which puts special tokens around a text, with the new ids."""
     if isinstance(part, list):
-        return [_mapped(each, new) for each in part]
+        return [_mapped(entry, new) for entry in part]
     if not isinstance(part, dict):
         return part
-    made = {key: _mapped(value, new) for key, value in part.items()}
+    mapped = {key: _mapped(value, new) for key, value in part.items()}
     if "ids" in part:
-        made["ids"] = [new[number] for number in part["ids"]]
+        mapped["ids"] = [new[number] for number in part["ids"]]
     for key in ("sep", "cls"):
         if isinstance(part.get(key), list):
             token, number = part[key]
-            made[key] = [token, new[number]]
-    return made
+            mapped[key] = [token, new[number]]
+    return mapped

@@ -61,7 +61,7 @@ class ModernBertConfig(TextEncoder):
     local_attention: Annotated[Size, Field(ge=2)] = 128
     rope_parameters: dict[LayerType, Rotation | None] | None = None
     prediction_head: bool = False
-    """Whether a file without a classifier has what lies in front of one."""
+    """True if a file without a classifier has the layers in front of one."""
     global_rope_theta: Theta = 160_000.0
     local_rope_theta: Theta = 10_000.0
 
@@ -87,7 +87,7 @@ class ModernBertConfig(TextEncoder):
 
     @property
     def thetas(self) -> dict[str, float]:
-        """How slowly the slowest pair of dimensions turns, for each type of layer."""
+        """Wavelength (divided by 2π) of the slowest pair of dimensions, for each type of layer."""
         thetas = {GLOBAL: float(self.global_rope_theta), LOCAL: float(self.local_rope_theta)}
         recorded = (self.rope_parameters or {}).items()
         return thetas | {
@@ -106,11 +106,11 @@ KIND = Kind(
     word_head=True,
     classifier=(("head.dense", "dim"), ("classifier", "classes")),
 )
-"""What its modules are called."""
+"""Names of its modules."""
 
 
 def weights(config: ModernBertConfig, classes: int) -> Iterator[Weight]:
-    """All tensors of an unpruned classifier; without a classifier where there are no classes."""
+    """Yield all tensors of an unpruned classifier; without classes there is no classifier."""
     dim, biased = config.hidden_size, config.norm_bias
     words = Weight("tok_embeddings.weight", (config.vocab_size, dim), "embedding")
     for weight in (words, *norm("norm", dim, "embedding", bias=biased)):

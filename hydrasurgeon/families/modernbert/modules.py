@@ -48,8 +48,9 @@ def build(family: ModernBert, model: Model, kept: Kept, *, fresh: bool) -> Encod
 
 
 class Angles(nn.Module):
-    """How far each pair of dimensions is turned at each position, in float32 whatever the weights
-    are rounded to.
+    """Rotation angles of each pair of dimensions at each position.
+
+    They stay in float32 whatever the weights are rounded to.
     """
 
     def __init__(self, config: ModernBertConfig) -> None:
@@ -58,12 +59,12 @@ class Angles(nn.Module):
         self.head_dim = config.hidden_size // config.num_attention_heads
 
     def forward(self, x: Tensor, positions: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
-        """cos and sin for every dimension, in the dtype of `x`."""
+        """Return cos and sin for every dimension, in the dtype of `x`."""
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=x.device)
         speeds = 1.0 / self.thetas[layer_type] ** (pairs / self.head_dim)
         angles = positions[..., None].float() * speeds
-        both = torch.cat((angles, angles), dim=-1)
-        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+        angles_twice = torch.cat((angles, angles), dim=-1)
+        return angles_twice.cos().to(x.dtype), angles_twice.sin().to(x.dtype)
 
 
 def anatomy(encoder: Encoder) -> Anatomy:
@@ -111,7 +112,7 @@ def anatomy(encoder: Encoder) -> Anatomy:
 def rotation(
     base: Any, layer_type: str | None, of: str = "modernbert"
 ) -> Callable[[Tensor], Tensor]:
-    """How a layer turns queries and keys by their positions, as the library's models `of` a type do."""
+    """Return the function that rotates a layer's queries and keys, as models `of` a type do."""
     apply = imported(f"transformers.models.{of}.modeling_{of}:apply_rotary_pos_emb")
 
     def rotate(heads: Tensor) -> Tensor:
@@ -124,16 +125,18 @@ def rotation(
 
 
 def counted(numbers: Tensor) -> Tensor:
-    """0, 1, 2, … for as many numbers as there are: an exporter would freeze a length that is asked
-    for.
+    """Return 0, 1, 2, … for as many numbers as there are.
+
+    An exporter would freeze a length that the code reads.
     """
     one = numbers.isnan()
     return (one | ~one).float().cumsum(0) - 1
 
 
 def window(far: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What hides tokens that are `far` from the one that looks, by how many places they stand
-    before it.
+    """Return a function that gives the bias which hides distant tokens.
+
+    `far` reads how many places a token stands before the one that looks.
     """
 
     def hide(hidden: Tensor) -> Tensor:

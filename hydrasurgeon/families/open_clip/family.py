@@ -26,10 +26,10 @@ from hydrasurgeon.families.settings import (
     Positive,
     Settings,
     Size,
-    known,
     pair,
     parse,
     patches,
+    pick_fields,
 )
 from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm, stack
 from hydrasurgeon.files.decided import BESIDE
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # What OpenCLIP's own configurations of ViTs are called; only shown, never looked up.
 NAME = re.compile(r"CLIP|ViT-[A-Za-z0-9._-]{1,60}")
 PREFIX = {"vision": "visual.transformer", "text": "transformer"}
-"""Where each tower's layers lie in the module."""
+"""Prefix of each tower's layers in the module."""
 COLOURS = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
 """OpenAI's mean and deviation: what OpenCLIP takes unless a config names others."""
 CROP = {"shortest": "center", "squash": "squash"}
@@ -51,7 +51,7 @@ import hydrasurgeon as hs
 
 model = hs.load("DIR")  # open_clip.create_model("local-dir:DIR") too, if no head is gone
 """
-"""How a model card says to run it with OpenCLIP."""
+"""Code in a model card that runs the model with OpenCLIP."""
 
 
 SUPPORTED = (
@@ -156,7 +156,7 @@ class Config(Settings):
         return self
 
     def library(self) -> dict[str, Any]:
-        """The arguments of open_clip.CLIP."""
+        """Return the arguments of open_clip.CLIP."""
         return {key: value for key, value in self.written().items() if key != "zero_shot"}
 
 
@@ -170,9 +170,7 @@ class Preprocess(Settings):
 
 
 def stock_config(raw: Any, where: str) -> Config:
-    """The record of a model_cfg as OpenCLIP writes it; SurgeryError for models whose heads lie
-    elsewhere.
-    """
+    """Parse a model_cfg as OpenCLIP writes it; raise SurgeryError if its heads lie elsewhere."""
     lacking = [
         part
         for part in PARTS[1:]
@@ -180,28 +178,28 @@ def stock_config(raw: Any, where: str) -> Config:
     ]
     if lacking:
         raise CheckpointError(f"{where}: model_cfg: {lacking[0]} is missing or no record")
-    others = [
+    unsupported = [
         f"{part}.{key}"
         for part in PARTS[1:]
         for key in FOREIGN
         if raw[part].get(key) not in (None, False, "default")
     ]
     if isinstance(raw["vision_cfg"].get("layers"), list):
-        others.append("a ResNet as its image tower")
-    others += [key for key in ("multimodal_cfg", "custom_text") if raw.get(key)]
-    if others:
-        raise SurgeryError(f"{where}: has {others[0]}, which is not supported", hint=SUPPORTED)
+        unsupported.append("a ResNet as its image tower")
+    unsupported += [key for key in ("multimodal_cfg", "custom_text") if raw.get(key)]
+    if unsupported:
+        raise SurgeryError(f"{where}: has {unsupported[0]}, which is not supported", hint=SUPPORTED)
     # open_clip itself refuses a key that it does not know.
-    said = {key: value for key, value in raw.items() if key not in ("custom_text", "zero_shot")}
+    settings = {key: value for key, value in raw.items() if key not in ("custom_text", "zero_shot")}
     for part in PARTS[1:]:
-        said[part] = {
+        settings[part] = {
             k: v for k, v in raw[part].items() if k not in FOREIGN and not k.startswith(INERT)
         }
-    return parse(Config, said, f"{where}: model_cfg")
+    return parse(Config, settings, f"{where}: model_cfg")
 
 
 def config_of(model: Model, where: str = "model.config") -> Config:
-    """The record of a manifest's config; ManifestError where it is none."""
+    """Parse a manifest's config; raise ManifestError for an invalid one."""
     return parse(Config, model.config, where, error=ManifestError)
 
 
@@ -221,14 +219,16 @@ class OpenCLIP(NamedClasses):
         config, where = self.required_config(bare), f"{bare.where}: open_clip_config.json"
         read = stock_config(config.get("model_cfg"), where)
         at = f"{where}: preprocess_cfg"
-        said = parse(Preprocess, known(Preprocess, config.get("preprocess_cfg") or {}), at)
+        prepared = parse(
+            Preprocess, pick_fields(Preprocess, config.get("preprocess_cfg") or {}), at
+        )
         images = {  # in the words of timm's data configs
             "input_size": [3, *pair(read.vision_cfg.image_size)],
-            "interpolation": said.interpolation or "bicubic",
+            "interpolation": prepared.interpolation or "bicubic",
             "crop_pct": 1.0,
-            "crop_mode": CROP[said.resize_mode or "shortest"],
-            "mean": said.mean or COLOURS["mean"],
-            "std": said.std or COLOURS["std"],
+            "crop_mode": CROP[prepared.resize_mode or "shortest"],
+            "mean": prepared.mean or COLOURS["mean"],
+            "std": prepared.std or COLOURS["std"],
         }
         model = Model(
             family="open_clip",
@@ -298,7 +298,7 @@ class OpenCLIP(NamedClasses):
 
 
 def _name(config: Config) -> str:
-    """What OpenCLIP calls this config; read from its files, without importing it."""
+    """Return OpenCLIP's name of this config, from its files, without importing it."""
     spec = find_spec("open_clip")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for path in sorted(Path(folder, "model_configs").glob("ViT-*.json")):
@@ -308,7 +308,7 @@ def _name(config: Config) -> str:
 
 
 def weights(config: Config) -> Iterator[Weight]:
-    """All weights of the unpruned model."""
+    """Yield all tensors of the unpruned model."""
     vision, text, embed = config.vision_cfg, config.text_cfg, config.embed_dim
     width, words = vision.width, text.width
     tokens = patches(vision.image_size, vision.patch_size) + 1

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class HeadAttention(nn.Module):
-    """In the place of nn.MultiheadAttention, which cannot hold fewer heads than its width asks for."""
+    """Replacement of nn.MultiheadAttention, which cannot hold fewer heads than its width asks for."""
 
     def __init__(
         self, stock: nn.MultiheadAttention, tower: str, layer: int, heads: Sequence[int]
@@ -59,7 +59,7 @@ class HeadAttention(nn.Module):
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """Self-attention, called as OpenCLIP calls the stock module."""
+        """Run self-attention; the signature is the stock module's."""
         return attend(self.site, query, None if attn_mask is None else attn_mask[None, None]), None
 
 
@@ -120,7 +120,10 @@ def tokens(texts: Sequence[str], length: int, words: int) -> Tensor:
 
 
 def anatomy(module: OpenCLIPModule) -> Anatomy:
-    """Images run through the vision tower; the text tower stands beside it, in the readout."""
+    """Return the parts.
+
+    Images run through the vision tower; the text tower is a part of the readout.
+    """
     model: Any = module.model
     visual = model.visual
 
@@ -146,7 +149,10 @@ def anatomy(module: OpenCLIPModule) -> Anatomy:
 
 
 def _text_anatomy(model: Any) -> Anatomy:
-    """Token ids → normalised text features, read from the first token."""
+    """Return the parts of the text tower, from token ids to normalised features.
+
+    A text is read at its first token.
+    """
     from open_clip.transformer import text_global_pool
 
     def embed(ids: Tensor) -> Stack:

@@ -61,7 +61,7 @@ def table() -> dict[str, Architecture]:
 
 
 def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
-    """All tensors of an Eva with these arguments."""
+    """Yield all tensors of an Eva with these arguments."""
     dim, bias = a["embed_dim"], _biased(a)
     fc_norm = a["global_pool"] == "avg" if a["use_fc_norm"] is None else a["use_fc_norm"]
     last = a["use_post_transformer_norm"]
@@ -145,7 +145,7 @@ class TimmEva(TimmViT):
 
     def recognises(self, bare: Bare) -> bool:
         config = bare.config or {}
-        name = bare.asked.partition(",")[0] if bare.asked else config.get("architecture")
+        name = bare.arch_name.partition(",")[0] if bare.arch_name else config.get("architecture")
         if name is not None:
             return self.registered(str(name)) is not None
         marked = any(mark in bare.tensors for mark in MARKS)
@@ -168,8 +168,9 @@ class TimmEva(TimmViT):
         self._check_divisors(model, where, ManifestError)
 
     def _check_divisors(self, model: Model, where: str, error: type[HydraError]) -> None:
-        """Rotations turn pairs of numbers in both directions; an attention pool has heads of its
-        own.
+        """Refuse sizes that cannot be rotated or pooled.
+
+        Rotations turn pairs of numbers in both directions; an attention pool has heads of its own.
         """
         args = self._args(model)
         dim, heads = args["embed_dim"], args["num_heads"]
@@ -188,8 +189,8 @@ class TimmEva(TimmViT):
     def infer(shapes: Shapes, where: str = "the file") -> Match:
         overrides = {"num_classes": next(iter(shapes.get("head.weight", ())), 0)}
         fit = ((one, overrides) for one in table().values() if one.prunable)
-        what = f"{where}: no registered rotary vision transformer of timm has these sizes"
-        unknown = CheckpointError(what, hint="Say which: --arch timm:NAME[,key=value…].")
+        message = f"{where}: no registered rotary vision transformer of timm has these sizes"
+        unknown = CheckpointError(message, hint="Say which: --arch timm:NAME[,key=value…].")
         return only(fit, shapes, where, unknown, weights)
 
     def build(self, model: Model, kept: Kept, *, fresh: bool = False) -> nn.Module:

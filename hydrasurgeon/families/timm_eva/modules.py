@@ -53,7 +53,7 @@ class Angles(nn.Module):
         return self
 
     def get_embed(self) -> Tensor:
-        """As timm's own modules of rotations answer."""
+        """Return the table, as timm's own modules of rotations do."""
         return self.table
 
 
@@ -70,8 +70,8 @@ class Heads(nn.Module):
         width = len(row) * self.head_dim
         self.qkv = None if stock.qkv is None else resize(stock.qkv, rows=3 * width)
         for name in ("q_proj", "k_proj", "v_proj"):
-            whole = getattr(stock, name)
-            setattr(self, name, None if whole is None else resize(whole, rows=width))
+            projection = getattr(stock, name)
+            setattr(self, name, None if projection is None else resize(projection, rows=width))
         for name in ("q_bias", "v_bias"):
             bias = getattr(stock, name, None)
             narrower = None if bias is None else nn.Parameter(bias.new_empty(width))
@@ -103,7 +103,7 @@ class Heads(nn.Module):
         )
 
     def rotate(self, heads: Tensor) -> Tensor:
-        """x cos + x⊥ sin, where x⊥ has the numbers of each pair turned by a right angle."""
+        """Return x cos + x⊥ sin, where x⊥ has the numbers of each pair turned by a right angle."""
         assert self.rope is not None
         first, patches = heads[:, :, : self.prefix], heads[:, :, self.prefix :]
         sin, cos = self.rope.table[: patches.shape[2]].chunk(2, dim=-1)

@@ -38,12 +38,12 @@ from hydrasurgeon.lookup import nearest
 Shapes = Mapping[str, tuple[int, ...]]
 
 TOWER = "vision"
-"""The only one there is."""
+"""Name of the only tower."""
 
 SUPPORTED = "Supported: timm's ViT, DeiT, DINOv3 and EVA02 models (vit_*, deit_*, eva*)."
 """The hint wherever a model is refused."""
 RELATIVE_TABLE = "relative_position_bias_table"
-"""How a table of relative positions shows among a file's names: it has a column for each head."""
+"""Part of the names of tables of relative positions, which have a column for each head."""
 RELATIVE = re.compile(r"vit_s?relpos_|beit(v2)?_|swin")
 """Architectures that have such tables."""
 RELATIVE_WHY = "it has a table of relative positions in every layer, with a column for each head"
@@ -74,7 +74,7 @@ pass.
 
 
 def read_table(folder: str, name: str) -> dict[str, Architecture]:
-    """The architectures of a table of ours, by name, each with all its arguments."""
+    """Read the architectures of a table, by name, each with all its arguments."""
     raw = json.loads((files(f"hydrasurgeon.families.{folder}") / name).read_text(encoding="utf-8"))
     return {
         row["name"]: Architecture(
@@ -94,13 +94,13 @@ NAME = re.compile(r"([a-z0-9_]+)(\.[a-z0-9_]+)?")
 
 
 def registered(name: str, rows: Mapping[str, Architecture]) -> Architecture | None:
-    """The table's row for `vit_base_patch16_224.augreg_in21k`, whatever the tag."""
+    """Return the table's row for `vit_base_patch16_224.augreg_in21k`, whatever the tag."""
     match = NAME.fullmatch(name)
     return rows.get(match[1]) if match else None
 
 
 def named(name: str, where: str = "--arch") -> Architecture:
-    """The registered architecture of this name; what is not registered cannot be pruned."""
+    """Return the registered architecture of this name; others cannot be pruned and are refused."""
     architecture = registered(name, table())
     if architecture is not None:
         return architecture
@@ -115,7 +115,7 @@ def named(name: str, where: str = "--arch") -> Architecture:
 
 
 def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
-    """All tensors of a VisionTransformer with these arguments."""
+    """Yield all tensors of a VisionTransformer with these arguments."""
     dim, kind = a["embed_dim"], a["norm_layer"]
     yield from (Weight(w.name, w.shape, w.part, TOWER) for w in _embedding(a))
     yield from stack("blocks.{}", TOWER, a["depth"], _block(a))
@@ -131,7 +131,7 @@ def weights(a: Mapping[str, Any]) -> Iterator[Weight]:
 
 
 def attention_pool(dim: int, hidden: int, *, bias: bool) -> Iterator[Weight]:
-    """timm's attention pooling: `bias` is that of its norm."""
+    """Yield timm's attention pooling; `bias` is that of its norm."""
     yield Weight("attn_pool.latent", (1, 1, dim), "readout")
     yield from linear("attn_pool.q", dim, dim, "readout")
     yield from linear("attn_pool.kv", 2 * dim, dim, "readout")
@@ -159,8 +159,9 @@ def _embedding(a: Mapping[str, Any]) -> Iterator[Weight]:
 def tokens(
     a: Mapping[str, Any], registers: int, *, distilled: bool, learned: bool, bias: bool
 ) -> Iterator[Weight]:
-    """What makes tokens of an image: those of its own, positions if they are `learned`, and the
-    patches' projection.
+    """Yield the tensors that make tokens of an image.
+
+    They are tokens of its own, positions if these are `learned`, and the patches' projection.
     """
     dim, (height, width), (ph, pw) = a["embed_dim"], pair(a["img_size"]), pair(a["patch_size"])
     prefix = 0 if a["no_embed_class"] else a["class_token"] + distilled + registers
@@ -214,8 +215,9 @@ def fits(
     overrides: Mapping[str, Any],
     listed: Callable[[Mapping[str, Any]], Iterable[Weight]] = weights,
 ) -> str | None:
-    """None, or the first difference between a file and an architecture with some arguments
-    overridden.
+    """Return the first difference between a file and an architecture with overridden arguments.
+
+    None if they agree.
     """
     expected = shapes_of(listed({**architecture.args, **overrides}))
     for name, shape in expected.items():
@@ -230,13 +232,14 @@ def fits(
 
 
 def infer(shapes: Shapes, where: str = "the file") -> Match:
-    """The registered architecture behind bare tensors; CheckpointError when there is none or no one
-    answer.
+    """Infer the registered architecture behind bare tensors.
+
+    Raises CheckpointError if there is none, or no unique one.
     """
     if len(shapes.get("patch_embed.proj.weight", ())) != 4:
-        what = f"{where}: not a known architecture (tensors: {', '.join(list(shapes)[:3])}, …)"
+        message = f"{where}: not a known architecture (tensors: {', '.join(list(shapes)[:3])}, …)"
         raise CheckpointError(
-            what, hint=f"{SUPPORTED} Others are known by the config in their directory."
+            message, hint=f"{SUPPORTED} Others are known by the config in their directory."
         )
     if any(RELATIVE_TABLE in name for name in shapes):
         raise SurgeryError(f"{where}: cannot be pruned: {RELATIVE_WHY}", hint=SUPPORTED)
@@ -264,8 +267,9 @@ def only(
     unknown: CheckpointError,
     listed: Callable[[Mapping[str, Any]], Iterable[Weight]] = weights,
 ) -> Match:
-    """The plainest of architectures that fit and run alike; CheckpointError where none does, or
-    some run differently.
+    """Return the plainest of the architectures that fit and run alike.
+
+    Raises CheckpointError if none fits, or if some run differently.
     """
     groups: dict[str, list[Candidate]] = {}
     for architecture, overrides in candidates:
@@ -281,8 +285,8 @@ def only(
         differing = [
             k for k in args[0] if k not in SILENT and any(a[k] != args[0][k] for a in args)
         ]
-        each = "; ".join(f"timm:{a.name} {[a.args[k] for k in differing]}" for a, _ in chosen)
-        why = f"several architectures fit, which differ in {', '.join(differing)}: {each}"
+        listing = "; ".join(f"timm:{a.name} {[a.args[k] for k in differing]}" for a, _ in chosen)
+        why = f"several architectures fit, which differ in {', '.join(differing)}: {listing}"
         raise CheckpointError(f"{where}: {why}", hint=f"Say which: --arch timm:{chosen[0][0].name}")
     architecture, overrides = chosen[0]
     (group,) = groups.values()
@@ -290,7 +294,7 @@ def only(
 
 
 def _plainness(match: tuple[Architecture, Mapping[str, Any]]) -> tuple[Any, ...]:
-    """ViT before others, no size override before one, few words before many."""
+    """Return a sort key: ViT before others, no size override before one, few words before many."""
     architecture, overrides = match
     name = architecture.name
     return (
@@ -315,10 +319,10 @@ def _quick(architecture: Architecture, shapes: Shapes) -> bool:
 
 
 def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
-    """Image size, channels and classes, where the file differs from the registered default."""
+    """Return image size, channels and classes, if the file differs from the registered default."""
     args, patch = architecture.args, shapes["patch_embed.proj.weight"]
-    said = {"in_chans": patch[1], "num_classes": next(iter(shapes.get("head.weight", ())), 0)}
-    overrides = {key: value for key, value in said.items() if value != args[key]}
+    sizes = {"in_chans": patch[1], "num_classes": next(iter(shapes.get("head.weight", ())), 0)}
+    overrides = {key: value for key, value in sizes.items() if value != args[key]}
     # How many tokens stand before those of the patches.
     before = args["class_token"] + args["reg_tokens"] + (args["class"] != "VisionTransformer")
     prefix = 0 if args["no_embed_class"] else before
@@ -332,7 +336,7 @@ def _overrides(architecture: Architecture, shapes: Shapes) -> dict[str, Any]:
 
 
 def _unknown(shapes: Shapes, where: str) -> CheckpointError:
-    """A ViT of sizes that timm does not register: its sizes, and how to say what it is."""
+    """Return the error for a ViT of unregistered sizes: its sizes, and how to say what it is."""
     dim, channels, patch, _ = shapes["patch_embed.proj.weight"]
     depth = sum(name.startswith("blocks.") and name.endswith(".norm1.weight") for name in shapes)
     hidden = shapes.get("blocks.0.mlp.fc1.bias", (0,))[0]
@@ -393,7 +397,7 @@ class Sizes(Settings):
     proj_drop_rate: Chance | None = None
 
     def written(self) -> dict[str, Any]:
-        """Without None, which timm takes for the default."""
+        """Return the arguments without None, which timm takes for the default."""
         return {key: value for key, value in super().written().items() if value is not None}
 
 

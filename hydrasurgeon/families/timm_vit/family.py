@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError, UsageError
 from hydrasurgeon.families.base import Bare, Family, Usage
-from hydrasurgeon.families.settings import Images, known, pair, parse
+from hydrasurgeon.families.settings import Images, pair, parse, pick_fields
 from hydrasurgeon.families.timm_vit import architectures
 from hydrasurgeon.families.timm_vit.architectures import (
     INERT,
@@ -39,11 +39,11 @@ import timm
 
 model = timm.create_model("local-dir:DIR", pretrained=True)
 """
-"""How a model card says to run it with timm."""
+"""Code in a model card that runs the model with timm."""
 PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
-"""What is read of timm's data config."""
+"""Keys that are read of timm's data config."""
 BLOCK = re.compile(r"blocks\.(\d+)\.")
-"""How the names of modules tell that they are within a layer."""
+"""Pattern of the names of modules within a layer."""
 
 
 class TimmViT(Family):
@@ -53,7 +53,7 @@ class TimmViT(Family):
     layout = ("config.json",)
     fresh_spec = "init:timm:NAME[,key=value…]"
     arguments: ClassVar[type[Sizes]] = Arguments
-    """What a manifest, a config.json and --arch may override of an architecture."""
+    """Arguments of an architecture that a manifest, a config.json and --arch may override."""
     table = staticmethod(architectures.table)
     listed = staticmethod(architectures.weights)
     """All tensors of a model with these constructor arguments."""
@@ -61,21 +61,21 @@ class TimmViT(Family):
     """The architecture behind bare tensors."""
 
     def identify(self, bare: Bare) -> tuple[Model, str | None]:
-        tensors, arch, config, where = bare.tensors, bare.asked, bare.config, bare.where
+        tensors, arch, config, where = bare.tensors, bare.arch_name, bare.config, bare.where
         shapes = {name: info.shape for name, info in tensors.items()}
         note, preprocess, labels = None, {}, None
         if arch is None and config and "architecture" in config:
             where = f"{where}: config.json"
             pretrained = config.get("pretrained_cfg") or {}
             names = pretrained.get("label_names") if isinstance(pretrained, Mapping) else None
-            read = parse(Config, {"label_names": names, **known(Config, config)}, where)
+            read = parse(Config, {"label_names": names, **pick_fields(Config, config)}, where)
             name, classes = read.architecture, read.num_classes
-            said = {
+            model_args = {
                 key: value for key, value in (read.model_args or {}).items() if key not in INERT
             }
-            inner = said.pop("num_classes", None)
+            inner = model_args.pop("num_classes", None)
             classes = inner if classes is None else classes
-            arguments = parse(self.arguments, said, f"{where}: model_args").written()
+            arguments = parse(self.arguments, model_args, f"{where}: model_args").written()
             preprocess = {
                 key: pretrained[key] for key in PREPROCESS if pretrained.get(key) is not None
             }
@@ -154,9 +154,7 @@ class TimmViT(Family):
         )
 
     def _parse_arch(self, text: str) -> tuple[str, dict[str, Any], int | None]:
-        """`vit_tiny_patch16_224,embed_dim=128,depth=6` → the name, its constructor arguments, and
-        the classes.
-        """
+        """Parse `vit_tiny_patch16_224,embed_dim=128,depth=6` to name, arguments and classes."""
         name, *entries = text.split(",")
         args = {}
         for entry in entries:
@@ -174,7 +172,7 @@ class TimmViT(Family):
     def _configured(
         self, name: str, arguments: Mapping[str, Any], where: str, error: type[HydraError]
     ) -> tuple[Architecture, dict[str, Any]]:
-        """A registered architecture that can be pruned, and the arguments that differ from its own."""
+        """Return a registered architecture that can be pruned, and the arguments that differ."""
         architecture = self.named(name, where)
         if not architecture.prunable:
             raise SurgeryError(
@@ -185,7 +183,7 @@ class TimmViT(Family):
         return architecture, overrides
 
     def _overrides(self, model: Model, where: str = "the manifest") -> dict[str, Any]:
-        """The arguments that a manifest records."""
+        """Return the arguments that a manifest records."""
         at = f"{where}: model.config"
         other = next((key for key in model.config if key != "model_args"), None)
         if other is not None:
@@ -230,10 +228,10 @@ class TimmViT(Family):
         if int(dim * ratio) < width:  # timm rounds down
             ratio = math.nextafter(ratio, math.inf)
         sizes = {"mlp_ratio": ratio}
-        made = [*self.listed({**self._args(model), "num_classes": model.num_classes, **sizes})]
+        tensors = [*self.listed({**self._args(model), "num_classes": model.num_classes, **sizes})]
         # A pool's MLP may take its size from the same ratio, and a gated one may be rounded.
-        exact = even(all_neurons(made)[f"{TOWER}{NEURONS}"]) == width
-        if not exact or _shapes_outside(made) != _shapes_outside(self.weights(model)):
+        exact = even(all_neurons(tensors)[f"{TOWER}{NEURONS}"]) == width
+        if not exact or _shapes_outside(tensors) != _shapes_outside(self.weights(model)):
             return None
         return sizes
 
@@ -287,8 +285,9 @@ class TimmViT(Family):
 
 
 def taken_apart(m: Any, embed: Callable[[Any], Stack], blocks: tuple[Block, ...]) -> Anatomy:
-    """A model of timm with these blocks; it reads the class token (and a distillation token behind
-    it) or all.
+    """Return the parts of a timm model with these blocks.
+
+    It reads the class token (and a distillation token behind it), or all tokens.
     """
 
     def readout(stack: Stack) -> Tensor:
@@ -309,12 +308,12 @@ def taken_apart(m: Any, embed: Callable[[Any], Stack], blocks: tuple[Block, ...]
 
 
 def _shapes_outside(weights: Iterable[Weight]) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors but those of the layers' MLPs."""
+    """Return the shapes of all tensors but those of the layers' MLPs."""
     return {weight.name: weight.shape for weight in weights if weight.part != "mlp"}
 
 
 def _input_size(architecture: Architecture, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Preprocessing that follows the file rather than the registered default."""
+    """Return the preprocessing that follows the file rather than the registered default."""
     size = dict(architecture.preprocess).get("input_size", [3, 224, 224])
     channels = int(overrides.get("in_chans", size[0]))
     edge = overrides.get("img_size", size[1:])

@@ -1,5 +1,4 @@
-"""What the OOD scores of one member are fitted on: moments of all features, and a bounded sample of
-them.
+"""Data that a member's OOD scores are fitted on: moments of all features, and a bounded sample.
 
 Moments take one pass in float64. Σ⁻¹ = W Wᵀ is shrunk where Σ is singular (Ledoit, Wolf 2004):
 Σ* = (1 − ρ) S + ρ μ I,  μ = tr S / d,  ρ = min(b², d²)/d²,
@@ -51,7 +50,7 @@ class Moments:
         return int(self.counts.sum())
 
     def about(self, origin: Float[ndarray, " width"]) -> Float[ndarray, "width width"]:
-        """1/n Σ (x − o)(x − o)ᵀ."""
+        """Return 1/n Σ (x − o)(x − o)ᵀ."""
         apart = self.mean - origin
         return self.total + np.outer(apart, apart)
 
@@ -117,8 +116,9 @@ def _symmetric(matrix: ndarray) -> ndarray:
 def whitening(
     covariance: Float[ndarray, "width width"], centred: Float[ndarray, "sample width"]
 ) -> tuple[ndarray, float | None]:
-    """W, by which x W has the identity as covariance, and the share of the identity that had to be
-    mixed in.
+    """Return W, for which x W has the identity as covariance, and the shrinkage.
+
+    The shrinkage is None if the covariance is not singular.
     """
     values, vectors = np.linalg.eigh(covariance)
     shrunk = None
@@ -133,7 +133,7 @@ def whitening(
 def shrinkage(
     covariance: Float[ndarray, "width width"], centred: Float[ndarray, "sample width"]
 ) -> float:
-    """Ledoit and Wolf's ρ, in (0, 1]."""
+    """Estimate Ledoit and Wolf's ρ, in (0, 1]."""
     x = centred.astype(np.float64)
     count, width = x.shape
     identity = np.eye(width) * covariance.trace() / width
@@ -148,9 +148,7 @@ def shrinkage(
 
 @dataclass(frozen=True)
 class Evidence:
-    """Features and logits of labelled samples, and the classifier that made the second of the
-    first.
-    """
+    """Features and logits of labelled samples, and the classifier that relates them."""
 
     moments: Moments
     directions: Moments
@@ -163,7 +161,7 @@ class Evidence:
     bias: Float[ndarray, " klass"]
 
     def need_every_class(self, score: str) -> None:
-        """Class statistics of a class without samples do not exist."""
+        """Refuse data that lack a class, or have too few samples for a covariance within classes."""
         absent = int((self.moments.counts == 0).sum())
         count, classes = self.moments.count, len(self.moments.counts)
         if absent:
@@ -173,22 +171,22 @@ class Evidence:
                 hint="Give --fit-data of every class, or a score without classes (msp, knn, vim).",
             )
         if count <= classes:
-            what = (
+            message = (
                 f"{score}: {count} samples of {classes} classes leave nothing to estimate a "
                 "covariance from"
             )
-            raise DataError(what, hint=f"It needs at least {classes + 1}; give more --fit-data.")
+            raise DataError(message, hint=f"It needs at least {classes + 1}; give more --fit-data.")
 
     def need_spread(self, score: str) -> None:
-        """Samples that are all the same do not tell how far from them is far."""
+        """Refuse samples whose features are all the same: they give no scale for distances."""
         length = self.moments.total.trace() + np.square(self.moments.mean).sum()
         if self.moments.total.trace() <= ALIKE**2 * length:
-            what = (
+            message = (
                 f"{score}: the {self.moments.count} samples it is fitted on all have the same "
                 "features"
             )
             raise DataError(
-                what, hint="Look at --data or --fit-data; --ood-score msp needs no features."
+                message, hint="Look at --data or --fit-data; --ood-score msp needs no features."
             )
 
 
@@ -215,9 +213,9 @@ class Gathering:
         logits: Float[ndarray, "sample klass"],
         labels: Int[ndarray, " sample"],
     ) -> None:
-        for what, values in (("logits", logits), ("features", features)):
+        for name, values in (("logits", logits), ("features", features)):
             if broken := int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum()):
-                message = f"{what} hold NaN or infinity for {broken} of {len(values)} samples"
+                message = f"{name} hold NaN or infinity for {broken} of {len(values)} samples"
                 raise DataError(
                     message,
                     hint="The model overflows: use --dtype float32, or start from a sound one.",
@@ -230,7 +228,10 @@ class Gathering:
             self._drawn = [self._smallest()]
 
     def _smallest(self) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-        """Whoever drew the smallest numbers stays: a uniform sample, however the batches fall."""
+        """Keep the rows with the smallest random numbers.
+
+        They are a uniform sample, however the batches fall.
+        """
         keys, features, logits, labels = (
             np.concatenate(parts) for parts in zip(*self._drawn, strict=True)
         )
@@ -257,6 +258,6 @@ def directions(features: Float[ndarray, "sample width"]) -> Float[ndarray, "samp
 
 
 def normalized(vectors: ndarray) -> ndarray:
-    """Of length 1; zeros stay."""
+    """Scale vectors to length 1; zeros stay."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.maximum(lengths, 1e-12)

@@ -34,8 +34,8 @@ def check_score(kind: str, among: Collection[str] | None = None) -> None:
     """Refuse a name that no score has."""
     among = scores_known(kind) if among is None else among
     if kind not in among:
-        what = f"--ood-score {kind}: not known{did_you_mean(kind, among)}"
-        raise UsageError(what, hint=f"Available: {', '.join(among)}.")
+        message = f"--ood-score {kind}: not known{did_you_mean(kind, among)}"
+        raise UsageError(message, hint=f"Available: {', '.join(among)}.")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class EnsembleScore:
     standards: tuple[Standard, ...]
     notes: tuple[str, ...] = ()
     neighbours: int = K
-    """Of knn, the k that is asked."""
+    """The k of knn."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -60,26 +60,27 @@ class EnsembleScore:
         }
 
     def among(self, members: Sequence[int]) -> EnsembleScore:
-        """The same of some members, in this order."""
+        """Return the score for a selection of members, in this order."""
         fits, standards = (
             tuple(self.fits[m] for m in members),
             tuple(self.standards[m] for m in members),
         )
         return replace(self, fits=fits, standards=standards)
 
-    def own(self, features: Any, logits: Any) -> Any:
-        """What comes in place of features, of what the model itself says, where words answer beside
-        it; arrays or tensors.
+    def score_inputs(self, features: Any, logits: Any) -> Any:
+        """Return what this score reads if a bag-of-words model answers beside the model.
+
+        It comes from the model alone, in place of features; arrays or tensors.
         """
         return features
 
     def __call__(self, features: Features, logits: ndarray) -> Scores:
-        each = [
+        standardized = [
             (_values(self.kind, fit, features[:, m], logits[:, m], self.neighbours) - standard.mean)
             / standard.deviation
             for m, (fit, standard) in enumerate(zip(self.fits, self.standards, strict=True))
         ]
-        return np.stack(each).mean(axis=0)
+        return np.stack(standardized).mean(axis=0)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Given(EnsembleScore):
     """A score that comes in place of features."""
 
     shift: float = 0.0
-    """What is added, so that it lies below another score."""
+    """Value added to the scores, so that they lie below those of another score."""
 
     def among(self, members: Sequence[int]) -> Given:
         return self
@@ -108,7 +109,7 @@ class OwnLogits(EnsembleScore):
     def among(self, members: Sequence[int]) -> OwnLogits:
         return self
 
-    def own(self, features: Any, logits: Any) -> Any:
+    def score_inputs(self, features: Any, logits: Any) -> Any:
         return logits
 
     def __call__(self, features: Features, logits: ndarray) -> Scores:
@@ -120,10 +121,10 @@ class OwnBoth(EnsembleScore):
     """A fitted score that reads logits too: the model's own come behind the features."""
 
     width: int = 0
-    """Of the features."""
+    """Width of the features."""
     read: Callable[[ndarray], ndarray] = np.asarray
 
-    def own(self, features: Any, logits: Any) -> Any:
+    def score_inputs(self, features: Any, logits: Any) -> Any:
         if isinstance(features, ndarray):
             return np.concatenate([features, logits], axis=-1)
         import torch
@@ -131,12 +132,12 @@ class OwnBoth(EnsembleScore):
         return torch.cat([features, logits.to(features)], dim=-1)
 
     def __call__(self, features: Features, logits: ndarray) -> Scores:
-        own = self.read(features[..., self.width :])
-        return super().__call__(features[..., : self.width], own)
+        model_logits = self.read(features[..., self.width :])
+        return super().__call__(features[..., : self.width], model_logits)
 
 
 def _values(kind: str, fit: Fit, features: ndarray, logits: ndarray, neighbours: int) -> Scores:
-    """One member's score of many samples, in bounded memory."""
+    """Return one member's score of many samples, in bounded memory."""
     score = on_features(kind).score
     if kind == "knn":
         score = partial(score, neighbours=neighbours)
@@ -162,26 +163,26 @@ def fit(
     features, logits = held
     fits, standards = [], []
     notes: dict[str, None] = {}
-    for member, each in enumerate(evidence):
-        each.need_spread(kind)
-        if kind == "knn" and len(each.features) < neighbours:
-            what = (
-                f"knn: {len(each.features)} samples to fit it on have no {neighbours}th neighbour"
+    for member, data in enumerate(evidence):
+        data.need_spread(kind)
+        if kind == "knn" and len(data.features) < neighbours:
+            message = (
+                f"knn: {len(data.features)} samples to fit it on have no {neighbours}th neighbour"
             )
-            raise DataError(what, hint=f"It needs at least {neighbours}; give more --fit-data.")
-        made, said = on_features(kind).fit(each)
+            raise DataError(message, hint=f"It needs at least {neighbours}; give more --fit-data.")
+        parts, remarks = on_features(kind).fit(data)
         if not precise:
-            made = {name: part.astype(np.float32) for name, part in made.items()}
-        values = _values(kind, made, features[:, member], logits[:, member], neighbours)
+            parts = {name: part.astype(np.float32) for name, part in parts.items()}
+        values = _values(kind, parts, features[:, member], logits[:, member], neighbours)
         if not (np.abs(values) <= LARGEST).all():  # NaN is not, either
-            what = f"{kind}: overflows on samples that were held back from fitting it"
-            raise DataError(what, hint="Give more --data or --fit-data, or another --ood-score.")
-        fits.append(made)
+            message = f"{kind}: overflows on samples that were held back from fitting it"
+            raise DataError(message, hint="Give more --data or --fit-data, or another --ood-score.")
+        fits.append(parts)
         deviation = float(values.std())
         if deviation < SMALLEST:  # all values are equal, but for rounding
             deviation = 1.0
         standards.append(Standard(mean=float(values.mean()), deviation=deviation))
-        notes |= dict.fromkeys(said)
+        notes |= dict.fromkeys(remarks)
     return EnsembleScore(kind, tuple(fits), tuple(standards), tuple(notes), neighbours)
 
 
@@ -192,7 +193,7 @@ def scores_of(
     fitted: EnsembleScore | None,
     temperature: float = 1.0,
 ) -> Scores:
-    """Any score, of logits alone or fitted."""
+    """Compute a score, of logits alone or fitted."""
     if not len(logits):
         return np.zeros(0)
     if kind in LOGITS and fitted is None:

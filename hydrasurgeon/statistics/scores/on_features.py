@@ -80,16 +80,16 @@ def _gaussian(moments: Moments, features: ndarray, labels: ndarray) -> tuple[Fit
     )
 
 
-def _shrunk(what: str, share: float | None) -> list[str]:
+def _shrunk(kind: str, share: float | None) -> list[str]:
     note = (
-        f"the covariance {what} is singular: shrunk by Ledoit-Wolf, {share or 0:.2g} of it is "
+        f"the covariance {kind} is singular: shrunk by Ledoit-Wolf, {share or 0:.2g} of it is "
         "the identity"
     )
     return [] if share is None else [note]
 
 
 def _nearest(state: Fit, features: ndarray) -> Scores:
-    """min_c |(x − μ) W − m_c|², by |a|² + |b|² − 2ab."""
+    """Return min_c |(x − μ) W − m_c|², by |a|² + |b|² − 2ab."""
     x = (features - state["centre"].astype(np.float64)) @ state["factor"].astype(np.float64)
     means = state["means"].astype(np.float64)
     crossed = np.square(means).sum(axis=-1) - 2 * x @ means.T
@@ -97,7 +97,7 @@ def _nearest(state: Fit, features: ndarray) -> Scores:
 
 
 def principal(width: int) -> int:
-    """D, by the authors' rule: 1000 from 2048 dimensions on, 512 from 768 on, half of fewer."""
+    """Return D by the authors' rule: 1000 from 2048 dimensions on, 512 from 768 on, half of fewer."""
     return 1000 if width >= 2048 else 512 if width >= 768 else width // 2
 
 
@@ -131,9 +131,9 @@ def score_vim(state: Fit, features: ndarray, logits: ndarray) -> Scores:
 
 
 def fit_knn(evidence: Evidence) -> tuple[Fit, list[str]]:
-    count, whole = len(evidence.features), evidence.moments.count
+    count, total = len(evidence.features), evidence.moments.count
     capped = (
-        [f"knn keeps {count:,} of {whole:,} features, drawn at random"] if whole > count else []
+        [f"knn keeps {count:,} of {total:,} features, drawn at random"] if total > count else []
     )
     return {"bank": directions(evidence.features)}, capped
 
@@ -158,11 +158,11 @@ class OnFeatures:
     """A score that is fitted on features, higher = more unfamiliar."""
 
     fit: Callable[[Evidence], tuple[Fit, list[str]]]
-    """What is stored of one member, and what is to be said of it."""
+    """Fit that returns a member's stored tensors, and notes."""
     score: Callable[..., Scores]
-    """Of a member's fit, features and logits."""
+    """Score of a member's fit, features and logits."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Of another package's score, what stands in `files/decided.py` of ours."""
+    """Shapes of a plugin score's stored tensors; ours stand in `files/decided.py`."""
 
 
 ON_FEATURES = {
@@ -178,6 +178,6 @@ ON_FEATURES = {
 
 
 def on_features(kind: str) -> OnFeatures:
-    """The score of a name."""
+    """Return the score with this name."""
     score: OnFeatures = ON_FEATURES.get(kind) or plugins("scores")[kind]
     return score

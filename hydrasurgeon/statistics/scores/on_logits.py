@@ -44,11 +44,11 @@ class OnLogits:
     """A score of the logits, higher = more unfamiliar."""
 
     score: Callable[[Many], One]
-    """Of the terms, averaged over the members."""
+    """Score of the terms, after averaging over the members."""
     terms: Callable[[Many, float], Many]
-    """Of one member's logits at a temperature."""
+    """Terms of one member's logits at a temperature."""
     labels: Literal["likeliest", "sum"] | None = None
-    """Of another package's score, what stands in `files/decided.py` of ours."""
+    """Rule for many labels, for a plugin's score; for ours it stands in `files/decided.py`."""
 
 
 def probabilities(logits: Many, temperature: float) -> Many:
@@ -56,7 +56,7 @@ def probabilities(logits: Many, temperature: float) -> Many:
 
 
 def informed(logits: Many, temperature: float) -> Float[ndarray, "*any klass_and_1"]:
-    """Probabilities, and in a last column their entropy."""
+    """Return probabilities, and in a last column their entropy."""
     probs = softmax(logits)
     return np.concatenate([probs, entropy(probs)[..., None]], axis=-1)
 
@@ -96,7 +96,7 @@ ON_LOGITS = {
 
 
 def score_of(kind: str, logits: Logits | Choices | Words, temperature: float = 1.0) -> Scores:
-    """A score of logits [sample, member, class], of many labels' choices, or of words."""
+    """Compute a score of logits [sample, member, class], of many labels' choices, or of words."""
     row = ON_LOGITS.get(kind) or plugins("scores")[kind]
     score: Callable[[Many], One] = row.score
     means = row.terms(logits.astype(np.float64), temperature).mean(axis=1)
