@@ -1,5 +1,6 @@
 """Samples → batches, decoded and transformed once per pass; with torch, in worker processes beside
-the model."""
+the model.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Batch:
 
 def moved(inputs: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
     """Move inputs of a model, a tensor or a dict of them, to a device; only floating-point ones
-    change their dtype."""
+    change their dtype.
+    """
     if isinstance(inputs, Mapping):
         return {name: moved(value, device, dtype) for name, value in inputs.items()}
     return inputs.to(device, dtype if inputs.is_floating_point() else None)
@@ -66,7 +68,8 @@ def is_prepared(inputs: Any) -> bool:
 
 def by_length(samples: Samples) -> NDArray[np.int64] | None:
     """Return the order of texts from long to short, so that batches have little padding; None for
-    other samples."""
+    other samples.
+    """
     if samples.kind != "text":
         return None
     lengths = (len(samples.content_if_any(i)) for i in range(len(samples)))

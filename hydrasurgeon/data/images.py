@@ -78,7 +78,8 @@ def check_size(width: int, height: int, where: str) -> None:
 
 def plain(image: Image.Image) -> Image.Image:
     """Convert any mode to grey or RGB of 8 bits; ValueError for floating-point pixels, which do not
-    fit."""
+    fit.
+    """
     if image.mode in ("L", "RGB"):
         return image
     if image.mode == "F":

@@ -22,7 +22,8 @@ from hydrasurgeon.files.foreign import MAX_NAME, is_name
 
 Labels = NDArray[Any]
 """Class numbers, int64 [sample]; truth of yes from 0 to 1, float64 [sample]; or 0 and 1, float32
-[sample, label]."""
+[sample, label].
+"""
 
 UNLABELLED = -1
 """Class number of a sample without a label."""
@@ -40,7 +41,8 @@ ROUNDED = 0.01
 """Maximum distance from 1 of a sum of probabilities, which may be rounded."""
 MAX_CELLS = 1 << 30
 """Maximum number of samples times labels, where a sample has any number of labels: far beyond any
-existing data set."""
+existing data set.
+"""
 ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike."
 UNLABELLED_ROWS = (
     "Label such rows, or leave them out by --skip-bad (bench and export have none); finetune and "
@@ -69,7 +71,8 @@ class Column:
     """Probabilities of each class, if the data have them."""
     has_label: NDArray[np.bool_] | None = None
     """True for rows with a label beside their probabilities; the label of other rows is the most
-    probable class."""
+    probable class.
+    """
 
     @property
     def held(self) -> NDArray[Any]:
@@ -140,7 +143,8 @@ def _ordered(values: Iterable[Any]) -> tuple[list[Any], tuple[int, ...] | None]:
 
 def in_order(spec: str, values: Sequence[Any]) -> Column | None:
     """Return a column of names or integers, with the classes in their order; None if every label is
-    -1, which means no label."""
+    -1, which means no label.
+    """
     names, numbers = _ordered(values)
     if numbers == (UNLABELLED,):
         return None
@@ -170,7 +174,8 @@ def _cell(spec: str, row: int, text: str) -> Any:
 
 def _of_objects(spec: str, values: Sequence[Any]) -> Column:
     """Return a column from objects {class name: probability}; omitted classes have probability
-    0."""
+    0.
+    """
     for row, value in enumerate(values):
         if not isinstance(value, Mapping):
             problem = f"row {row} has the label {shown(value)} where others have an object"
@@ -239,7 +244,8 @@ def _chance(spec: str, row: int, cell: Any, texts: bool) -> float:
 
 def beside_probabilities(column: Column, values: Sequence[Any]) -> Column:
     """Add the labels that some rows have beside their probabilities; their names are those of the
-    classes."""
+    classes.
+    """
     assert column.names is not None
     position = {name: at for at, name in enumerate(column.names)}
     explicit = np.array(
@@ -263,7 +269,8 @@ def _check_cells(spec: str, rows: int, names: int) -> None:
 
 def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
     """Return a column with 1 for each label of a sample, from lists of names, of class numbers, or
-    of 0 and 1."""
+    of 0 and 1.
+    """
     lists = [value for value in values if isinstance(value, list | tuple)]
     equally_long = len(lists) == len(values) and len({*map(len, lists)}) == 1
     if (
@@ -292,7 +299,8 @@ def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
 
 def is_label_array(labels: NDArray[Any]) -> bool:
     """Return True if an array may hold labels: integers, fractions, or a row of 0 and 1 for each
-    sample."""
+    sample.
+    """
     if labels.ndim == 2:
         return labels.dtype.kind in "iufb" and bool(np.isin(labels, (0, 1)).all())
     return labels.ndim == 1 and (

@@ -35,7 +35,8 @@ from hydrasurgeon.lookup import did_you_mean, format_number, plugins
 
 Fit = tuple[Labels, tuple[str, ...] | None, str | None]
 """Labels of a model (or positions among its classes), the names of its classes, and a note on the
-order that was assumed."""
+order that was assumed.
+"""
 
 YES = ("no", "yes")
 """Names of the labels 0 and 1 of one logit."""
@@ -143,7 +144,8 @@ def new_problem(
     spec: str, column: Column, wanted: ProblemName | None
 ) -> tuple[ProblemName, int, tuple[str, ...] | None]:
     """Return the problem that a new classifier of these labels solves, its number of classes, and
-    their names."""
+    their names.
+    """
     if column.numbers is None:
         for error in spelling_errors(spec, column):
             raise error
@@ -251,7 +253,8 @@ def _of_classes(spec: str, column: Column, model: Model) -> Fit:
 
 def positions_of(spec: str, column: Column, model: Model) -> Fit:
     """Return the model's position of each class of the data, or -1; with the class names and a note
-    on the order that was assumed."""
+    on the order that was assumed.
+    """
     assert column.names is not None
     if column.numbers is not None and _are_positions(spec, column, model):
         return _by_position(spec, column, model)
@@ -321,7 +324,8 @@ def _by_order(spec: str, column: Column, model: Model) -> Fit:
 
 def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
     """Return the order of classes whose names are numbers; DataError if their order as text differs
-    and `--labels` does not choose."""
+    and `--labels` does not choose.
+    """
     names = column.names or ()
     stored = tuple(range(len(names)))
     by_number = tuple(sorted(stored, key=lambda at: int(names[at])))
@@ -389,12 +393,14 @@ READ: dict[str, tuple[Match, str, str]] = {
     "tokens": (_of_classes, WORDS, TAGS),
 }
 """Function that matches labels, kind of labels, and hint, by problem; those of plugins are their
-`labels`."""
+`labels`.
+"""
 
 
 def _same_order(names: Sequence[str], model: Model) -> bool:
     """Return True if differing names can only mean the model's classes one by one: codes, or the
-    user's words for CLIP's classes."""
+    user's words for CLIP's classes.
+    """
     labels = model.labels or ()
     if tuple(names) == labels:
         return True
@@ -449,7 +455,8 @@ def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int
 
 def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
     """Return the position of each name among the labels, or -1; numbers may be written differently
-    (1 is 01), and names as `predict` writes them to a table ('-)."""
+    (1 is 01), and names as `predict` writes them to a table ('-).
+    """
     position = {label: at for at, label in enumerate(labels)}
     position = {harmless(label): at for label, at in position.items()} | position
     exact = [position.get(name, -1) for name in names]

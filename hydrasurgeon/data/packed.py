@@ -1,5 +1,6 @@
 """Long columns of texts as one run of bytes: a Python object for each text takes twice as much
-memory."""
+memory.
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,8 @@ class InTimm(Pictures):
 
 class InTransformers(Pictures):
     """Transform of transformers' processors: turned by EXIF data, and resized as tensors of bytes;
-    with `white`, pixels of the transparent colour become white."""
+    with `white`, pixels of the transparent colour become white.
+    """
 
     def __init__(self, preprocess: Mapping[str, Any], *, white: bool) -> None:
         super().__init__(preprocess)
@@ -150,7 +151,8 @@ def _cut(
     pixels: Pixels, crop: Sequence[int], *, half: Callable[[float], int], fill: Sequence[int]
 ) -> Pixels:
     """Cut out the centre and fill missing pixels with a colour; half of an odd number of pixels is
-    rounded as the library does."""
+    rounded as the library does.
+    """
     missing = [max(0, edge - side) for edge, side in zip(crop, pixels.shape[1:], strict=True)]
     if any(missing):
         sides = [side + more for side, more in zip(pixels.shape[1:], missing, strict=True)]
@@ -198,7 +200,8 @@ def _whole_weights(
     before: int, after: int, way: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
     """Return [tap, after] arrays: the source pixels of each pixel, and their integer weights times
-    a power of two."""
+    a power of two.
+    """
     scale = before / after
     stretch = max(scale, 1.0)
     reach = REACH[way] * stretch

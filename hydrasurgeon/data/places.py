@@ -45,7 +45,8 @@ def ending(path: PurePath) -> str:
 
 def located(spec: str) -> list[Path]:
     """Return the files or the folder behind a spec; none for a scheme or a URL. DataError if
-    nothing is there."""
+    nothing is there.
+    """
     scheme = spec.partition(":")[0]
     if is_url(spec):
         return []

@@ -73,7 +73,8 @@ class Beside:
 
     def arrays(self, samples: Sequence[Any]) -> dict[str, Any]:
         """Return a batch as arrays, with the texts themselves: the model reads only some of
-        them."""
+        them.
+        """
         read = self.reader.read(self.tokens(samples))
         return {TEXTS: np.fromiter(samples, object, len(samples)), READ: read}
 

@@ -125,7 +125,8 @@ def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
 
 def _check_name(spec: str, name: str) -> None:
     """Refuse names for which `datasets` would read local files: its builders take the current
-    folder's files, pickles too."""
+    folder's files, pickles too.
+    """
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as builders
 
     if name in builders or os.path.lexists(name):
@@ -141,7 +142,8 @@ def _check_name(spec: str, name: str) -> None:
 
 def _hub_table(spec: str, loaded: Any, columns: Columns) -> Table:
     """Return the columns of a set of the datasets library. Images stay encoded, because the library
-    would open them in any format."""
+    would open them in any format.
+    """
     from datasets import Image
 
     features = loaded.features

@@ -1,5 +1,6 @@
 """Samples: an indexed set of images or texts, with or without labels, and a fingerprint of its
-content."""
+content.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ class Samples(ABC):
 
     def name(self, i: int) -> str | int:
         """Return a sample's name in a list of answers: its `id`, its file below the common folder,
-        or its row."""
+        or its row.
+        """
         return self.columns["id"][i] if "id" in self.columns else self.row(i)
 
     def row(self, i: int) -> int:
@@ -154,7 +156,8 @@ class Samples(ABC):
 
     def content_if_any(self, i: int) -> bytes:
         """Return `content`, or nothing for a sample that cannot be read; `read` raises its error,
-        unless such samples are skipped."""
+        unless such samples are skipped.
+        """
         try:
             return self.content(i)
         except DataError:
@@ -179,7 +182,8 @@ class Samples(ABC):
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the spec, the number of rows, and a hash of exactly these samples, wherever they
-        are stored."""
+        are stored.
+        """
         total = hashlib.sha256(self.digests.view(np.uint8).data)
         if self.written is not None:
             labels = self.written.positions
@@ -200,7 +204,8 @@ class Samples(ABC):
 
     def is_in(self, other: Samples) -> NDArray[np.bool_]:
         """Return True for each sample that is exactly one of another set's; unreadable samples
-        match none."""
+        match none.
+        """
         shared: NDArray[np.bool_] = np.isin(self.digests, other.digests) & (self.digests != EMPTY)
         return shared
 
@@ -352,7 +357,8 @@ class TextPairs(Samples):
 
 class Subset(Samples):
     """Some samples of another set, possibly with other labels; base of sets that change samples
-    when they are read."""
+    when they are read.
+    """
 
     def __init__(
         self,
@@ -439,7 +445,8 @@ class Joined(Samples):
 
 def left_out_of(*sets: Samples | None) -> list[str]:
     """Return the reasons why rows of some sets were left out, with the set and the place of each
-    row."""
+    row.
+    """
     return [
         f"{samples.spec}, {why}"
         for samples in sets
@@ -460,7 +467,8 @@ def left_out_note(samples: Samples) -> str | None:
 
 def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
     """Return a seeded random subset in its original order; the first rows would not do, because
-    those of a sorted folder are all of one class."""
+    those of a sorted folder are all of one class.
+    """
     if limit is None or limit >= len(samples):
         return samples
     if limit < 1:
@@ -470,7 +478,8 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
 
 def part_of(samples: Samples, part: str) -> Samples:
     """Return the rows between two percentages of a random order that depends only on their number,
-    in their original order."""
+    in their original order.
+    """
     first, last = (int(percent) * len(samples) // 100 for percent in part.split("-"))
     return samples.at(np.sort(Drawing(0).order(len(samples))[first:last]))
 

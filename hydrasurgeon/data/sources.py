@@ -171,7 +171,8 @@ def _pieces(spec: str, tables: Iterator[Table], columns: Columns) -> Iterator[Sa
 
 def _rows(table: Table, columns: Columns) -> Samples:
     """Return the samples of a table; none for a file whose rows name the columns if it has no
-    rows."""
+    rows.
+    """
     return rows(table, columns) if table.names else Rows(table.spec, [], "text")
 
 
@@ -212,7 +213,8 @@ def text_pairs(spec: str, pairs: Sequence[Any]) -> TextPairs:
 
 def _folder(spec: str, path: Path) -> Samples:
     """Read class folders, or a flat folder of unlabelled images; links to folders are followed at
-    the top only."""
+    the top only.
+    """
     with readable(path, DataError):
         entries = sorted(path.iterdir())
         names = [p.name for p in entries if p.is_dir() and not p.name.startswith(".")]
@@ -258,7 +260,8 @@ def _npz(spec: str, path: Path) -> Samples:
 
 def _arrays(spec: str, file: IO[bytes]) -> Arrays:
     """Read `images`, and `labels` and `classes` if they exist; nothing is unpickled, and other
-    arrays are ignored."""
+    arrays are ignored.
+    """
     with decoding(f"{spec}: not a readable .npz file"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of dtypes spelt as numpy no longer does
         archive = np.load(file, allow_pickle=False)

@@ -36,7 +36,8 @@ from hydrasurgeon.lookup import did_you_mean
 
 SEPARATORS = ",;\t"
 """Possible separators of a .csv file; the one that splits its first line into most fields is
-used."""
+used.
+"""
 IMAGES = ("image", "img")
 """Columns that may hold images, the first that is there."""
 TEXTS = ("text", "sentence")
@@ -103,7 +104,8 @@ DRAWN_FROM = 1_000_000
 @dataclass(frozen=True)
 class Columns:
     """Selection of columns: those that were named, and those that are carried along if they
-    exist."""
+    exist.
+    """
 
     named: Mapping[str, str] = field(default_factory=dict)
     """Names of columns by role."""
@@ -168,7 +170,8 @@ class Table:
 
     def column(self, role: str, columns: Columns, usual: Sequence[str]) -> str | None:
         """Return the column that the user named for a role, else the first usual one that
-        exists."""
+        exists.
+        """
         name = columns.named.get(role)
         if name is None:
             return self.find(usual)
@@ -183,7 +186,8 @@ class Table:
 
 def table_of(spec: str, source: Any) -> Table:
     """Return a caller's table (pandas, polars, pyarrow, or a mapping of columns) without labels,
-    which answers do not need."""
+    which answers do not need.
+    """
     names = getattr(source, "column_names", None)
     if names is None:
         names = list(source) if isinstance(source, Mapping) else list(source.columns)
@@ -274,7 +278,8 @@ class Source:
     """Size of the file in bytes, as it is stored."""
     root: Path | None
     """Folder that paths in the file are relative to; None for a remote file, which may hold
-    none."""
+    none.
+    """
     wanted: Columns
 
     def lines(self) -> Iterator[str]:
@@ -317,7 +322,8 @@ class Source:
         self, records: Iterable[tuple[int, Mapping[str, Any]]], names: Iterable[str] = ()
     ) -> Iterator[Table]:
         """Yield tables from records, each given with the line in which it begins (0 if there are no
-        lines); a record may have columns that others lack."""
+        lines); a record may have columns that others lack.
+        """
         column_names = dict.fromkeys(names)
         columns: dict[str, list[Any]] = {name: [] for name in self.wanted.chosen(column_names)}
         rows, begun, at_once, lines = 0, 0, self.wanted.at_once or PIECE, array("q")
@@ -386,7 +392,8 @@ def _rooted(table: Table, name: str, wanted: Columns) -> Sequence[Any]:
 
 def rows(table: Table, columns: Columns) -> Samples:
     """Return images, texts or pairs of texts, with labels and groups if there are columns of
-    them."""
+    them.
+    """
     if not table.names:
         raise DataError(f"{table.spec}: holds no samples")
     if columns.skip_bad and (bad := _incomplete(table, columns)):
@@ -424,7 +431,8 @@ def rows(table: Table, columns: Columns) -> Samples:
 
 def _incomplete(table: Table, columns: Columns) -> dict[int, str]:
     """Return the reasons why rows are left out: they lack a text, or a label where labels are
-    needed."""
+    needed.
+    """
     texts: dict[str, str] = {}
     if {"text", "text_pair"} & columns.named.keys() or not table.find(columns.images):
         alone = "text" in columns.named
@@ -484,7 +492,8 @@ def _with_columns(samples: Samples, table: Table, columns: Columns, *used: str |
 
 def _words(table: Table, columns: Columns) -> Samples | None:
     """Return texts whose words or entities the table lists; None for other tables with columns of
-    these names."""
+    these names.
+    """
     spec, cells = table.spec, table.columns
     tokens = columns.named.get("text", TOKENS)
     text = table.column("text", columns, TEXTS)
@@ -515,7 +524,8 @@ def _words(table: Table, columns: Columns) -> Samples | None:
 
 def _lists(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
     """Return True if a column holds lists of these types, judged by the first list that is not
-    empty."""
+    empty.
+    """
     is_list = False
     for value in values:
         if isinstance(value, list | tuple) and not value:
@@ -529,7 +539,8 @@ def _learn(
     samples: Samples, table: Table, labels: str | None, shares: Mapping[str, Sequence[Any]]
 ) -> None:
     """Set probabilities as labels of samples, with single labels beside them if their names
-    match."""
+    match.
+    """
     explicit = None if labels is None else _named_labels(table, labels)
     named = {*shares, ""}
     other = next((name for name in map(called, explicit or ()) if name not in named), None)

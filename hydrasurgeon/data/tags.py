@@ -1,5 +1,6 @@
 """Tags of words, as IOB2: listed with the words, derived from entities of characters, or from
-CoNLL's columns."""
+CoNLL's columns.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def tagged(
     spec: str, texts: Sequence[Words], tags: Sequence[Any], names: Sequence[str] | None
 ) -> Column | None:
     """Return the tags of a table's words: IOB2 names, or numbers of `names`; None if there are
-    none."""
+    none.
+    """
     if all(row is None for row in tags):
         return None
     rows = [list(row) if isinstance(row, list | tuple) else None for row in tags]
@@ -129,7 +131,8 @@ def with_entities(
 
 def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, str]]:
     """Yield start, end and label of each entity; both places must lie within the text, and not
-    within a character."""
+    within a character.
+    """
     if not isinstance(entities, list | tuple):
         raise DataError(f"{where}: entities are no list", hint=ENTITIES)
     for entity in entities:
@@ -160,7 +163,8 @@ def _goes_on(text: str, at: int) -> bool:
 
 def rows_of_conll(lines: Iterable[str]) -> Iterator[tuple[list[str], list[str] | None]]:
     """Yield words and tags of each text of a CoNLL file: one word per line, its tag in the last
-    column; a single column has no tags."""
+    column; a single column has no tags.
+    """
     rows = list[list[str]]()
     for line in lines:
         fields = line.split("\t") if "\t" in line else line.split()

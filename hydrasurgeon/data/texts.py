@@ -115,7 +115,8 @@ class Tokenize:
 @contextlib.contextmanager
 def blamed(problem: str, *, hide: str = "") -> Iterator[None]:
     """Raise CheckpointError about the tokenizer's files for anything that the tokenizers library
-    raises."""
+    raises.
+    """
     try:
         yield
     except HydraError:

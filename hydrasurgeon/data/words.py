@@ -63,7 +63,8 @@ def words_of(text: str) -> tuple[Span, ...]:
 @cache
 def _word() -> re.Pattern[str]:
     """Return the pattern of a word in texts without listed words; \\w alone would end before the
-    vowel signs of Hindi."""
+    vowel signs of Hindi.
+    """
     marks = "".join(chr(at) for at in range(MARKS_END) if unicodedata.category(chr(at))[0] == "M")
     behind = f"{re.escape(marks)}\u200c{JOINER}{TONES}\U000e0020-\U000e01ef"
     flag = "[\U0001f1e6-\U0001f1ff]{2}"
@@ -151,7 +152,8 @@ def _first_tokens(
     spans: NDArray[np.int64], offsets: NDArray[np.int64], *, goes_on: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the words whose first token is among these tokens, and that token; if the window
-    `goes_on` from another, its first token may belong to a word that began there."""
+    `goes_on` from another, its first token may belong to a word that began there.
+    """
     real = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
     if not len(real):
         return real, real

@@ -19,7 +19,8 @@ Judgement = Literal["better", "equal", "worse"]
 
 NEGLIGIBLE = 5e-5
 """Smallest absolute difference that counts as one: smaller ones print as +0.0000 and may be
-rounding."""
+rounding.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def compared(
     row: Answered, reference: Answered, *, level: float = 0.95, seed: int = 0
 ) -> tuple[Difference, ...]:
     """Return the differences from the reference, on resamples of the samples that both models
-    answered."""
+    answered.
+    """
     # Where both were shown as many samples of the same OOD sets, these are compared too.
     if [*row.foreign] != [*reference.foreign] or row.counts[1:] != reference.counts[1:]:
         row, reference = (replace(answers, foreign={}) for answers in (row, reference))

@@ -59,7 +59,8 @@ def has_cascade(checkpoint: Checkpoint) -> bool:
 
 def stages_in(logits: ndarray) -> list[Stage]:
     """Return the rows that the first reader answers, then the others; a stage without rows is
-    omitted."""
+    omitted.
+    """
     early = np.isnan(logits[:, -1].reshape(len(logits), -1)).any(axis=-1)
     stopped, went = np.flatnonzero(early), np.flatnonzero(~early)
     parts = (
@@ -84,7 +85,8 @@ def side_by_side(
     state: State, parts: Sequence[Stage], shape: tuple[int, ...], kinds: Sequence[str]
 ) -> dict[str, ndarray]:
     """Return the logits of both stages and the OOD scores, computed by the stage that answers a
-    row."""
+    row.
+    """
     logits = np.full(shape, np.nan, dtype=np.float32)
     scores = {kind: np.empty(len(logits), dtype=np.float64) for kind in kinds}
     for part in parts:

@@ -50,13 +50,15 @@ LEFT_FACTOR = {
     "addmv": 1,
 }
 """Position of the left factor by operator; each number of the result sums over the factor's last
-dimension."""
+dimension.
+"""
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
 """torch's operators that convolve."""
 ATTENTION = ("scaled_dot_product_attention", "_scaled_dot_product_")
 """Prefixes of attention operators: the first in inference mode; with gradients the second, followed
 by a part that depends on device, version and dtype. Attention that is written as matrix products
-counts as those."""
+counts as those.
+"""
 TIMED = 16
 """Samples in the batch whose time the table shows."""
 
@@ -137,7 +139,8 @@ def whole_layers(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def without_padding(model: nn.Module) -> Iterator[None]:
     """Run members one by one within the block, because fused members with fewer heads are
-    padded."""
+    padded.
+    """
     hydras = _hydras(model)
     modes = [hydra.mode for hydra in hydras]
     for hydra in hydras:
@@ -234,7 +237,8 @@ ROUNDS = 5
 """Rounds in which a table's models are timed."""
 SAMPLES, IN_STAGES = 16, 256
 """Number of timed samples of real data, evenly spaced (at least one batch); more where the
-computation depends on the samples."""
+computation depends on the samples.
+"""
 
 
 class InTurn(nn.Module):
@@ -279,7 +283,8 @@ def interleaved(calls: Mapping[str, Callable[[], object]], *, runs: int) -> dict
 
 def answer(engines: Iterable[Engine], batches: Iterable[Sequence[Any]]) -> None:
     """Answer batches with one engine after another: everything from samples to decisions except
-    reading and writing."""
+    reading and writing.
+    """
     for batch in batches:
         for engine in engines:
             engine.answered(engine.prepared(batch))

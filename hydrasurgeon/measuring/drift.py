@@ -62,7 +62,8 @@ class Drift:
     """Risks that labels can test."""
     kept: Mapping[str, tuple[int, int]]
     """Number of labelled answers over all looks, and of those that break the promise, by
-    promise."""
+    promise.
+    """
 
     @property
     def drifted(self) -> bool:

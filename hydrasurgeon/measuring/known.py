@@ -70,7 +70,8 @@ CHOOSING = (CHOSE_HEADS, CHOSE_MODEL, TAUGHT)
 
 def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
     """Yield each use of rows with their hashes. The second set of `finetune` is --val; the last one
-    of `calibrate` is --unlabelled, where it was given."""
+    of `calibrate` is --unlabelled, where it was given.
+    """
     for step in history:
         for number, data in enumerate(step.data):
             if data.seen is None:

@@ -46,12 +46,14 @@ from hydrasurgeon.statistics.scores.fitted import check_score, scores_of
 
 ELEMENTS = 1 << 20
 """Number of logits that are processed at a time: 4 MB, so that intermediate results stay in
-cache."""
+cache.
+"""
 ROWS = 1 << 16
 """Maximum number of rows that are processed at a time."""
 DIGITS = 12
 """Decimals of an error share. Further digits are rounding errors of sums of accuracies, and a
-quotient of such errors has no bound."""
+quotient of such errors has no bound.
+"""
 GROUPS: tuple[Literal["near", "far", "all"], ...] = ("near", "far", "all")
 """Groups of OOD sets that have averages; every set belongs to the last."""
 Values = Float[ndarray, " sample"]
@@ -108,7 +110,8 @@ class Answered:
 
     def unlike(self, reference: Answered) -> dict[str, str]:
         """Describe differences that make a comparison unfair: {"calibration": "calibrated, the
-        reference not"}."""
+        reference not"}.
+        """
         phrases = {}
         if self.foreign and reference.foreign and self.used != reference.used:
             phrases["OOD score"] = (
@@ -160,7 +163,8 @@ def scores_wanted(wanted: str | None, state: State, name: str) -> tuple[str, ...
 
 def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
     """Return the OOD scores to report for a predictions file, the one in use first. Available are
-    the scores that it holds, and functions of its logits."""
+    the scores that it holds, and functions of its logits.
+    """
     id_scores, sets = predictions.scores.get("", {}), predictions.ood
     held = [name for name in id_scores if all(name in predictions.scores.get(s, {}) for s in sets)]
     on_logits = [*predictions.problem.scores]
@@ -390,7 +394,8 @@ def _by_place(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def over_sets(row: Row, further: Sequence[SetResult], *, first: str) -> Row:
     """Return a row with results of several data sets and their mean; `first` names the row's own
-    set."""
+    set.
+    """
     sets = (SetResult(name=first, **row.result.id.model_dump()), *further)
     measured = [name for name in SetAverage.model_fields if getattr(sets[0], name) is not None]
     mean = SetAverage(
@@ -408,7 +413,8 @@ def shifted(name: str, severity: int | None, left: Judged) -> ShiftResult:
 
 def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
     """Return means by severity and over severities, of the sets that have one (paper, Tables 13 and
-    14)."""
+    14).
+    """
     severities = sorted({s.severity for s in shift if s.severity is not None})
     levels = {
         severity: level([s for s in shift if s.severity == severity]) for severity in severities
@@ -421,7 +427,8 @@ def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
 
 def with_mce(rows: Sequence[Row]) -> list[Row]:
     """Add the mean corruption error to each row that was measured under the same shifts as the
-    first."""
+    first.
+    """
     if not rows or rows[0].result.shift_average is None:
         return list(rows)
     first = _errors(rows[0].result)

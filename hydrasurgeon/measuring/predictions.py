@@ -52,7 +52,8 @@ MAX_ABOUT = 1 << 24
 """Maximum size of the description in bytes."""
 READERS = dict.fromkeys(("cascade", "words", "seen"))
 """Fields of a decision state that are dropped when it is written, because the complete model has
-answered."""
+answered.
+"""
 MAX_LISTED = 1 << 28
 """Maximum size of ids or names in bytes."""
 OF_SET = re.compile(r"ood\.(.+?)(?:\.scores\..+|\.logits|\.probabilities)", re.DOTALL)
@@ -65,10 +66,12 @@ INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 """Dtypes of labels."""
 SMALLEST = 1e-6
 """Smallest probability whose logarithm is taken: a forest gives 0 where no tree votes for a
-class."""
+class.
+"""
 HALF_DIGIT = 0.005
 """Rounding error of one probability with two digits, by which the sum of a row may differ from 1
-..."""
+...
+"""
 ROUNDED = (0.03, 0.5)
 """... and limits of that difference, for few and for many classes."""
 
@@ -87,7 +90,8 @@ class Predictions:
     shift: Mapping[Shift, Outputs] = field(default_factory=dict)
     scores: Mapping[str, Mapping[str, Float[ndarray, " sample"]]] = field(default_factory=dict)
     """Scores by OOD set ("" is the ID set) that came with the logits; they take precedence over
-    scores computed from these."""
+    scores computed from these.
+    """
     cost: Cost | None = None
     decision: Decision | None = None
     """Decision state of the model."""
@@ -117,7 +121,8 @@ def write_predictions(
     more: Mapping[str, ndarray] | None = None,
 ) -> None:
     """Write a predictions file; `data` is the hash of the samples, `more` holds tensors for other
-    readers."""
+    readers.
+    """
     outputs = predictions.outputs
     tensors = {"logits": outputs.logits, "labels": outputs.truth, **(more or {})}
     if outputs.groups is not None:
@@ -158,7 +163,8 @@ def _key(name: str, severity: int | None) -> str:
 
 def read_predictions(path: Path) -> Predictions:
     """Read a predictions file: our own, or any file with `logits`, `labels` and optionally
-    `ood.<name>.logits` or `.scores.<score>`."""
+    `ood.<name>.logits` or `.scores.<score>`.
+    """
     contents = _Contents(path)
     about, logits = contents.about, contents.answers
     shifts = {}
@@ -191,7 +197,8 @@ def read_predictions(path: Path) -> Predictions:
 def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> Predictions:
     """Read the outputs that `calibrate` needs: logits, probabilities or `values` of numbers,
     optional `features`, `ids` and `names`, and labels if they are wanted. Members, classes and
-    features must be as many as those of `like`."""
+    features must be as many as those of `like`.
+    """
     contents = _Contents(path)
     logits, rows = contents.answers, len(contents.answers)
     if logits.shape[-1] < 2 and contents.problem.scores:
@@ -241,7 +248,8 @@ def is_predictions(spec: str | Path) -> bool:
 
 def read_answers(path: Path, samples: Samples) -> tuple[ndarray, Input]:
     """Return the logits of exactly these samples, in their order; DataError if the file is for
-    others."""
+    others.
+    """
     contents = _Contents(path)
     logits, rows, data = contents.answers, len(contents.answers), contents.about.data
     alike = True
@@ -392,7 +400,8 @@ class _Contents:
 
     def _stored(self, name: str) -> str:
         """Return the name of the tensor that gives these logits: themselves, or their
-        probabilities."""
+        probabilities.
+        """
         of_probs = name.replace("logits", "probabilities")
         return of_probs if name not in self.file.infos and of_probs in self.file.infos else name
 
@@ -410,7 +419,8 @@ class _Contents:
     @staticmethod
     def _distributions(logits: ndarray) -> bool:
         """Return True if each row is a probability distribution, up to rounding, of several
-        classes."""
+        classes.
+        """
         classes, (least, most) = logits.shape[-1], ROUNDED
         within = bool(((logits >= 0) & (logits <= 1)).all()) and classes > 1
         rounded = min(max(least, HALF_DIGIT * classes), most)
@@ -420,7 +430,8 @@ class _Contents:
 
     def listed(self, name: str, count: int, of: str) -> list[Any] | None:
         """Return a list with one text or integer for each of `count` things; None if the file has
-        none."""
+        none.
+        """
         text, info = self.file.metadata.get(name), self.file.infos.get(name)
         values: Any = None
         if text is not None:
@@ -436,7 +447,8 @@ class _Contents:
 
     def words(self, rows: int) -> WordIds | None:
         """Return the ids of each row's `tokens` (negative numbers are padding), or of the words of
-        its `texts`."""
+        its `texts`.
+        """
         texts = self.listed("texts", rows, "rows")
         if texts is not None:
             return WordIds.of([str(text) for text in texts])
@@ -530,7 +542,8 @@ class _Contents:
 
 def ensembled(files: Sequence[tuple[Path, Predictions]], *, name: str | None = None) -> Predictions:
     """Return one model with the members of all files; DataError if these are for different
-    samples."""
+    samples.
+    """
     (first_path, first), *further = files
     for path, other in further:
         for key, mine in _samples_of(first).items():
@@ -602,7 +615,8 @@ def said_of(
 
 def predicted(sets: DataSets, answer: Callable[[Any, bool], Said], **about: Any) -> Predictions:
     """Return the outputs of one model on all sets; `answer` computes outputs, and OOD scores on
-    request."""
+    request.
+    """
     outputs, scores = answer(sets.id, True)
     foreign = {name: answer(samples, True) for name, samples in sets.ood.items()}
     return Predictions(

@@ -33,7 +33,8 @@ class Metric:
     """Explanation for the glossary."""
     unit: float | None = None
     """Divisor. A metric with a unit is a cost, printed with so many decimals that the least value
-    has three digits."""
+    has three digits.
+    """
     key: str = ""
     """Name of the field."""
 
@@ -72,7 +73,8 @@ def metrics_of(record: type[BaseModel]) -> tuple[Metric, ...]:
 
 class _Record(BaseModel):
     """Base of records. Fields that default to None are omitted from the JSON if nothing was
-    measured; other fields are null there."""
+    measured; other fields are null there.
+    """
 
     # What is not a number must have been refused before it gets here.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -118,7 +120,8 @@ class SetAverage(_Record):
 
 class IdResult(SetAverage):
     """Metrics of a labelled set. Metrics behind `n` are present if they were computed; other
-    packages' problems add theirs."""
+    packages' problems add theirs.
+    """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float] = {}  # pydantic reads the type
@@ -252,7 +255,8 @@ class OodResult(OodAverage):
     """AUROC by the other requested scores."""
     entity_auroc: Number = None
     """AUROC of OOD detection by the probability of entities, which should be lower than in the
-    labelled set."""
+    labelled set.
+    """
 
 
 class ShiftResult(_Record):
@@ -293,7 +297,8 @@ class ShiftAverage(_Record):
         default=...,
     )
     """Mean over shifts of the errors at all severities, relative to the first result's; None if the
-    first result has no errors."""
+    first result has no errors.
+    """
 
 
 class Diversity(_Record):
@@ -325,7 +330,8 @@ class Cost(_Record):
     """Average over the data set for a cascade; absent where all members always run."""
     macs_all_tokens: Count | None = None
     """`macs` if every layer computed all tokens, the convention of most papers; absent from older
-    files."""
+    files.
+    """
     latency_ms: Number = column("time, ms", "lower", "ms", unit=1)
     """Median time of one batch; absent without `--time`."""
     latency_batch: Count | None = None
@@ -365,7 +371,8 @@ class Result(_Record):
     """None for a predictions file without costs."""
     sets: tuple[SetResult, ...] | None = None
     """Results of every labelled data set, if there are several; all other fields are of the
-    first."""
+    first.
+    """
     sets_average: SetAverage | None = None
 
 
@@ -390,7 +397,8 @@ class PairedDifference(_Record):
     difference: float
     low: float
     """Lower end of the interval, from paired bootstrap resamples at the level of `--ci`; `high` is
-    the upper end."""
+    the upper end.
+    """
     high: float
 
 
@@ -418,6 +426,7 @@ DIVERSITY = metrics_of(Diversity)
 """Differences between members: a high value is neither good nor bad by itself."""
 COST = metrics_of(Cost)
 """Costs of a model; `expected_macs` is that of a cascade, which runs some members on some samples
-only."""
+only.
+"""
 COMPARED = {metric.key: metric for metric in (*QUALITY, *ANSWERS, *OOD)}
 """Metrics by which models are compared; AUROC is that of OOD detection."""

@@ -43,14 +43,16 @@ class LabelledSet:
         self, checkpoints: Sequence[Checkpoint], templates: Sequence[str], samples: Samples
     ) -> list[Checkpoint]:
         """Return the checkpoints as classifiers of this set's classes, if they take classes by
-        name."""
+        name.
+        """
         names = ClassNames(classes=self.classes, template=tuple(templates))
         return [classifying(checkpoint, names, samples) for checkpoint in checkpoints]
 
 
 Further = tuple[str, Any, list[Checkpoint]]
 """A further, opened data set: its name, its samples, and the checkpoints as classifiers of its
-classes."""
+classes.
+"""
 
 
 def labelled_sets(
@@ -79,7 +81,8 @@ def labelled_sets(
 
 def check_once(option: str, names: Sequence[str]) -> None:
     """Refuse a name that occurs twice: reports, predictions files and assertions identify sets by
-    name."""
+    name.
+    """
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"{option}: {name} is there twice", hint="Tell them apart by NAME=D.")
@@ -296,7 +299,8 @@ def in_samples(
     inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm: str
 ) -> Iterator[str]:
     """Yield a warning for each OOD set that shares samples with the labelled set, with the harm
-    that does."""
+    that does.
+    """
     for name, samples in foreign:
         count = samples.shared_with(inside)
         if count:

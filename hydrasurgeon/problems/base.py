@@ -45,7 +45,8 @@ Columns = Mapping[str, Iterable[Any]]
 """Values of each sample, by the name of a column."""
 Link = Literal["softmax", "sigmoid", "square"]
 """Function from outputs to probabilities of classes (softmax) or of yes (sigmoid); "square" for
-numbers with a squared error."""
+numbers with a squared error.
+"""
 Constants = Mapping[str, Any]
 """Calibration constants, as fields of a `Decision`."""
 
@@ -60,7 +61,8 @@ class Outputs:
     labels: ndarray | None = None
     shares: ndarray | None = None
     """Labels before they were converted for OOD scores: the truth of yes in 0 to 1 for one logit,
-    of which `labels` are the nearer class; the numbers or tags where OOD scores see one class."""
+    of which `labels` are the nearer class; the numbers or tags where OOD scores see one class.
+    """
     groups: Int[ndarray, " sample"] | None = None
     """Number of each sample's group, which a split does not divide."""
     certifies: Bool[ndarray, " sample"] | None = None
@@ -79,7 +81,8 @@ class Outputs:
 
     def of(self, member: int) -> tuple[ndarray, ndarray, ndarray]:
         """Return what OOD scores of a member are fitted on: features, logits (for words, their
-        mean) and labels."""
+        mean) and labels.
+        """
         assert self.features is not None
         logits = self.logits[:, member]
         if logits.ndim == 3:
@@ -114,7 +117,8 @@ class Prediction(ABC):
     unfamiliar: Bool[ndarray, " sample"]
     abstain: Bool[ndarray, " sample"]
     """True if the answer is not certain enough to keep the promised risk; False without a
-    promise."""
+    promise.
+    """
     decided: bool = False
     """True if a decision state was applied."""
     ids: Sequence[str | int] | None = None
@@ -129,7 +133,8 @@ class Prediction(ABC):
 
     def overflow(self) -> str | None:
         """Return the name of a field with values that are not finite in float32, which some clients
-        read; None without a decision state, because NaN then stands for unknown values."""
+        read; None without a decision state, because NaN then stands for unknown values.
+        """
         if not self.decided:
             return None
         for name, values in vars(self).items():
@@ -169,7 +174,8 @@ class Prediction(ABC):
 
     def with_verdict(self, plain_answers: Iterable[Any]) -> list[Any]:
         """Return answers with `unfamiliar` or `abstain` in place of those of samples without
-        one."""
+        one.
+        """
         rows = zip(plain_answers, self.unfamiliar.tolist(), self.abstain.tolist(), strict=True)
         return [
             "unfamiliar" if ood else "abstain" if unsure else answer for answer, ood, unsure in rows
@@ -286,10 +292,12 @@ class Certifying:
 
     fitting: Part
     """Samples on which the answers were fitted: they determine the order in which thresholds are
-    tested."""
+    tested.
+    """
     parts: Sequence[Part]
     """Samples on which nothing was fitted and, if some are copies, these without the copies. A
-    promise must hold on every one of them."""
+    promise must hold on every one of them.
+    """
     promise: CalibrateOptions
     constants: Constants
 
@@ -335,7 +343,8 @@ class Judged(ABC):
     @abstractmethod
     def measures(self) -> Callable[[Rows], dict[str, Values]]:
         """Return a function that computes all metrics of resamples, including `quality`; NaN where
-        a metric is undefined."""
+        a metric is undefined.
+        """
 
     def figures(self) -> dict[str, float | None]:
         """Return the metrics that are computed once, on all samples."""
@@ -359,7 +368,8 @@ class Judged(ABC):
 
     def by_class(self) -> Mapping[int, Mapping[str, float | None]]:
         """Return metrics of each class, the number of samples first; empty if answers are not
-        classes."""
+        classes.
+        """
         return {}
 
     def class_names(self, names: Sequence[str]) -> Sequence[str]:
@@ -421,16 +431,19 @@ class Problem(ABC):
         self, logits: Float[ndarray, "sample *member klass"], labels: ndarray
     ) -> dict[str, float]:
         """Return the validation metrics that training logs; the last one selects weights, lower is
-        better."""
+        better.
+        """
 
     @abstractmethod
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         """Return logits in the form that decisions need; logits in this form are returned
-        unchanged."""
+        unchanged.
+        """
 
     def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
         """Return a classifier's weight and bias in the form that OOD scores need: one logit becomes
-        no and yes."""
+        no and yes.
+        """
         if self.one_class:
             return weight[:1], bias[:1]
         return yes_or_no(weight.T).T, yes_or_no(bias)
@@ -439,7 +452,8 @@ class Problem(ABC):
         self, logits: Float[ndarray, "sample member klass"], labels: ndarray | None = None
     ) -> tuple[Float[ndarray, "choice member klass"], Labels]:
         """Return each choice between classes with its true class, if labels are given; each of many
-        labels is a choice of its own."""
+        labels is a choice of its own.
+        """
         raise self._without_classes
 
     @property
@@ -448,7 +462,8 @@ class Problem(ABC):
 
     def outputs(self, outputs: Outputs) -> Outputs:
         """Return logits and labels in the form that decisions need; if OOD scores see one class,
-        the labels become the shares."""
+        the labels become the shares.
+        """
         if self.one_class:
             labels = None
             if outputs.labels is not None:
@@ -467,7 +482,8 @@ class Problem(ABC):
     @abstractmethod
     def answers(self, logits: ndarray, constants: Constants) -> ndarray:
         """Return the values that thresholds apply to: calibrated probabilities, or numbers and
-        deviations."""
+        deviations.
+        """
 
     def chances(self, answers: ndarray) -> Float[ndarray, "choice klass"]:
         """Return the probabilities of each choice."""
@@ -523,7 +539,8 @@ class Problem(ABC):
     @abstractmethod
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         """Fit constants on the first part and measure them on the second; DataError if the labels
-        do not fit the answers."""
+        do not fit the answers.
+        """
 
     def graded(self, part: Part) -> Graded:
         """Return the confidence of familiar answers, and whether they are right."""

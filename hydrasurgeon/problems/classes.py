@@ -62,12 +62,14 @@ from hydrasurgeon.statistics.temperature import (
 
 BIASED = ("ece", "aece")
 """Metrics without an interval: each resample adds its own noise to the errors of the bins, so that
-the interval would lie above the truth."""
+the interval would lie above the truth.
+"""
 ENOUGH = 1 << 22
 """Number of logits above which training calibrates on an even part of them."""
 FEWEST_SURE = 200
 """Minimum number of samples covered by `cov5` for an interval: the ends of a smaller one depend on
-a few answers that happen to be wrong."""
+a few answers that happen to be wrong.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -171,7 +173,8 @@ class JudgedClasses(Judged):
     disagreement: Float[ndarray, " choice"]
     covered: Bool[ndarray, " choice"] | None = None
     """True if the prediction set contains the truth; None without a decision state that makes
-    sets."""
+    sets.
+    """
     set_size: Float[ndarray, " choice"] | None = None
     answer: Int[ndarray, " choice"] | None = None
     """Answered class, −1 if the answer abstains; None without a promised risk."""
@@ -354,7 +357,8 @@ class Classes(Problem):
 
     def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
         """Return prediction sets and abstentions; an empty set of a familiar sample gets the most
-        probable label."""
+        probable label.
+        """
         probs = decided.probabilities
         sets = prediction_sets(record.conformal, probs)
         empty = ~sets.any(axis=-1) & ~decided.unfamiliar
@@ -369,7 +373,8 @@ class Classes(Problem):
 
     def answered_class(self, probs: Probs, record: Decision) -> Int[ndarray, " choice"] | None:
         """Return the answered class, −1 where it would not keep the promised risk; None without a
-        promise."""
+        promise.
+        """
         if record.abstain is None:
             return None
         chance, label = surest(probs)
@@ -389,7 +394,8 @@ class Classes(Problem):
 
     def _check_fit(self, outputs: Outputs, accuracy: float) -> None:
         """Refuse labels that do not fit; constants come from all rows, because those of a small
-        part may be far off."""
+        part may be far off.
+        """
         constants = self.fitted(outputs)
         unfit.check_fit(
             self.losses_of(outputs, constants)["temperature"],
@@ -416,7 +422,8 @@ class Classes(Problem):
 
     def watched(self, model: Model, decision: Decision) -> Watched:
         """Return the settings of `monitor`; the maximum uncertainty is that of the uniform
-        distribution."""
+        distribution.
+        """
         names = model.labels or range(model.num_classes)
         risk = None if decision.abstain is None else decision.abstain.risk
         return Watched(names, math.log(len(names)), {} if risk is None else {"risk": risk})
@@ -460,7 +467,8 @@ class Classes(Problem):
 
     def _kept(self, by: Certifying, risk: float) -> dict[str, Any]:
         """Return the threshold that keeps a risk among familiar samples, which are the only ones
-        answered."""
+        answered.
+        """
         certifying = [self.graded(part) for part in by.parts]
         abstain = fit_abstention(self.graded(by.fitting), certifying, risk=risk)
         return {"abstain": abstain.among(float(by.parts[0].familiar.mean()))}

@@ -20,7 +20,8 @@ NUMBERS = {
 
 CUT = "cut"
 """Column that is True if a text was longer than the model's input; rows of JSON have it only
-then."""
+then.
+"""
 
 
 def columns_of(

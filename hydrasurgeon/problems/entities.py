@@ -122,7 +122,8 @@ class TokensPrediction(Prediction):
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
         """Return entities with character positions, or with word numbers if the texts are
-        unknown."""
+        unknown.
+        """
         entities, chances = self.entities
         rows: list[list[dict[str, Any]]] = [[] for _ in self.tags]
         fields = (entities.text, entities.first, entities.last, entities.kind, chances)
@@ -256,7 +257,8 @@ class JudgedTokens(Judged):
 
     def against(self, logits: ndarray, reading: Reads) -> dict[str, float | None]:
         """Return the AUROC of OOD detection by the probability of entities, which should be lower
-        in OOD texts."""
+        in OOD texts.
+        """
         tags, chances = tags_of(reading.answers(logits))
         theirs = joint_chances(entities_of(tags), chances, how_of(reading.constants))
         return {"entity_auroc": auroc(1 - self.sure()[0], 1 - theirs)}

@@ -259,7 +259,8 @@ def _loss(chances: Chances, truth: Chances) -> float:
 
 def _check_fit(outputs: Outputs, accuracy: float) -> None:
     """Refuse labels that do not fit, judged by labels that some samples have and others lack;
-    constants come from all rows."""
+    constants come from all rows.
+    """
     truth = outputs.truth.astype(np.float64)
     shares = truth.mean(axis=0)
     varies = (shares > 0) & (shares < 1)
@@ -292,7 +293,8 @@ def _column(temperatures: Sequence[float] | None) -> float | ndarray:
 
 def fit_labels(choices: Choices, truth: Bool[ndarray, "sample label"]) -> PerLabel:
     """Fit the temperature of each label by NLL and its threshold by F1; a label without both a yes
-    and a no keeps 1 and ½."""
+    and a no keeps 1 and ½.
+    """
     temperatures, thresholds = [], []
     for label in range(truth.shape[1]):
         some, holds = choices[:, :, label], truth[:, label]
@@ -305,7 +307,8 @@ def fit_labels(choices: Choices, truth: Bool[ndarray, "sample label"]) -> PerLab
 
 def best_threshold(chances: Float[ndarray, " sample"], holds: Bool[ndarray, " sample"]) -> float:
     """Return the probability from which on a yes gives the highest F1: halfway to the next lower
-    one; the highest of equally good ones."""
+    one; the highest of equally good ones.
+    """
     order = falling(chances)
     ordered, hits = chances[order], holds[order].cumsum()
     scores = 2 * hits / (np.arange(1, len(hits) + 1) + holds.sum())
@@ -317,7 +320,8 @@ def best_threshold(chances: Float[ndarray, " sample"], holds: Bool[ndarray, " sa
 
 def fit_sets(chances: Chances, truth: Bool[ndarray, "sample label"], coverage: float) -> Conformal:
     """Return the largest λ that misses few enough labels, as 1 − λ, so that LAC's rule selects the
-    labels of a set."""
+    labels of a set.
+    """
     # A sample without labels has none to miss, and would pass for one that is answered well.
     labelled = truth.any(axis=1)
     chances, truth = chances[labelled], truth[labelled]

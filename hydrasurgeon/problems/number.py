@@ -287,7 +287,8 @@ def _nll(answers: Float[ndarray, "sample 2"], truth: Scores) -> Scores:
 
 def _fitted(outputs: Outputs) -> Joint:
     """Fit both weights by L-BFGS over logarithms, starting from the deviation of the errors; one
-    member has a closed form."""
+    member has a closed form.
+    """
     value, variance, unit = _moments(outputs.logits)
     squares = np.square(_truth(outputs) - value)
     start = float(np.maximum(np.sqrt((squares / unit).mean()), TINY))

@@ -56,7 +56,8 @@ BEYOND = 0.01
 """Maximum fraction of entities beyond the number that counts in a text."""
 FOUND = 0.5
 """Maximum cover threshold: a word whose most probable tag is not O, and that belongs to an entity
-with more than this probability, keeps its entity under a promise that few are missed."""
+with more than this probability, keeps its entity under a promise that few are missed.
+"""
 NONE = "none"
 """Name under which `monitor` counts a text without entities."""
 
@@ -191,7 +192,8 @@ class Tokens(Problem):
 
     def promised(self, by: Certifying) -> dict[str, Any]:
         """Return sets of tags that hold the true one of every word of a text, and the threshold of
-        the promise."""
+        the promise.
+        """
         promise = by.promise
         sets = largest(sets_of(_least_sure(part), promise.coverage) for part in by.parts)
         if promise.risk is None:
@@ -272,7 +274,8 @@ def _kept(plan: Plan, promise: Risk, by: Certifying, parts: Sequence[Outcomes]) 
 
 def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> Outcomes:
     """Return the predicted entities with their probabilities; if the promise is about missed ones,
-    the true entities with the least probability that a word of theirs belongs to one."""
+    the true entities with the least probability that a word of theirs belongs to one.
+    """
     truth = _beside(_tags(outputs), answers)
     if promise.missed:
         true = entities_of(truth)

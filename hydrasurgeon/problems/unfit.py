@@ -23,7 +23,8 @@ ORDER = (
 """Hint for labels that do not fit."""
 FAR_BETTER = 0.1
 """Minimum gain in accuracy by which another order of the classes shows that labels do not fit
-..."""
+...
+"""
 BY_CHANCE = 3.0
 """... and minimum gain in standard errors."""
 AGREEMENT = 2.0
@@ -38,7 +39,8 @@ CONSTANT = 1e-6
 
 def best_order(answers: Labels, labels: Labels, weights: ndarray, classes: int) -> Labels:
     """Return the label that each answered class stands for, by the largest weights, each label
-    once; -1 for none."""
+    once; -1 for none.
+    """
     order, assigned = np.full((classes,), -1), set()
     for pair in falling(weights).tolist():
         answer, label = int(answers[pair]), int(labels[pair])
@@ -70,7 +72,8 @@ def check_order(
 
 def correlations(answers: ndarray, labels: ndarray) -> ndarray:
     """Return the correlation of each column of answers with each column of labels; 0 for a constant
-    column."""
+    column.
+    """
     return _directions(answers).T @ _directions(labels)
 
 
@@ -101,7 +104,8 @@ def check_columns(answers: ndarray, labels: ndarray, order: Labels) -> None:
 
 def agreement_with_classes(answers: ndarray, truth: Labels) -> float:
     """Return `agreement` with labels of one class each, without building a column for each
-    class."""
+    class.
+    """
     lengths = np.sqrt(answers.astype(np.float64).var(axis=0) * len(answers))
     varies = lengths > CONSTANT
     scale = np.where(varies, 1 / np.maximum(lengths, CONSTANT), 0.0)
@@ -117,7 +121,8 @@ def agreement_with_classes(answers: ndarray, truth: Labels) -> float:
 
 def agreement(answers: ndarray, labels: ndarray) -> float:
     """Return the agreement of answers with labels, in standard deviations over random orders of the
-    rows."""
+    rows.
+    """
     a, y = _directions(answers), labels.astype(np.float64) - labels.astype(np.float64).mean(axis=0)
     spread = float(np.sqrt(np.maximum(((a.T @ a) * (y.T @ y)).sum(), 0)))
     if spread == 0:

@@ -121,7 +121,8 @@ class YesNo(Classes):
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
         """Return the broken promises: an answered yes that is a no, and a true yes that is answered
-        no."""
+        no.
+        """
         broken = {}
         if row.get("answer") == "yes":
             broken["risk of yes"] = truth == "no"

@@ -1,5 +1,6 @@
 """Everything that people see: tables, progress, errors. The only package that prints, and the only
-one that uses rich."""
+one that uses rich.
+"""
 
 from typing import Any
 

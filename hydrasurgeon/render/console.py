@@ -93,7 +93,8 @@ def say_skipped(reasons: Sequence[str]) -> None:
 
 def failed(error: HydraError) -> None:
     """Print a user's mistake: the problem and its place, one line for each detail, then what to do
-    next."""
+    next.
+    """
     more = [*error.details, *([error.hint] if error.hint else [])]
     head = (("error:", "bold red"), f" {error.message}")
     _print(head, *((" " * len("error: ") + line,) for line in more), stderr=True)
@@ -189,7 +190,8 @@ def finish_streams() -> None:
 @contextlib.contextmanager
 def writing(stream: TextIO) -> Iterator[None]:
     """Ignore that a reader has gone, and discard the rest of the output; raise OutputError for a
-    full device."""
+    full device.
+    """
     try:
         yield
     except OSError as error:
@@ -206,7 +208,8 @@ PLAIN_EVERY_SECONDS = 5.0
 """Seconds between two lines of progress without a terminal."""
 PACE_SECONDS = 600.0
 """Seconds over which the pace is averaged to estimate the remaining time: a step of a large model
-can take minutes."""
+can take minutes.
+"""
 BAR_AND_TIME = 19
 """Columns for the bar and the time; the name gets what remains beside these and the counts."""
 
@@ -214,7 +217,8 @@ BAR_AND_TIME = 19
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Tick | None]:
     """Show a bar with an ETA on a terminal, a plain line now and then elsewhere, nothing when
-    quiet."""
+    quiet.
+    """
     _SAID.clear()
     if quiet:
         yield None
@@ -269,7 +273,8 @@ def _bar() -> Iterator[Tick]:
 
 def _ticking(show_counts: Callable[[str, int, int, str], None]) -> Tick:
     """Return a function that reports steps; its `rows` reports rows of a table, with a total of 0
-    if it is unknown."""
+    if it is unknown.
+    """
 
     def tick(task_name: str, done: int, total: int) -> None:
         show_counts(task_name, done, total, f"{done}/{total}")

@@ -23,7 +23,8 @@ Head = str | tuple[str, str]
 
 def show_table(title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]]) -> None:
     """Show a table; the first cell of a row names it, and is empty if it continues the row
-    above."""
+    above.
+    """
     from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text

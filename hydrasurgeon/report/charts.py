@@ -48,19 +48,22 @@ STYLE: Any = {
     "axes.spines.right": False,
 }
 """Style of all charts. Grey is legible on light and on dark pages; the salt makes equal charts
-equal bytes."""
+equal bytes.
+"""
 FIRST = 0.02
 """Coverage at which a risk chart begins: the risk of the first few answers varies too much."""
 FLAGGED = 0.05
 """Fraction of in-distribution samples above the line that represents a threshold where none was
-fitted."""
+fitted.
+"""
 BARS = 24
 """Number of bars of a histogram."""
 POINTS = 160
 """Maximum number of points of a curve, given the width of a chart in pixels."""
 TAIL = 0.005
 """Fraction of samples at either end that a histogram counts in its outermost bars, because a few
-distant ones would squeeze all others."""
+distant ones would squeeze all others.
+"""
 
 
 def colour(at: int) -> str:
@@ -148,7 +151,8 @@ def _bins(bins: Sequence[tuple[float, float, int]], colour: str, axes: Axes) -> 
 
 def histograms(rows: Drawn) -> list[str]:
     """Return a chart for each row: the scores of in-distribution and OOD samples, with the
-    threshold."""
+    threshold.
+    """
     charts = []
     for _, name, row in rows:
         inside, threshold = row.scores[row.used], row.threshold
@@ -217,7 +221,8 @@ def bins_of_confidence(
 
 def risk_curve(confidence: Float[ndarray, " sample"], correct: Bool[ndarray, " sample"]) -> Curve:
     """Return points (fraction answered, fraction wrong of these), the most confident answers
-    first."""
+    first.
+    """
     risk = risks(confidence, correct)
     some = spaced(len(risk) - 1, min(len(risk), POINTS)).round().astype(np.int64)
     return [(float((at + 1) / len(risk)), float(risk[at])) for at in np.unique(some)]

@@ -10,7 +10,8 @@ from hydrasurgeon.report.columns import Cell, Column, Table
 
 ROWS = 40
 """Maximum number of classes in a table; if there are more, those that the reference answers
-worst."""
+worst.
+"""
 
 
 def class_tables(rows: Drawn, reference: int, names: Sequence[str]) -> list[Table]:

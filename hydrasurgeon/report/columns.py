@@ -31,12 +31,14 @@ Rank = Literal["best", "second", ""]
 
 PROMISED = ("width", "coverage", "set_size", "answered", "wrong", "missed")
 """Metrics of a decision state's promises, which a terminal shows in a separate table, because a
-line has 80 characters."""
+line has 80 characters.
+"""
 DECIMALS = 3
 """Number of decimals of fractions and losses."""
 WIDEST = 52
 """Maximum number of characters of a name in a heading, a table or a legend; verdicts have the full
-name."""
+name.
+"""
 
 
 WORDS = {
@@ -94,7 +96,8 @@ class Table:
 
     def lines(self) -> Iterator[tuple[str, tuple[Cell, ...]]]:
         """Yield the lines of a terminal table: one for each row, and two for the ends of its
-        intervals."""
+        intervals.
+        """
         for name, cells in zip(self.names, self.rows, strict=True):
             yield name, cells
             if any(cell.low for cell in cells):
@@ -140,7 +143,8 @@ def short(text: str) -> str:
 
 def tables(results: Sequence[Result]) -> list[Table]:
     """Return all tables: in-distribution quality, cost, OOD detection, then data sets and shifts if
-    there are several."""
+    there are several.
+    """
     mean = _mean_of(named_set.name for r in results for named_set in r.sets or ())
     average = _mean_of(s.name for r in results for s in r.shift)
     by_shift = [{average: r.shift_average, **_over_severities(r)} for r in results]
@@ -239,7 +243,8 @@ def _grouped(metrics: Sequence[Metric], rows: Sequence[Mapping[Any, Any]]) -> li
 
 def _cells(metric: Metric, records: Sequence[Any]) -> tuple[Cell, ...]:
     """Return the cells of one column, with equal decimals; ranks are those of the rounded
-    values."""
+    values.
+    """
     values = [metric.of(record) for record in records]
     decimals = decimals_of(values) if metric.unit else DECIMALS
     texts = [ABSENT if value is None else f"{value:.{decimals}f}" for value in values]

@@ -15,13 +15,15 @@ SPOILED_BY = {"OOD score": OF_OOD, "calibration": ("brier", "nll", "ece", *OF_OO
 """Metrics that are not compared, by the property in which two models differ."""
 FEWEST = 20
 """Minimum number of samples of a comparison: resamples of fewer repeat so few answers that their
-interval is too narrow."""
+interval is too narrow.
+"""
 NOTE = "The interval of a difference that is neither better nor worse holds 0."
 
 
 def differences(row: Row, reference: Row, *, level: float, seed: int = 0) -> tuple[Difference, ...]:
     """Return the differences of comparable metrics; none if the models answered other samples, or
-    too few."""
+    too few.
+    """
     mine, theirs = row.answers, reference.answers
     if mine.inside.count < FEWEST or not is_paired(mine, theirs):
         return ()

@@ -104,7 +104,8 @@ class Material:
     @property
     def heads(self) -> list[tuple[str, str]]:
         """Summary of each row's differences from the reference: the word, and its displayed
-        form."""
+        form.
+        """
         words = [word_of(differences_of_row) for differences_of_row in self.differing]
         heads = [(word, WORDS_SHOWN.get(word, word)) for word in words]
         heads.insert(self.reference, ("reference", "reference"))
@@ -128,7 +129,8 @@ class Material:
 
     def _clauses(self) -> Iterator[tuple[bool, str]]:
         """Yield a sort key and a clause for each row, such as "half is not distinguishable at 0.71
-        × the cost"; cheaper models that are no worse come first."""
+        × the cost"; cheaper models that are no worse come first.
+        """
         base = _macs(self.rows[self.reference])
         for row, name, (word, head) in zip(self.rows, self.names, self.heads, strict=True):
             if word == "reference":

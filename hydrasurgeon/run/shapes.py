@@ -1,5 +1,6 @@
 """Shapes of arrays in signatures: jaxtyping's where it is loaded, so that tests check them;
-otherwise without any import."""
+otherwise without any import.
+"""
 
 from __future__ import annotations
 

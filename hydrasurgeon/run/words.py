@@ -48,7 +48,8 @@ class WordIds:
     @classmethod
     def of(cls, words: Any) -> WordIds:
         """Return the ids of texts, hashed, or the given rows of token ids without their negative
-        padding."""
+        padding.
+        """
         if len(words) and isinstance(words[0], str):
             return cls("texts", [hashed(str(text)) for text in words])
         rows = [np.asarray(row, dtype=np.int64) for row in words]
@@ -100,7 +101,8 @@ class Words:
     def read(self, texts: Sequence[Ids]) -> Floats:
         """Return outputs, and in the last column the novelty of each text: the fraction of its
         weight on ids without a column, 1 for a text without ids. An unknown id weighs as much as
-        the rarest known one."""
+        the rarest known one.
+        """
         text_counts = counted(texts, self.ids, pairs=self.pairs)
         read = np.zeros((len(texts), len(self.bias) + 1))
         if len(text_counts.rows):
