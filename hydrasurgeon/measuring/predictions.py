@@ -195,7 +195,7 @@ def read_predictions(path: Path) -> Predictions:
 
 
 def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> Predictions:
-    """Read the outputs that `calibrate` needs: logits, probabilities or `values` of numbers,
+    """Read the outputs of any model: logits, probabilities or `values` of numbers,
     optional `features`, `ids` and `names`, and labels if they are wanted. Members, classes and
     features must be as many as those of `like`.
     """

@@ -205,10 +205,10 @@ class Prediction(ABC):
         return self.rows.to_pandas()
 
 
-Each = TypeVar("Each", bound="Prediction | Judged")
+Joinable = TypeVar("Joinable", bound="Prediction | Judged")
 
 
-def joined(parts: Sequence[Each], order: ndarray | slice = slice(None)) -> Each:
+def joined(parts: Sequence[Joinable], order: ndarray | slice = slice(None)) -> Joinable:
     """Concatenate predictions, optionally in another order."""
     first = parts[0]
     merged = {

@@ -55,8 +55,8 @@ from hydrasurgeon.statistics.words import are_there, widened
 BEYOND = 0.01
 """Maximum fraction of entities beyond the number that counts in a text."""
 FOUND = 0.5
-"""Maximum cover threshold: a word whose most probable tag is not O, and that belongs to an entity
-with more than this probability, keeps its entity under a promise that few are missed.
+"""Maximum cover threshold. A word whose most probable tag is not O belongs to an entity with at least
+this probability, so a promise that few entities are missed drops none of these words.
 """
 NONE = "none"
 """Name under which `monitor` counts a text without entities."""

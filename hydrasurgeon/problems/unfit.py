@@ -85,7 +85,7 @@ def _directions(columns: ndarray) -> ndarray:
 
 
 def check_columns(answers: ndarray, labels: ndarray, order: Labels) -> None:
-    """Refuse many labels whose answers correlate far better with other labels.
+    """Refuse labels of a model with many labels if its answers fit another order far better.
 
     `order` holds the column of labels that each column of answers stands for.
     """
