@@ -341,7 +341,7 @@ def _in_stages(
         parts, (count, members, *classes) = in_stages(state, *pair), pair[1].logits.shape
         said.append(side_by_side(state, parts, (count, 1 + members, *classes), [kind]))
         on.append(len(parts[1].rows) / count)
-    stages = Staged(state.record, None, state.problem, whole=state)
+    stages = Staged(state.record, None, state.problem, complete=state)
     inside = judged(Outputs(said[0]["logits"], None, whole[0].labels), stages)
     return inside, [each[kind] for each in said], on[0]
 

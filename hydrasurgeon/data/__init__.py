@@ -31,7 +31,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for, when it is asked for."""
+    """Import a name from its module on first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'hydrasurgeon.data' has no attribute {name!r}")
     return imported(f"hydrasurgeon.data.{_HOME[name]}:{name}")

@@ -1,5 +1,5 @@
-"""Samples → batches: decoded and transformed once per pass, for torch in worker processes beside the
-model.
+"""Samples → batches, decoded and transformed once per pass; with torch, in worker processes beside
+the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Starting worker processes costs more than it gains below this many samples.
 FEW = 512
 DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Where Linux has GPUs of NVIDIA and AMD, and those of a Windows around it."""
+"""Device files of GPUs on Linux: of NVIDIA and AMD, and in WSL."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class Batch:
 
     inputs: Any
     labels: Any
-    """None where there are none."""
+    """None without labels."""
     index: Any
     """Position of each sample in the set."""
     chances: Any = None
-    """The probability of each class, where these are the labels."""
+    """Probabilities of each class, where these are the labels."""
 
     @property
     def truth(self) -> Any:
-        """What is learnt: probabilities where they were given, else labels."""
+        """Targets of training: probabilities where the data have them, else labels."""
         return self.labels if self.chances is None else self.chances
 
 
 def moved(inputs: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Inputs of a model, a tensor or a dict of them, on its device; only floating-point ones change
-    their dtype.
+    """Move inputs of a model, a tensor or a dict of them, to a device; only floating-point ones
+    change their dtype.
     """
     if isinstance(inputs, Mapping):
         return {name: moved(value, device, dtype) for name, value in inputs.items()}
@@ -58,7 +58,7 @@ def moved(inputs: Any, device: torch.device, dtype: torch.dtype | None = None) -
 
 
 def is_prepared(inputs: Any) -> bool:
-    """Whether inputs are what a transform makes of samples: a tensor, or a mapping of tensors."""
+    """Return True for inputs as transforms return them: a tensor, or a mapping of tensors."""
     from torch import Tensor
 
     if isinstance(inputs, Mapping):
@@ -67,7 +67,9 @@ def is_prepared(inputs: Any) -> bool:
 
 
 def by_length(samples: Samples) -> NDArray[np.int64] | None:
-    """Texts from long to short, so that a batch holds little padding; None for what has no length."""
+    """Return the order of texts from long to short, so that batches have little padding; None for
+    other samples.
+    """
     if samples.kind != "text":
         return None
     lengths = (len(samples.content_if_any(i)) for i in range(len(samples)))
@@ -75,7 +77,7 @@ def by_length(samples: Samples) -> NDArray[np.int64] | None:
 
 
 def batch_size_of(count: int | None) -> int:
-    """Samples in one pass: as many as were asked for, or as suit the device."""
+    """Return the batch size: the given one, or a default that suits the device."""
     if count is not None:
         return count
     return 256 if has_gpu() else 64
@@ -83,7 +85,7 @@ def batch_size_of(count: int | None) -> int:
 
 @cache
 def has_gpu() -> bool:
-    """Whether torch has a GPU, which it is asked only where the system has one."""
+    """Return True if torch has a GPU; torch is imported only if the system has one."""
     if sys.platform == "linux" and not any(Path(device).exists() for device in DEVICES):
         return False
     if importlib.util.find_spec("torch") is None:
@@ -94,7 +96,7 @@ def has_gpu() -> bool:
 
 
 class Batches:
-    """One pass over samples, repeatable; `failed` says which samples could not be read."""
+    """One pass over samples, repeatable; `failed` holds the samples that could not be read."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Batches:
     ) -> None:
         self.samples = samples
         self.failed: dict[int, str] = {}
-        """Why samples could not be read, by their places, as they are met."""
+        """Reasons why samples could not be read, by position, filled during the pass."""
         reads = getattr(transform, "kind", "image")
         if reads != samples.kind:
             raise DataError(
@@ -145,12 +147,12 @@ class Batches:
 
     @property
     def skipped(self) -> list[str]:
-        """Why samples could not be read."""
+        """Reasons why samples could not be read."""
         return list(self.failed.values())
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self._order), self._size)
-        return whole + (rest > 0 and not self._drop_last)
+        full, rest = divmod(len(self._order), self._size)
+        return full + (rest > 0 and not self._drop_last)
 
     def _loaded(self) -> Iterator[tuple[Batch | None, list[Failure]]]:
         if self._workers == 0:
@@ -174,7 +176,7 @@ class Batches:
         )
 
     def _with(self, chances: NDArray[np.float32], batch: Batch) -> Batch:
-        """A batch with the probabilities that are its labels."""
+        """Return a copy of a batch with the probabilities of its samples."""
         some = chances[np.asarray(batch.index)]
         if self._arrays:
             return replace(batch, chances=some)
@@ -198,7 +200,7 @@ class Batches:
 def first_batch(
     samples: Samples, transform: Callable[[Any], Any], count: int, *, skip_bad: bool = False
 ) -> Any:
-    """The inputs of the first samples, as one batch on the CPU."""
+    """Return the inputs of the first samples, as one batch on the CPU."""
     batch = next(
         iter(Batches(samples, transform, batch_size=count, workers=0, skip_bad=skip_bad)), None
     )
@@ -208,7 +210,7 @@ def first_batch(
 
 
 def unreadable(samples: Samples) -> DataError:
-    """The error for data of which not one sample can be read."""
+    """Return the error for data without a single readable sample."""
     return DataError(
         f"{samples.spec}: none of its {len(samples)} samples can be read",
         hint="Run without --skip-bad to see what is wrong with the first.",
@@ -254,7 +256,7 @@ class _Prepared:
 
 
 Failure = tuple[str, str | None, bool, int]
-"""What is wrong with a sample, the hint, whether that ends the pass, and its place."""
+"""Unreadable sample: the error message, the hint, whether it ends the pass, and the position."""
 
 
 def _collated(
@@ -264,7 +266,7 @@ def _collated(
     labelled: bool,
     arrays: bool,
 ) -> tuple[Batch | None, list[Failure]]:
-    """The samples that could be read as a batch, and why others could not."""
+    """Return the readable samples as a batch, and the failures of the others."""
     failures = [item for item in items if isinstance(item[0], str)]
     good = [item for item in items if not isinstance(item[0], str)]
     if not good:

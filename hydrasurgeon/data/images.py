@@ -38,7 +38,7 @@ SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
 
 
 def decode(content: bytes, where: str) -> Image.Image:
-    """The picture in `content`; DataError naming `where` when there is none."""
+    """Decode a picture; DataError naming `where` if there is none."""
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -61,7 +61,7 @@ def decode(content: bytes, where: str) -> Image.Image:
 
 
 def is_picture(value: object) -> TypeGuard[Image.Image]:
-    """Whether it is one of Pillow's; where that was not imported nothing is."""
+    """Return True for a Pillow image, without importing Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 
@@ -77,8 +77,8 @@ def check_size(width: int, height: int, where: str) -> None:
 
 
 def plain(image: Image.Image) -> Image.Image:
-    """Any mode → grey or RGB of 8 bits; ValueError for what has no place in it (floating-point
-    pixels).
+    """Convert any mode to grey or RGB of 8 bits; ValueError for floating-point pixels, which do not
+    fit.
     """
     if image.mode in ("L", "RGB"):
         return image
@@ -94,7 +94,7 @@ def plain(image: Image.Image) -> Image.Image:
 
 
 def turned(image: Image.Image) -> Image.Image:
-    """A copy that is upright, as its EXIF data say."""
+    """Return a copy that is upright according to its EXIF data."""
     from PIL import ImageOps
 
     with warnings.catch_warnings():
@@ -106,7 +106,7 @@ def turned(image: Image.Image) -> Image.Image:
 
 
 def pixels(spec: str, images: NDArray[Any]) -> NDArray[np.uint8]:
-    """Images that PIL can take one by one."""
+    """Check that an array holds images that PIL can take one by one."""
     grey, coloured = images.ndim == 3, images.ndim == 4 and images.shape[-1] in (1, 3, 4)
     if images.dtype != np.uint8 or not (grey or coloured):
         raise DataError(

@@ -1,4 +1,5 @@
-"""A look at labels before any work: what is wrong with a data set in one list, and what looks wrong.
+"""Check of labels before any work: a list of the errors of a data set, and notes on what looks
+wrong.
 
 Errors are two spellings of one class, classes that only the validation data has, and rows without
 text. Notes name a rare class whose name is one letter from a frequent one's, inputs that occur with

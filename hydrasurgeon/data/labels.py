@@ -21,12 +21,12 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import MAX_NAME, is_name
 
 Labels = NDArray[Any]
-"""Class numbers, int64 [sample]; how true yes is, float64 [sample]; or 0 and 1, float32 [sample,
-label].
+"""Class numbers, int64 [sample]; truth of yes from 0 to 1, float64 [sample]; or 0 and 1, float32
+[sample, label].
 """
 
 UNLABELLED = -1
-"""In place of the class of a sample that has none."""
+"""Class number of a sample without a label."""
 INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 """A class number as text."""
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -38,9 +38,10 @@ MANY = re.compile(r"\[.*\]|[0-9.]+(\s*[,;|\s]\s*[0-9.]+)+")
 JSON = re.compile(r"\s*(\[.*\]|\{.*\})\s*", re.DOTALL)
 """A list or an object as JSON has it, in a cell of a table."""
 ROUNDED = 0.01
-"""How far from 1 probabilities may sum to, which are rounded."""
+"""Maximum distance from 1 of a sum of probabilities, which may be rounded."""
 MAX_CELLS = 1 << 30
-"""Samples times labels, where a sample has any number of labels: far beyond any data set there is.
+"""Maximum number of samples times labels, where a sample has any number of labels: far beyond any
+existing data set.
 """
 ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike."
 UNLABELLED_ROWS = (
@@ -62,40 +63,42 @@ class Column:
     """Positions among `names`, where there are any."""
     names: tuple[str, ...] | None = None
     numbers: tuple[int, ...] | None = None
-    """The numbers that `names` were written as: each may also be the position of a class."""
+    """Numbers that `names` were written as; each may also be the position of a class."""
     reading: str | None = None
-    """What `--labels` says of them: names, positions, sorted or exact."""
+    """Value of `--labels`: names, positions, sorted or exact."""
     note: str | None = None
     chances: NDArray[np.float32] | None = None
-    """The probability of each class, where they were given."""
-    own: NDArray[np.bool_] | None = None
-    """Which rows have a label beside their probabilities; that of others is the most probable."""
+    """Probabilities of each class, if the data have them."""
+    has_label: NDArray[np.bool_] | None = None
+    """True for rows with a label beside their probabilities; the label of other rows is the most
+    probable class.
+    """
 
     @property
     def held(self) -> NDArray[Any]:
-        """The probabilities, where they were given, else the labels."""
+        """Probabilities if the data have them, else labels."""
         return self.labels if self.chances is None else self.chances
 
     def at(self, rows: Any) -> Column:
-        """The labels of some rows."""
+        """Return the labels of some rows."""
         chances = None if self.chances is None else self.chances[rows]
-        own = None if self.own is None else self.own[rows]
-        return replace(self, labels=self.labels[rows], chances=chances, own=own)
+        has_label = None if self.has_label is None else self.has_label[rows]
+        return replace(self, labels=self.labels[rows], chances=chances, has_label=has_label)
 
     @property
     def positions(self) -> Labels:
-        """The numbers themselves, where single ones were written."""
+        """Labels as the numbers that were written, where each row has one number."""
         if self.numbers is None or self.labels.ndim == 2:
             return self.labels
         return np.array(self.numbers, dtype=np.int64)[self.labels]
 
     def named(self, names: Sequence[str]) -> Column:
-        """The same labels, where the data says what its numbers are called."""
+        """Return a copy with the names that the data give to its numbers."""
         if self.numbers is None:
             return self
         if self.chances is not None and self.numbers != tuple(range(len(names))):
             return self
-        return Column(self.positions, tuple(names), chances=self.chances, own=self.own)
+        return Column(self.positions, tuple(names), chances=self.chances, has_label=self.has_label)
 
 
 def are_codes(names: Sequence[str]) -> bool:
@@ -103,7 +106,7 @@ def are_codes(names: Sequence[str]) -> bool:
 
 
 def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
-    """A column of numbers, of names, or of lists of them; None where every one is -1."""
+    """Return a column of numbers, of names, or of lists of them; None if every label is -1."""
     values = [sys.intern(value) if type(value) is str else value for value in values]
     texts = all(isinstance(value, str) for value in values)
     if texts and values and all(map(JSON.fullmatch, values)):
@@ -130,7 +133,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _ordered(values: Iterable[Any]) -> tuple[list[Any], tuple[int, ...] | None]:
-    """Distinct names in order, and the numbers that they are, where all are numbers."""
+    """Return distinct names in order, and their numbers if all are numbers."""
     names = sorted({*values})
     if not names or not all(map(_is_integer, names)):
         return names, None
@@ -139,8 +142,8 @@ def _ordered(values: Iterable[Any]) -> tuple[list[Any], tuple[int, ...] | None]:
 
 
 def in_order(spec: str, values: Sequence[Any]) -> Column | None:
-    """Names or integers, whose classes stand in their order; None where every one is -1, which
-    stands for no label.
+    """Return a column of names or integers, with the classes in their order; None if every label is
+    -1, which means no label.
     """
     names, numbers = _ordered(values)
     if numbers == (UNLABELLED,):
@@ -154,27 +157,29 @@ def named(
     names: Sequence[Any],
     numbers: tuple[int, ...] | None = None,
 ) -> Column:
-    """Values by their places among the names of classes, perhaps more than are in use."""
+    """Return a column of positions among the class names, some of which may be unused."""
     position = {name: at for at, name in enumerate(names)}
     labels = np.array([position[value] for value in values], dtype=np.int64)
     return Column(labels, class_names(spec, [*map(str, names)]), numbers)
 
 
 def _cell(spec: str, row: int, text: str) -> Any:
-    """What JSON in a cell of a table holds."""
+    """Parse the JSON in a cell of a table."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        what = f"row {row} has the label {shown(text)}, which is no JSON"
-        raise DataError(f"{spec}: {what}", hint=CHANCES if "{" in text else LISTS) from error
+        problem = f"row {row} has the label {shown(text)}, which is no JSON"
+        raise DataError(f"{spec}: {problem}", hint=CHANCES if "{" in text else LISTS) from error
 
 
 def _of_objects(spec: str, values: Sequence[Any]) -> Column:
-    """Probabilities by the names of classes; what a row does not name has none."""
+    """Return a column from objects {class name: probability}; omitted classes have probability
+    0.
+    """
     for row, value in enumerate(values):
         if not isinstance(value, Mapping):
-            what = f"row {row} has the label {shown(value)} where others have an object"
-            raise DataError(f"{spec}: {what}", hint=CHANCES)
+            problem = f"row {row} has the label {shown(value)} where others have an object"
+            raise DataError(f"{spec}: {problem}", hint=CHANCES)
     names = class_names(spec, list({name for value in values for name in value}))
     if not names:
         raise DataError(f"{spec}: row 0: its probabilities sum to 0", hint=CHANCES)
@@ -193,8 +198,10 @@ def of_probabilities(
     """
     names, numbers = _ordered(columns)
     _check_cells(spec, len(next(iter(columns.values()), ())), len(names))
-    each = [[_chance(spec, row, cell, texts) for row, cell in enumerate(columns[n])] for n in names]
-    chances = np.array(each, dtype=np.float64).T
+    chances_by_class = [
+        [_chance(spec, row, cell, texts) for row, cell in enumerate(columns[n])] for n in names
+    ]
+    chances = np.array(chances_by_class, dtype=np.float64).T
     sums = chances.sum(axis=1)
     wrong = np.abs(sums - 1) > ROUNDED + 1e-9  # .99 is within
     if wrong.any():
@@ -207,18 +214,20 @@ def of_probabilities(
 
 
 def _are_fractions(values: Sequence[Any]) -> bool:
-    """Whether lists are of probabilities: some number is neither 0 nor 1."""
+    """Return True if lists hold probabilities: some number is neither 0 nor 1."""
     lists = (value for value in values if isinstance(value, list | tuple))
     return any(type(cell) is float and cell not in (0, 1) for value in lists for cell in value)
 
 
 def _of_fractions(spec: str, values: Sequence[Any]) -> Column:
-    """Probabilities in the order of classes."""
+    """Return a column from lists of probabilities in the order of classes."""
     first = next(value for value in values if isinstance(value, list | tuple))
     for row, value in enumerate(values):
         if not isinstance(value, list | tuple) or len(value) != len(first):
-            what = f"row {row} has the label {shown(value)} where others have {len(first)} numbers"
-            raise DataError(f"{spec}: {what}", hint=CHANCES)
+            problem = (
+                f"row {row} has the label {shown(value)} where others have {len(first)} numbers"
+            )
+            raise DataError(f"{spec}: {problem}", hint=CHANCES)
     by_position = {str(at): [value[at] for value in values] for at in range(len(first))}
     return replace(of_probabilities(spec, by_position), reading="positions")
 
@@ -234,16 +243,20 @@ def _chance(spec: str, row: int, cell: Any, texts: bool) -> float:
 
 
 def beside_probabilities(column: Column, values: Sequence[Any]) -> Column:
-    """Probabilities with the labels that some rows have besides, by the names of the same classes."""
+    """Add the labels that some rows have beside their probabilities; their names are those of the
+    classes.
+    """
     assert column.names is not None
     position = {name: at for at, name in enumerate(column.names)}
-    given = np.array([position.get(called(value), UNLABELLED) for value in values], dtype=np.int64)
-    own = given != UNLABELLED
-    return replace(column, labels=np.where(own, given, column.labels), own=own)
+    explicit = np.array(
+        [position.get(called(value), UNLABELLED) for value in values], dtype=np.int64
+    )
+    has_label = explicit != UNLABELLED
+    return replace(column, labels=np.where(has_label, explicit, column.labels), has_label=has_label)
 
 
 def called(value: Any) -> str:
-    """The name in a column of labels; nothing where there is none."""
+    """Return the name in a label's cell; empty if there is no label."""
     if value is None or value != value or value in (UNLABELLED, str(UNLABELLED)):
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -255,7 +268,9 @@ def _check_cells(spec: str, rows: int, names: int) -> None:
 
 
 def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
-    """A 1 where a label holds, for lists of names or numbers of classes, or of a 0 or 1 for each."""
+    """Return a column with 1 for each label of a sample, from lists of names, of class numbers, or
+    of 0 and 1.
+    """
     lists = [value for value in values if isinstance(value, list | tuple)]
     equally_long = len(lists) == len(values) and len({*map(len, lists)}) == 1
     if (
@@ -283,7 +298,7 @@ def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
 
 
 def is_label_array(labels: NDArray[Any]) -> bool:
-    """Whether an array may hold labels: whole numbers, fractions, or a row of 0 and 1 for each
+    """Return True if an array may hold labels: integers, fractions, or a row of 0 and 1 for each
     sample.
     """
     if labels.ndim == 2:
@@ -294,7 +309,7 @@ def is_label_array(labels: NDArray[Any]) -> bool:
 
 
 def array_labels(spec: str, labels: NDArray[Any], names: Sequence[str] | None) -> Column | None:
-    """Labels of such an array, perhaps with the names of its classes."""
+    """Return the column of an array of labels, optionally with class names."""
     if labels.ndim == 2:
         holds = labels.astype(np.float32)
         if names is not None:
@@ -310,7 +325,7 @@ def array_labels(spec: str, labels: NDArray[Any], names: Sequence[str] | None) -
 
 
 def class_names(spec: str, names: Sequence[Any]) -> tuple[str, ...]:
-    """Names that a manifest can hold and a terminal can show."""
+    """Check class names: a manifest must be able to hold them, and a terminal to show them."""
     wrong = next((name for name in names if not isinstance(name, str) or not is_name(name)), None)
     if wrong is not None:
         raise DataError(

@@ -1,6 +1,7 @@
-"""Labels of the data → the classes of a model: by name where both have names, else by position or
-order, as the model's own names decide, or `--labels`; and the problem that labels are of, where a
-model is made for them.
+"""Labels of the data → classes of a model.
+
+They are matched by name where both have names, else by position or order, as the model's own names
+or `--labels` decide. For a new model, the labels determine its problem.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from hydrasurgeon.files.rows import harmless
 from hydrasurgeon.lookup import did_you_mean, format_number, plugins
 
 Fit = tuple[Labels, tuple[str, ...] | None, str | None]
-"""Labels of a model (or positions among its classes), the names that its classes have now, and which
-order was assumed.
+"""Labels of a model (or positions among its classes), the names of its classes, and a note on the
+order that was assumed.
 """
 
 YES = ("no", "yes")
-"""Names that the labels 0 and 1 of one logit may have."""
+"""Names of the labels 0 and 1 of one logit."""
 FRACTIONS = "Labels of a model with one logit are 1 for yes, 0 for no, or a fraction between."
 MOST_NUMBER = 1e12
 """Largest label of a model of numbers, so that squares of errors stay far from overflow in float32."""
@@ -48,11 +49,11 @@ OTHER_CLASSES = (
     f"Use the data set the model was trained for, fit it a classifier of these classes ({PROBE}), or "
     "give CLIP other --classes."
 )
-"""What next, where the data has other classes than the model."""
+"""Hint for data with other classes than the model."""
 SHOWN = 6
-"""Class names that a message lists."""
+"""Number of class names that a message lists."""
 AROUND = string.whitespace + ".,;:!?\"'`()[]{}…“”„‘’«»"
-"""Punctuation around a name that is none of its own."""
+"""Characters around a name that are not part of it."""
 
 
 def _trimmed(name: str) -> str:
@@ -65,19 +66,22 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "blanks": lambda name: " ".join(name.split()),
     "punctuation at the ends": _trimmed,
 }
-"""In what two spellings of one name may differ → a name without it."""
+"""Functions that remove one kind of difference between spellings, by the name of the difference."""
 
 
 def _unspelt(name: str) -> str:
-    """A name without what spellings differ in."""
+    """Return a name without differences in spelling."""
     for plain in SPELLINGS.values():
         name = plain(name)
     return name
 
 
 def _difference(name: str, other: str) -> str:
-    """In what two spellings differ."""
-    return next((what for what, f in SPELLINGS.items() if f(name) == f(other)), "spelling")
+    """Return the name of the difference between two spellings."""
+    return next(
+        (difference for difference, f in SPELLINGS.items() if f(name) == f(other)),
+        "spelling",
+    )
 
 
 def spelling_errors(spec: str, column: Column) -> list[DataError]:
@@ -127,7 +131,7 @@ def _near(name: str, labels: Sequence[str]) -> str:
 
 
 ONE, LIST, WORDS = "one label", "a list of labels", "a tag for each word"
-"""What a row may have."""
+"""Kinds of labels that a row may have."""
 
 
 def _kind_of(labels: Labels) -> str:
@@ -139,7 +143,7 @@ def _kind_of(labels: Labels) -> str:
 def new_problem(
     spec: str, column: Column, wanted: ProblemName | None
 ) -> tuple[ProblemName, int, tuple[str, ...] | None]:
-    """What kind of problem a new classifier of these labels answers, how many classes it has, and
+    """Return the problem that a new classifier of these labels solves, its number of classes, and
     their names.
     """
     if column.numbers is None:
@@ -155,7 +159,7 @@ def new_problem(
 
 
 def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]:
-    """How many classes there are, and their names; numbers that count from 0 need none."""
+    """Return the number of classes and their names; numbers that count from 0 need no names."""
     numbers = column.numbers
     if numbers is None:
         if column.names is not None:
@@ -177,19 +181,19 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
 
 
 OF_DTYPES: dict[str, ProblemName] = {"i": "single_label", "f": "one_logit"}
-"""Kind of numbers that labels are → the problem that they are taken for."""
+"""Problem by the kind of number that labels are."""
 OF_KINDS: dict[str, ProblemName] = {LIST: "multi_label", WORDS: "tokens"}
-"""What a row has → the problem, where it is one of a kind."""
+"""Problem by the kind of labels, where it is the only one."""
 ONE_OUTPUT: tuple[ProblemName, ...] = ("one_logit", "number")
-"""Problems that have one output, without a name."""
+"""Problems with a single output, which has no name."""
 
 
 def matched(spec: str, column: Column, model: Model) -> Column:
-    """The data's labels → the model's; the names that classes have now, and which order was
-    assumed.
+    """Return the data's labels as the model's, with the class names and a note on the order that
+    was assumed.
 
-    DataError where the model has no such labels. Names are the model's, or the data's where the
-    model has none.
+    DataError if the model has no such labels. Names are the model's, or the data's if the model has
+    none.
     """
     is_float = column.labels.ndim == 1 and column.labels.dtype.kind == "f"
     if column.names is None and not is_float:  # fitted before
@@ -200,26 +204,28 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     kind = _kind_of(column.labels)
     # Of CLIP a picture may show one thing, or several.
     if kind != wanted and not (model.is_zero_shot and kind == ONE):
-        what = f"{spec}: row 0 has {kind}, where {wanted} is due"
-        raise DataError(what, hint=f"{hint} For others, fit a classifier ({PROBE}).")
+        problem = f"{spec}: row 0 has {kind}, where {wanted} is due"
+        raise DataError(problem, hint=f"{hint} For others, fit a classifier ({PROBE}).")
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]
     chances = None
     if column.chances is not None and read is not _of_one_output:
-        said = f"labels of {spec} are probabilities, {_taken(column, learnt=read is _of_classes)}"
-        if said not in (column.note or ""):
-            notes.append(said)
+        use = f"labels of {spec} are probabilities, {_use_of_chances(column, learnt=read is _of_classes)}"
+        if use not in (column.note or ""):
+            notes.append(use)
         if read is _of_classes:
             chances = _of_many_labels(spec, replace(column, labels=column.chances), model)[0]
-    return Column(labels, names, note="; ".join(notes) or None, chances=chances, own=column.own)
+    return Column(
+        labels, names, note="; ".join(notes) or None, chances=chances, has_label=column.has_label
+    )
 
 
-def _taken(column: Column, *, learnt: bool) -> str:
-    """What becomes of probabilities."""
+def _use_of_chances(column: Column, *, learnt: bool) -> str:
+    """Describe the use of probabilities, for a note."""
     rest = "the most probable, and holds for agreement with that"
-    if column.own is not None and column.own.any():
+    if column.has_label is not None and column.has_label.any():
         rest = "the labels beside them"
-        if not column.own.all():
+        if not column.has_label.all():
             rest += ", and the most probable where there is none"
     return (
         f"which training learns; all else takes {rest}" if learnt else f"of which is taken {rest}"
@@ -227,14 +233,14 @@ def _taken(column: Column, *, learnt: bool) -> str:
 
 
 def _of_classes(spec: str, column: Column, model: Model) -> Fit:
-    """One of several classes, for each row or for each word that has one."""
+    """Match labels of one class, for each row or for each word that has one."""
     labels = column.labels
     if labels.dtype.kind == "f":
         row = int(np.argmax(labels != np.floor(labels)))
         raise DataError(f"{spec}: row {row} has the label {float(labels[row])}", hint=ONE_EACH)
     assert column.names is not None
-    known = (labels != UNLABELLED) | (labels.ndim == 1)
-    outside = np.argwhere(known & ((labels < 0) | (labels >= len(column.names))))
+    labelled = (labels != UNLABELLED) | (labels.ndim == 1)
+    outside = np.argwhere(labelled & ((labels < 0) | (labels >= len(column.names))))
     if len(outside):
         at = tuple(outside[0])
         raise DataError(
@@ -242,12 +248,12 @@ def _of_classes(spec: str, column: Column, model: Model) -> Fit:
             hint=OTHER_CLASSES,
         )
     positions, names, note = positions_of(spec, column, model)
-    return np.where(known, positions[labels], UNLABELLED), names, note
+    return np.where(labelled, positions[labels], UNLABELLED), names, note
 
 
 def positions_of(spec: str, column: Column, model: Model) -> Fit:
-    """For each class of the data its position among the model's, or -1; the classes' names, and
-    which order was assumed.
+    """Return the model's position of each class of the data, or -1; with the class names and a note
+    on the order that was assumed.
     """
     assert column.names is not None
     if column.numbers is not None and _are_positions(spec, column, model):
@@ -260,7 +266,7 @@ def positions_of(spec: str, column: Column, model: Model) -> Fit:
 
 
 def _are_positions(spec: str, column: Column, model: Model) -> bool:
-    """Whether numbers are positions of classes, and not names of the model's."""
+    """Return True if numbers are positions of classes instead of the model's class names."""
     if column.reading is not None:
         return column.reading == "positions"
     labels = model.labels or ()
@@ -282,8 +288,8 @@ def _by_position(spec: str, column: Column, model: Model) -> Fit:
     numbers, count, labels = column.numbers or (), model.num_classes, model.labels
     is_list = column.reading == "positions" and numbers == tuple(range(len(numbers)))
     if column.chances is not None and is_list and len(numbers) != count:
-        what = f"row 0 has {len(numbers)} probabilities, the model has {count} classes"
-        raise DataError(f"{spec}: {what}", hint=CHANCES)
+        problem = f"row 0 has {len(numbers)} probabilities, the model has {count} classes"
+        raise DataError(f"{spec}: {problem}", hint=CHANCES)
     positions = np.full(len(numbers), -1, dtype=np.int64)
     for at in _used(column):
         if not 0 <= numbers[at] < count:
@@ -300,7 +306,7 @@ def _by_position(spec: str, column: Column, model: Model) -> Fit:
 
 
 def _by_order(spec: str, column: Column, model: Model) -> Fit:
-    """The data's classes one by one as the model's."""
+    """Match the data's classes one by one with the model's."""
     names, count, labels = column.names or (), model.num_classes, model.labels
     if len(names) != count:
         raise DataError(
@@ -317,8 +323,8 @@ def _by_order(spec: str, column: Column, model: Model) -> Fit:
 
 
 def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
-    """The order of names that are numbers; DataError where their order as text is another, and
-    nobody said which counts.
+    """Return the order of classes whose names are numbers; DataError if their order as text differs
+    and `--labels` does not choose.
     """
     names = column.names or ()
     stored = tuple(range(len(names)))
@@ -339,7 +345,7 @@ def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
 
 
 def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
-    """Numbers as they are; of one logit how true yes is, from 0 to 1."""
+    """Match labels of one output: numbers, or for one logit the truth of yes from 0 to 1."""
     is_logit = model.problem == "one_logit"
     least, most, hint = (0, 1, FRACTIONS) if is_logit else (-MOST_NUMBER, MOST_NUMBER, NUMBERS)
     labels, worth = column.positions.astype(np.float64), column.numbers
@@ -347,15 +353,15 @@ def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
         words = YES if is_logit else ()
         wrong = next((at for at in _used(column) if column.names[at] not in words), None)
         if wrong is not None:
-            what = f"row {_row_of(column, wrong)} has the label {shown(column.names[wrong])}"
-            raise DataError(f"{spec}: {what}", hint=hint)
+            problem = f"row {_row_of(column, wrong)} has the label {shown(column.names[wrong])}"
+            raise DataError(f"{spec}: {problem}", hint=hint)
         worth = tuple(int(name == "yes") for name in column.names)
         labels = np.array(worth, np.float64)[column.labels]
     if column.chances is not None and worth is not None:
         if is_logit and max(worth) > 1:
             raise DataError(f"{spec}: row 0 has a probability of {max(worth)}", hint=hint)
         means = column.chances.astype(np.float64) @ np.array(worth)
-        labels = means if column.own is None else np.where(column.own, labels, means)
+        labels = means if column.has_label is None else np.where(column.has_label, labels, means)
     fits = np.isfinite(labels) & (labels >= least) & (labels <= most)
     if not fits.all():
         row = int(np.argmin(fits))
@@ -366,15 +372,15 @@ def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
 
 
 def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
-    """A 1 for each of the model's labels that holds."""
+    """Match lists of labels: 1 for each of the model's labels that holds."""
     holds = column.labels
     if holds.ndim != 2:
         numbers, names, note = _of_classes(spec, column, model)
         return np.eye(model.num_classes, dtype=np.float32)[numbers], names, note
     positions, names, note = positions_of(spec, column, model)
     matrix = np.zeros((len(holds), model.num_classes), dtype=np.float32)
-    known = positions >= 0
-    matrix[:, positions[known]] = holds[:, known]
+    matching = positions >= 0
+    matrix[:, positions[matching]] = holds[:, matching]
     return matrix, names, note
 
 
@@ -386,14 +392,14 @@ READ: dict[str, tuple[Match, str, str]] = {
     "number": (_of_one_output, ONE, NUMBERS),
     "tokens": (_of_classes, WORDS, TAGS),
 }
-"""Kind of problem → how labels are fitted to a model of it, what a row must have, and a hint; those
-of plugins are their `labels`.
+"""Function that matches labels, kind of labels, and hint, by problem; those of plugins are their
+`labels`.
 """
 
 
 def _same_order(names: Sequence[str], model: Model) -> bool:
-    """Whether names that differ can only mean the model's classes one by one: codes, or CLIP's own
-    words for them.
+    """Return True if differing names can only mean the model's classes one by one: codes, or the
+    user's words for CLIP's classes.
     """
     labels = model.labels or ()
     if tuple(names) == labels:
@@ -410,16 +416,16 @@ def _same_order(names: Sequence[str], model: Model) -> bool:
 
 
 class UnknownClass(DataError):
-    """A row has a class that the model lacks."""
+    """Error: a row has a class that the model lacks."""
 
     def __init__(self, message: str, row: str, near: str = "") -> None:
         super().__init__(message, hint=OTHER_CLASSES)
         self.row, self.near = row, near
-        """Which row has which class, and which one is written almost so."""
+        """Description of the row and its class, and of a similarly written class."""
 
 
 def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int64]:
-    """The numbers of the model's classes, by name; classes without samples need not be known."""
+    """Match classes by name; classes without samples may be unknown."""
     names = column.names or ()
     places = _places_of(names, labels)
     used = _used(column)
@@ -448,8 +454,8 @@ def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int
 
 
 def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
-    """The position of each name among the labels, or -1; numbers may be spelt otherwise (1 is 01),
-    and names as `predict` writes them to a table ('-).
+    """Return the position of each name among the labels, or -1; numbers may be written differently
+    (1 is 01), and names as `predict` writes them to a table ('-).
     """
     position = {label: at for at, label in enumerate(labels)}
     position = {harmless(label): at for label, at in position.items()} | position
@@ -462,7 +468,7 @@ def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
 
 
 def _used(column: Column) -> list[int]:
-    """The data's classes that some row has."""
+    """Return the data's classes that occur in a row."""
     if column.held.dtype.kind == "f":
         used = np.flatnonzero(column.held.any(axis=0))
         return (used if column.labels.ndim == 2 else np.union1d(used, column.labels)).tolist()
@@ -470,7 +476,7 @@ def _used(column: Column) -> list[int]:
 
 
 def _rows_of(column: Column, at: int) -> NDArray[np.bool_]:
-    """Whether each row has the data's class at this position."""
+    """Return True for each row that has the data's class at this position."""
     if column.held.dtype.kind == "f":
         likely: NDArray[np.bool_] = column.held[:, at] > 0
         return likely if column.labels.ndim == 2 else likely | (column.labels == at)
@@ -478,11 +484,11 @@ def _rows_of(column: Column, at: int) -> NDArray[np.bool_]:
 
 
 def _row_of(column: Column, at: int) -> int:
-    """The first of them."""
+    """Return the first row that has the data's class at this position."""
     return int(np.argmax(_rows_of(column, at)))
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names, and how many there are."""
+    """Return some names, and the number of all."""
     shown = ", ".join(name[:40] for name in names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown}, … ({len(names):,})"

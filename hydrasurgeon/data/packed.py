@@ -1,4 +1,6 @@
-"""Long columns of texts as one run of bytes: an object for each text takes twice as much."""
+"""Long columns of texts as one run of bytes: a Python object for each text takes twice as much
+memory.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,20 @@ from typing import Any
 
 
 class Packed(Sequence[Any]):
-    """Texts one behind another; what else is among them stays as it is."""
+    """Texts stored one after another; other values are kept as they are."""
 
     def __init__(self) -> None:
         self.content = bytearray()
         self.ends = array("q", [0])
-        self.others: dict[int, Any] = {}
-        """Values that are no texts, by their places."""
+        self.other_values: dict[int, Any] = {}
+        """Values that are not texts, by position."""
 
     def extend(self, values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, str):
                 self.content += value.encode(errors="surrogatepass")
             else:
-                self.others[len(self)] = value
+                self.other_values[len(self)] = value
             self.ends.append(len(self.content))
 
     def __len__(self) -> int:
@@ -29,12 +31,12 @@ class Packed(Sequence[Any]):
 
     def __getitem__(self, i: Any) -> Any:
         i = range(len(self))[i]
-        if i in self.others:
-            return self.others[i]
+        if i in self.other_values:
+            return self.other_values[i]
         return self.content[self.ends[i] : self.ends[i + 1]].decode(errors="surrogatepass")
 
 
 def growing(values: Sequence[Any]) -> Packed | list[Any]:
-    """What a column that begins with these values is gathered in, still empty."""
+    """Return an empty container for a column that begins with these values."""
     first = next((value for value in values if value is not None), None)
     return Packed() if isinstance(first, str) else []

@@ -1,4 +1,4 @@
-"""Samples perturbed on purpose: what OOD data might look like, where nobody has any."""
+"""Perturbed samples: a substitute for OOD data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ TILES = 3
 
 
 class Perturbed(Subset):
-    """Every sample of another set, perturbed on purpose: what OOD data might look like; without
-    labels.
+    """Perturbed copies of another set's samples, as a substitute for OOD data; without labels.
 
-    Images are cut into tiles that change places, texts are put together from words of all samples.
+    Images are cut into tiles that change places; texts are put together from words of all samples.
     """
 
     def __init__(self, parent: Samples, seed: int = 0) -> None:
@@ -33,7 +32,7 @@ class Perturbed(Subset):
         return _shuffled(raw, random)
 
     def _salad(self, text: str, random: np.random.Generator) -> str:
-        """As many words, each from a sample drawn at random."""
+        """Return a text of as many words, each from a randomly drawn sample."""
         words = []
         for _ in text.split():
             at = int(random.integers(len(self.parent)))
@@ -46,7 +45,7 @@ class Perturbed(Subset):
 
 
 def _words(sample: Decoded) -> list[str]:
-    """All words of a text, or of a pair of them."""
+    """Return all words of a text, or of a pair of texts."""
     text = " ".join(sample) if isinstance(sample, tuple) else str(sample)
     return text.split()
 

@@ -24,13 +24,13 @@ WAYS = {
     "hamming": Image.Resampling.HAMMING,
     "lanczos": Image.Resampling.LANCZOS,
 }
-"""Pillow's ways to resize."""
+"""Pillow's resampling filters, by name."""
 REACH = {"bilinear": 1, "bicubic": 2}
-"""How many pixels on each side count, where an image is not made smaller."""
+"""Radius in pixels of each filter, for an image that is not made smaller."""
 SHARPNESS = -0.5
-"""The parameter of the cubic curve: Keys', which Pillow and PyTorch take."""
+"""Parameter of the cubic curve: Keys', as in Pillow and PyTorch."""
 BITS = 15
-"""Of the weights that PyTorch resizes bytes with, one of them the sign."""
+"""Number of bits of PyTorch's integer weights for resizing bytes, including the sign."""
 
 
 class Pictures(ABC):
@@ -51,18 +51,18 @@ class Pictures(ABC):
         )
 
     usual_share = 1.0
-    """The share of a resized image that is cut out where a config does not say."""
+    """Fraction of a resized image that is cut out, if a config has none."""
 
     @abstractmethod
     def converted(self, image: Image.Image) -> Image.Image:
-        """Any picture with the colours that a model reads."""
+        """Convert a picture to the colours that the model reads."""
 
     @abstractmethod
     def sized(self, image: Image.Image) -> Pixels:
-        """Resized and cut."""
+        """Resize and crop a picture."""
 
     def picture(self, image: Image.Image) -> Image.Image:
-        """The same as a picture."""
+        """Return the resized and cropped picture as an image."""
         pixels = self.sized(image)
         return Image.fromarray(pixels[0] if self.channels == 1 else pixels.transpose(1, 2, 0))
 
@@ -72,12 +72,12 @@ class Pictures(ABC):
         return result
 
     def arrays(self, images: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """A batch."""
+        """Return a batch."""
         return np.stack(images)
 
 
 class InTimm(Pictures):
-    """As timm's transform for evaluation has it: Pillow resizes."""
+    """Transform of timm's evaluation: Pillow resizes."""
 
     usual_share = 0.875
 
@@ -103,8 +103,8 @@ class InTimm(Pictures):
 
 
 class InTransformers(Pictures):
-    """As transformers' processors have it: turned as its EXIF data say, and resized as tensors of
-    bytes; `white` lies behind pixels of the transparent colour.
+    """Transform of transformers' processors: turned by EXIF data, and resized as tensors of bytes;
+    with `white`, pixels of the transparent colour become white.
     """
 
     def __init__(self, preprocess: Mapping[str, Any], *, white: bool) -> None:
@@ -136,7 +136,7 @@ class InTransformers(Pictures):
 
 
 def _by_shorter(sides: Sequence[int], edge: int) -> list[int]:
-    """Height and width whose shorter one is `edge`."""
+    """Return the height and width whose shorter one is `edge`."""
     short, long = sorted(sides)
     other = int(edge * long / short)
     return [edge, other] if sides[0] <= sides[1] else [other, edge]
@@ -150,37 +150,37 @@ def _channels(image: Image.Image) -> Pixels:
 def _cut(
     pixels: Pixels, crop: Sequence[int], *, half: Callable[[float], int], fill: Sequence[int]
 ) -> Pixels:
-    """The centre, with a colour around what is smaller; half of an odd number of pixels is rounded as
-    the library does.
+    """Cut out the centre and fill missing pixels with a colour; half of an odd number of pixels is
+    rounded as the library does.
     """
     missing = [max(0, edge - side) for edge, side in zip(crop, pixels.shape[1:], strict=True)]
     if any(missing):
         sides = [side + more for side, more in zip(pixels.shape[1:], missing, strict=True)]
-        whole = np.empty((len(pixels), *sides), np.uint8)
-        whole[:] = np.array(fill, np.uint8)[:, None, None]
-        down, across = (each // 2 for each in missing)
-        whole[:, down : down + pixels.shape[1], across : across + pixels.shape[2]] = pixels
-        pixels = whole
+        filled = np.empty((len(pixels), *sides), np.uint8)
+        filled[:] = np.array(fill, np.uint8)[:, None, None]
+        down, across = (missing_side // 2 for missing_side in missing)
+        filled[:, down : down + pixels.shape[1], across : across + pixels.shape[2]] = pixels
+        pixels = filled
     top, left = (half((side - edge) / 2) for edge, side in zip(crop, pixels.shape[1:], strict=True))
     return pixels[:, top : top + crop[0], left : left + crop[1]]
 
 
 def _nearest(before: int, after: int) -> NDArray[np.int64]:
-    """The pixel that each one is, as PyTorch finds it."""
+    """Return the source position of each pixel, by PyTorch's nearest-neighbour rule."""
     scale = np.float32(before) / np.float32(after)
     places = (np.arange(after, dtype=np.float32) + np.float32(0.5)) * scale
     return places.astype(np.int64).clip(max=before - 1)
 
 
 def resized(pixels: Pixels, size: Sequence[int], way: str) -> Pixels:
-    """Along both axes."""
+    """Resize along both axes."""
     for axis in (2, 1):
         pixels = _resized(pixels, size[axis - 1], axis, way)
     return pixels
 
 
 def _resized(pixels: Pixels, size: int, axis: int, way: str) -> Pixels:
-    """Along one axis, as PyTorch resizes bytes: by whole weights, rounded once."""
+    """Resize along one axis as PyTorch resizes bytes: with integer weights, rounded once."""
     if pixels.shape[axis] == size:
         return pixels
     places, weights, shift = _whole_weights(pixels.shape[axis], size, way)
@@ -191,15 +191,17 @@ def _resized(pixels: Pixels, size: int, axis: int, way: str) -> Pixels:
         some = rows[at]
         some *= weight[:, None]
         total += some
-    made = (total >> shift).clip(0, 255).astype(np.uint8)
-    return np.moveaxis(made.reshape(size, *first.shape[1:]), 0, axis)
+    result = (total >> shift).clip(0, 255).astype(np.uint8)
+    return np.moveaxis(result.reshape(size, *first.shape[1:]), 0, axis)
 
 
 @cache
 def _whole_weights(
     before: int, after: int, way: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
-    """[tap, after]: which pixels each one is made of, and how much each counts, times a power of two."""
+    """Return [tap, after] arrays: the source pixels of each pixel, and their integer weights times
+    a power of two.
+    """
     scale = before / after
     stretch = max(scale, 1.0)
     reach = REACH[way] * stretch
@@ -217,7 +219,7 @@ def _whole_weights(
 
 
 def _curve(x: NDArray[np.float64], way: str) -> NDArray[np.float64]:
-    """What a pixel counts at this distance."""
+    """Return the filter's weight of a pixel at this distance."""
     x, a = np.abs(x), SHARPNESS
     if way == "bilinear":
         return np.where(x < 1, 1 - x, 0.0)

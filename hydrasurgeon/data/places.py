@@ -1,4 +1,4 @@
-"""Where data lies: whether a spec leads to anything, told before anything heavy is imported."""
+"""Locations of data: check what a spec refers to before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ KINDS = (
     "a folder of images, an image, .csv, .tsv, .json, .jsonl, .parquet, .conll, .npz, "
     "hf:NAME:SPLIT or demo:NAME"
 )
-"""What data can be, in words."""
+"""Kinds of data, in words."""
 SCHEMES = ("hf", "demo")
-"""What stands before the colon of data that is no file."""
+"""Schemes: the part before the colon of data that is not a file."""
 TABLES = (
     ".csv",
     ".tsv",
@@ -29,7 +29,7 @@ TABLES = (
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 """Endings of files that are read as images."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://")
-"""What the name of remote data begins with."""
+"""Pattern of the beginning of a URL."""
 ENDINGS = (*TABLES, *PICTURES, ".npz")
 """Endings of files that are data."""
 SHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
@@ -39,13 +39,13 @@ PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 def ending(path: PurePath) -> str:
-    """What a file's name ends in, as it is listed in ENDINGS."""
+    """Return a file's ending in the form of ENDINGS."""
     return path.suffix.lower()
 
 
 def located(spec: str) -> list[Path]:
-    """The files or the folder behind a spec, none for one with a scheme or a URL; DataError where nothing is
-    there.
+    """Return the files or the folder behind a spec; none for a scheme or a URL. DataError if
+    nothing is there.
     """
     scheme = spec.partition(":")[0]
     if is_url(spec):
@@ -69,22 +69,22 @@ def located(spec: str) -> list[Path]:
             f"{spec}: packed files are not read", hint="Unpack it, and give what was in it."
         )
     if is_there(path):
-        what = (
+        problem = (
             f"files that end in {path.suffix} are not read"
             if path.suffix
             else "has no ending that tells its format"
         )
-        raise DataError(f"{spec}: {what}", hint=f"Data is {KINDS}.")
+        raise DataError(f"{spec}: {problem}", hint=f"Data is {KINDS}.")
     raise DataError(f"{spec}: no such data{_near(path)}", hint=f"Data is {KINDS}.")
 
 
 def is_url(spec: str) -> bool:
-    """Whether data lies elsewhere: `s3://…`, `hf://…`."""
+    """Return True for remote data: `s3://…`, `hf://…`."""
     return URL.match(spec) is not None
 
 
 def is_there(path: Path) -> bool:
-    """Whether the path leads to anything; DataError where that cannot be told."""
+    """Return True if the path exists; DataError if that cannot be determined."""
     try:
         with readable(path, DataError):
             str(path).encode()

@@ -1,4 +1,4 @@
-"""What a reader of words sees of samples, beside what the model reads of them."""
+"""Inputs of a reader of words, beside the inputs of the model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     import torch
 
 READ = "hydrasurgeon.read"
-"""The input that holds a reader's outputs, and in its last column how novel each sample is."""
+"""Input that holds a reader's outputs, and in its last column the novelty of each sample."""
 TEXTS = "hydrasurgeon.texts"
-"""The input that holds texts which the model has yet to read."""
+"""Input that holds texts which the model has not read yet."""
 
 
 class Tokens:
-    """Texts, or pairs of them, as all their ids: no window, no special tokens."""
+    """Token ids of complete texts, or of pairs: without a window or special tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Of transformers, with a tokenizer of the tokenizers library inside."""
+        """Copy the tokenizers-library tokenizer inside a transformers tokenizer."""
         from tokenizers import Tokenizer
 
         self.inner = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -38,7 +38,7 @@ class Tokens:
 
 
 class Beside:
-    """A transform whose batches hold a reader's outputs too."""
+    """Transform whose batches hold a reader's outputs too."""
 
     def __init__(self, inner: Any, reader: Words) -> None:
         self.inner, self.reader = inner, reader
@@ -65,25 +65,27 @@ class Beside:
         return getattr(self.__dict__["inner"], name)
 
     def collate(self, samples: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """A batch as tensors."""
+        """Return a batch as tensors."""
         import torch
 
         read = self.reader.read(self.tokens(samples))
         return {**self.inner.collate([*samples]), READ: torch.from_numpy(read)}
 
     def arrays(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """The same as arrays; texts as they are, of which the model reads those that go on."""
+        """Return a batch as arrays, with the texts themselves: the model reads only some of
+        them.
+        """
         read = self.reader.read(self.tokens(samples))
         return {TEXTS: np.fromiter(samples, object, len(samples)), READ: read}
 
 
 def with_reader(transform: Any, reader: Words | None) -> Any:
-    """A transform, beside which a reader reads if there is one."""
+    """Return a transform that adds a reader's outputs, if there is a reader."""
     return transform if reader is None else Beside(transform, reader)
 
 
 def parted(inputs: Any) -> tuple[Any, Any]:
-    """What the model reads, and what a reader has read; None where there was none."""
+    """Split a batch into the model's inputs and the reader's outputs; None without a reader."""
     if not isinstance(inputs, Mapping) or READ not in inputs:
         return inputs, None
     plain = {name: values for name, values in inputs.items() if name != READ}
@@ -91,7 +93,7 @@ def parted(inputs: Any) -> tuple[Any, Any]:
 
 
 def reader_of(parts: Mapping[str, Any]) -> Words:
-    """A reader, of the tensors that a file stores."""
+    """Return a reader from the tensors that a file stores."""
     values: dict[str, Any] = {
         name: np.asarray(part, dtype=np.float64) for name, part in parts.items()
     }

@@ -1,8 +1,8 @@
-"""Tables behind a URL: s3://, gs://, hf://, memory:// and whatever else fsspec opens; and data sets of the
-hub, through the datasets library.
+"""Tables behind a URL (s3://, gs://, hf://, memory:// and whatever else fsspec opens), and data
+sets of the hub, through the datasets library.
 
-Tables are read as local ones are, but for pictures that they name by path: their author would choose
-which of the reader's files are opened.
+Tables are read as local ones are, except for pictures that they name by path: their author would
+choose which of the reader's files are opened.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from hydrasurgeon.errors import DataError, MissingDependency, reason
 from hydrasurgeon.files.foreign import decoding
 
 HINT = "What is read from elsewhere is tables (.parquet, .jsonl, .csv, …) and folders of .parquet."
-"""What next, where nothing can be read."""
+"""Hint for data that cannot be read."""
 MAGIC = {*"*?["}
-"""What is in a name that stands for several."""
+"""Characters of a pattern that matches several names."""
 AT_HEAD = 64
-"""Rows in which a column of pictures shows what it holds."""
+"""Number of rows that are inspected to find out what a column of pictures holds."""
 
 
 def read_remote(spec: str, url: str, columns: Columns) -> Iterator[Table]:
-    """Remote tables, one file behind another."""
-    system, names = _found(spec, url)
+    """Yield remote tables, one file after another."""
+    system, names = _locate(spec, url)
     for name in names:
         yield from _tables(spec, system, name, columns)
 
 
-def _found(spec: str, url: str) -> tuple[Any, list[str]]:
-    """A file system, and the tables that a URL leads to there."""
+def _locate(spec: str, url: str) -> tuple[Any, list[str]]:
+    """Return a file system, and the names of the tables that a URL refers to."""
     import fsspec
 
     with decoding(f"{spec}: cannot be reached", hint="Are address, name and rights right?"):
@@ -42,12 +42,12 @@ def _found(spec: str, url: str) -> tuple[Any, list[str]]:
             system, name = fsspec.core.url_to_fs(url)
         except ImportError as error:  # `Install s3fs to access S3`
             package = str(error).partition("nstall ")[2].split()[:1] or ["what it names"]
-            what = f"{url.partition('://')[0]}:// needs {package[0]}, which is not installed"
-            raise MissingDependency(what, hint=f"Run `pip install {package[0]}`.") from error
+            problem = f"{url.partition('://')[0]}:// needs {package[0]}, which is not installed"
+            raise MissingDependency(problem, hint=f"Run `pip install {package[0]}`.") from error
         if MAGIC & {*name}:
             names = sorted(system.glob(name))
         elif system.isdir(name):
-            names = [each for each in sorted(system.find(name)) if each.endswith(".parquet")]
+            names = [path for path in sorted(system.find(name)) if path.endswith(".parquet")]
         else:
             names = [name] * system.exists(name)
     if not names:
@@ -79,7 +79,7 @@ def _is_path(value: Any) -> bool:
 
 
 def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
-    """`hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is
+    """Read `hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is
     `hf:name[/config]:split`.
 
     The split may be a slice, `train[:3000]`, or several joined by +, as the datasets library writes
@@ -124,8 +124,8 @@ def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
 
 
 def _check_name(spec: str, name: str) -> None:
-    """Refuse what `datasets` would read here instead: its builders take the current folder's files,
-    pickles too.
+    """Refuse names for which `datasets` would read local files: its builders take the current
+    folder's files, pickles too.
     """
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as builders
 
@@ -141,8 +141,8 @@ def _check_name(spec: str, name: str) -> None:
 
 
 def _hub_table(spec: str, loaded: Any, columns: Columns) -> Table:
-    """The columns of a set of the datasets library; it leaves the images to us, which it would open
-    in any format.
+    """Return the columns of a set of the datasets library. Images stay encoded, because the library
+    would open them in any format.
     """
     from datasets import Image
 

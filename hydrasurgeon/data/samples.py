@@ -1,4 +1,4 @@
-"""Samples: an indexed set of images or texts, with labels or without, and a fingerprint of its
+"""Samples: an indexed set of images or texts, with or without labels, and a fingerprint of its
 content.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_TEXT = 1_000_000
 
 READS: dict[Inputs, str] = {"text": "texts", "text_pair": "pairs of texts"}
-"""What a model of texts reads, in words."""
+"""Names of the inputs of a model of texts, for messages."""
 MEND: dict[Inputs, str] = {
     "text": "Give single texts: of a table of pairs, --columns text=NAME reads one.",
     "text_pair": (
@@ -43,52 +43,52 @@ MEND: dict[Inputs, str] = {
         "or tuples."
     ),
 }
-"""What next, where a model of texts got the others."""
+"""Hint if a model of texts got the other kind."""
 NOT_SHOWN = ("Cc", "Cf", "Zl", "Zp", "Zs")
-"""Categories of characters that nobody sees: control, zero-width and byte order marks, spaces."""
+"""Categories of invisible characters: control, zero-width and byte order marks, spaces."""
 NO_TEXT = (
     "Give each row its text, or leave such rows out by --skip-bad (bench and export have none)."
 )
 FEW_NAMED = 3
-"""Rows that a note names."""
+"""Number of rows that a note names."""
 EMPTY = np.void(hashlib.sha256().digest())
-"""The digest of a sample that cannot be read."""
+"""Digest of a sample that cannot be read."""
 
 Decoded = Union["Image.Image", str, tuple[str, str]]
-"""A sample as it is read: an image, a text, or two texts that are read together."""
+"""Decoded sample: an image, a text, or two texts that are read together."""
 
 
 class Samples(ABC):
-    """An indexed set of raw samples; picklable, so that worker processes can read from it."""
+    """Indexed set of raw samples; picklable, so that worker processes can read from it."""
 
     spec: str
-    """As the user wrote it, without absolute paths."""
+    """Spec as the user wrote it, without absolute paths."""
     kind: Literal["image", "text"] = "image"
     inputs: Inputs = "text"
-    """Of texts: whether they come one by one, or in pairs."""
+    """Kind of texts: single texts, or pairs."""
     written: Column | None = None
-    """Labels as the data holds them, or those of the model that they were fitted to."""
+    """Labels as the data hold them, or those of the model that they were fitted to."""
     refused: DataError | None = None
-    """What is wrong with columns that would hold its labels; of no matter where none are needed."""
+    """Error in the columns of labels; it is raised only if labels are needed."""
     columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
-    """What a table holds of each sample beside it, where whoever opened it wanted that."""
-    found: tuple[str, ...] = ()
-    """The columns of the table that they come from."""
+    """Columns of the table that are carried along, on request."""
+    table_columns: tuple[str, ...] = ()
+    """All columns of the table that the samples come from."""
     used: tuple[str, ...] = ()
-    """Those of them that hold texts, images and groups."""
+    """Columns of the table that hold texts, images and groups."""
     places: Sequence[int] | None = None
-    """The row of the table that each sample comes from, where rows before it were left out."""
+    """Row of the table of each sample; None if no rows were left out."""
     left_out: tuple[str, ...] = ()
-    """Why rows of the table were left out, with their places."""
+    """Reasons why rows of the table were left out, with their places."""
     form: str = ""
-    """What contents do not say of samples: the shape of arrays."""
+    """Property of the samples that is not part of their contents: the shape of arrays."""
     grouping: Sequence[Any] | None = None
-    """The column of a table that says which query each sample belongs to."""
+    """Column of the table that holds the query of each sample."""
 
     def __init__(self, spec: str, written: Column | None = None) -> None:
         self.spec, self.written = spec, written
         self.unread: dict[int, str] = {}
-        """Why samples could not be read, by their places, once they were left out."""
+        """Reasons why samples could not be read, by position, once they were left out."""
 
     @property
     def labels(self) -> Labels | None:
@@ -100,33 +100,33 @@ class Samples(ABC):
 
     @property
     def note(self) -> str | None:
-        """How the labels were read, where that was not plain."""
+        """Note on how the labels were interpreted, where that was not obvious."""
         return None if self.written is None else self.written.note
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     def at(self, rows: NDArray[np.int64]) -> Samples:
-        """Some of them."""
+        """Return some of the samples."""
         return Subset(self, None if self.written is None else self.written.at(rows), rows)
 
     def name(self, i: int) -> str | int:
-        """What a sample is called in a list of answers: its file below the folder of all, else its
-        row.
+        """Return a sample's name in a list of answers: its `id`, its file below the common folder,
+        or its row.
         """
         return self.columns["id"][i] if "id" in self.columns else self.row(i)
 
     def row(self, i: int) -> int:
-        """The number of a sample's row in the table that it comes from."""
+        """Return the number of a sample's row in its table."""
         return i if self.places is None else self.places[i]
 
     def carried(self, name: str, i: int) -> Any:
-        """A sample's value in one of `columns`."""
+        """Return a sample's value in one of `columns`."""
         return self.columns[name][i]
 
     @property
     def contents(self) -> str:
-        """What it holds, in words."""
+        """Kind of the samples, in words."""
         if self.kind == "text":
             return READS[self.inputs]
         return f"{self.kind}s"
@@ -148,15 +148,15 @@ class Samples(ABC):
 
     @abstractmethod
     def read(self, i: int) -> Decoded:
-        """The decoded sample; DataError naming it when it cannot be read."""
+        """Return the decoded sample; DataError naming it if it cannot be read."""
 
     @abstractmethod
     def content(self, i: int) -> bytes:
-        """What the fingerprint hashes for this sample."""
+        """Return the bytes of this sample that the fingerprint hashes."""
 
     def content_if_any(self, i: int) -> bytes:
-        """`content`, and nothing for a sample that cannot be read: reading it says why, unless such
-        are skipped.
+        """Return `content`, or nothing for a sample that cannot be read; `read` raises its error,
+        unless such samples are skipped.
         """
         try:
             return self.content(i)
@@ -175,13 +175,15 @@ class Samples(ABC):
 
     @cached_property
     def digests(self) -> NDArray[np.void]:
-        """The sha256 of each sample's content."""
+        """Sha256 of each sample's content."""
         contents = (self.content_if_any(i) for i in range(len(self)))
-        made = (hashlib.sha256(content).digest() for content in contents)
-        return np.fromiter(made, np.dtype((np.void, 32)), len(self))
+        digests = (hashlib.sha256(content).digest() for content in contents)
+        return np.fromiter(digests, np.dtype((np.void, 32)), len(self))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Spec, rows and a hash of exactly the samples in use, wherever they lie."""
+        """Return the spec, the number of rows, and a hash of exactly these samples, wherever they
+        are stored.
+        """
         total = hashlib.sha256(self.digests.view(np.uint8).data)
         if self.written is not None:
             labels = self.written.positions
@@ -193,20 +195,22 @@ class Samples(ABC):
 
     @property
     def portable_spec(self) -> str:
-        """Where it lies, without folders."""
+        """Spec without folders."""
         return portable(self.spec)
 
     def content_hash(self) -> str:
-        """A hash of the samples in any order, whatever their labels."""
+        """Return a hash of the samples that does not depend on order or labels."""
         return hashlib.sha256(np.sort(self.digests).view(np.uint8).data).hexdigest()
 
     def is_in(self, other: Samples) -> NDArray[np.bool_]:
-        """Whether each sample is exactly one of another set's; what cannot be read is like nothing."""
+        """Return True for each sample that is exactly one of another set's; unreadable samples
+        match none.
+        """
         shared: NDArray[np.bool_] = np.isin(self.digests, other.digests) & (self.digests != EMPTY)
         return shared
 
     def shared_with(self, other: Samples) -> int:
-        """How many of the samples are exactly one of another set's."""
+        """Count the samples that are exactly one of another set's."""
         return int(self.is_in(other).sum())
 
 
@@ -247,7 +251,7 @@ class Files(Samples):
 
     @cached_property
     def _folder(self) -> Path:
-        """The deepest folder that all lie in."""
+        """Deepest folder that contains all files."""
         return Path(os.path.commonpath([path.absolute().parent for path in self.paths]))
 
     def read(self, i: int) -> Image.Image:
@@ -261,7 +265,7 @@ class Rows(Samples):
     """Rows of a table (an HF dataset): a text, or an image as bytes, picture or path."""
 
     called = "text"
-    """What a row holds, in messages."""
+    """Name of a row's content in messages."""
 
     def __init__(
         self,
@@ -322,14 +326,14 @@ def why_unreadable(value: Any, called: str) -> str | None:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell holds no text: nothing, NaN, or nothing that is shown."""
+    """Return True if a cell holds no text: it is empty, NaN, or has only invisible characters."""
     if isinstance(value, str):
         return all(category(letter) in NOT_SHOWN for letter in value)
     return value is None or (isinstance(value, float) and value != value)
 
 
 class TextPairs(Samples):
-    """Texts in pairs, which a model reads together."""
+    """Pairs of texts that a model reads together."""
 
     kind, inputs = "text", "text_pair"
 
@@ -352,8 +356,8 @@ class TextPairs(Samples):
 
 
 class Subset(Samples):
-    """Some samples of another set, possibly with other labels; base of those that are changed as
-    they are read.
+    """Some samples of another set, possibly with other labels; base of sets that change samples
+    when they are read.
     """
 
     def __init__(
@@ -365,7 +369,11 @@ class Subset(Samples):
         super().__init__(parent.spec, written)
         self.parent, self.index = parent, range(len(parent)) if index is None else index
         self.kind, self.inputs = parent.kind, parent.inputs
-        self.columns, self.found, self.used = parent.columns, parent.found, parent.used
+        self.columns, self.table_columns, self.used = (
+            parent.columns,
+            parent.table_columns,
+            parent.used,
+        )
         self.refused, self.left_out = parent.refused, parent.left_out
         self.form = parent.form
 
@@ -393,7 +401,7 @@ class Subset(Samples):
 
 
 class Joined(Samples):
-    """The samples of one set behind those of another, which may have no labels."""
+    """Samples of one set followed by those of another, which may have no labels."""
 
     def __init__(self, first: Samples, second: Samples) -> None:
         if (first.kind, first.inputs) != (second.kind, second.inputs):
@@ -410,7 +418,7 @@ class Joined(Samples):
             none = np.full((len(second), chances.shape[1]), UNLABELLED, dtype=chances.dtype)
             behind = none if second.written is None else second.written.chances
             chances = None if behind is None else np.concatenate([chances, behind])
-        column = replace(column, labels=labels, chances=chances, own=None)
+        column = replace(column, labels=labels, chances=chances, has_label=None)
         super().__init__(f"{first.spec} and {second.spec}", column)
         self.first, self.second, self.kind, self.inputs = first, second, first.kind, first.inputs
 
@@ -436,7 +444,9 @@ class Joined(Samples):
 
 
 def left_out_of(*sets: Samples | None) -> list[str]:
-    """Why rows of some sets were left out, with the set and the place of each."""
+    """Return the reasons why rows of some sets were left out, with the set and the place of each
+    row.
+    """
     return [
         f"{samples.spec}, {why}"
         for samples in sets
@@ -446,7 +456,7 @@ def left_out_of(*sets: Samples | None) -> list[str]:
 
 
 def left_out_note(samples: Samples) -> str | None:
-    """A note on the rows of a set that were left out, of which it names the first."""
+    """Return a note on the rows of a set that were left out, which names the first of them."""
     if not samples.left_out:
         return None
     some = "; ".join(samples.left_out[:FEW_NAMED])
@@ -456,8 +466,8 @@ def left_out_note(samples: Samples) -> str | None:
 
 
 def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
-    """A seeded random subset in its old order: the first rows of a sorted folder are all of one
-    class.
+    """Return a seeded random subset in its original order; the first rows would not do, because
+    those of a sorted folder are all of one class.
     """
     if limit is None or limit >= len(samples):
         return samples
@@ -467,51 +477,51 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
 
 
 def part_of(samples: Samples, part: str) -> Samples:
-    """Return the rows between two percentages of a random order that depends on their number alone,
-    in their own order.
+    """Return the rows between two percentages of a random order that depends only on their number,
+    in their original order.
     """
     first, last = (int(percent) * len(samples) // 100 for percent in part.split("-"))
     return samples.at(np.sort(Drawing(0).order(len(samples))[first:last]))
 
 
 def fit_classes(samples: Samples, model: Model) -> Samples:
-    """Labelled samples whose labels are the model's: numbers of its classes, fractions, or a 1 for
-    each label that holds; DataError where they cannot be.
+    """Return labelled samples whose labels are the model's: class numbers, fractions, or a 1 for
+    each label that holds; DataError if they do not match.
 
-    Their `classes` are the model's, or the data's where the model has no names; their `note` says
-    which order was assumed where names could not be matched.
+    Their `classes` are the model's, or the data's if the model has no names; their `note` describes
+    the order that was assumed if names could not be matched.
     """
     column = samples.written
     if column is None and samples.refused is not None:
         raise samples.refused
     if column is None:
-        found = [name[:40] for name in samples.found]
-        columns = f" (columns: {', '.join(found[:20])})" if found else ""
-        others = [name for name in found if name not in samples.used]
+        table_columns = [name[:40] for name in samples.table_columns]
+        columns = f" (columns: {', '.join(table_columns[:20])})" if table_columns else ""
+        unused = [name for name in table_columns if name not in samples.used]
         hint = (
             "Give class folders, an array called labels, or a column called label(s), or "
             "name it by --columns label=NAME; a label of -1 stands for none."
         )
-        if len(others) == 1:
-            hint = f"Is it --columns label={others[0]}?"
+        if len(unused) == 1:
+            hint = f"Is it --columns label={unused[0]}?"
         raise DataError(f"{samples.spec}: has no labels{columns}", hint=hint)
     return Subset(samples, matched(samples.spec, column, model))
 
 
 def fit_held_out(samples: Samples, model: Model) -> Samples:
-    """--val of a new classifier, whose classes are those of --data."""
+    """Return --val of a new classifier, whose classes are those of --data."""
     try:
         return fit_classes(samples, model)
     except UnknownClass as error:
-        what = f"--val {samples.spec}: {error.row}, which --data lacks"
+        problem = f"--val {samples.spec}: {error.row}, which --data lacks"
         if error.near:
-            raise DataError(f"{what}; it {error.near}", hint="Write them alike.") from error
+            raise DataError(f"{problem}; it {error.near}", hint="Write them alike.") from error
         hint = "Leave such rows out, or move some of them to --data."
-        raise DataError(what, hint=hint) from error
+        raise DataError(problem, hint=hint) from error
 
 
 def reading(model: Model, samples: Samples) -> Model:
-    """The model with the samples' kind of texts, where it is not known which it reads."""
+    """Return the model with the samples' kind of texts, if its kind is unknown."""
     if samples.kind != "text" or model.inputs is not None:
         return model
     return model.model_copy(update={"inputs": samples.inputs})

@@ -67,17 +67,17 @@ def open_data(
     skip_bad: bool = False,
     empty: bool = False,
 ) -> Samples:
-    """Samples behind a spec.
+    """Open the samples behind a spec.
 
     Args:
-        spec: What the user wrote: a path, or a scheme and a name.
-        limit: A seeded random subset of so many.
-        seed: Which subset.
-        carried: Columns of a table that go along if they are there.
-        model: The samples must be labelled, and their labels become the numbers of its classes.
-        labelled: Labels that cannot be read are refused at once, if there are any.
-        skip_bad: Rows of a table without a readable text, or without a label where these are
-            needed, are left out; `left_out` says which.
+        spec: A path, or a scheme and a name, as the user wrote it.
+        limit: Size of a seeded random subset.
+        seed: Seed of the subset.
+        carried: Columns of a table that are carried along if they exist.
+        model: Model whose class numbers replace the labels, which must exist.
+        labelled: Raise the error of unreadable labels at once.
+        skip_bad: Leave out rows of a table without a readable text, or without a label where labels
+            are needed; `left_out` lists them.
         empty: A table may have no rows.
     """
     place, roles = DataSpec.parse(spec)
@@ -112,7 +112,7 @@ def open_data(
 
 
 def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool = True) -> Samples:
-    """Open data as the options of a command say: its limit, its seed, and whether it skips bad rows."""
+    """Open data with the options of a command: limit, seed, and whether bad rows are skipped."""
     return open_data(
         spec,
         limit=run.limit,
@@ -126,7 +126,7 @@ def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool
 def _tables(
     spec: str, place: str, paths: Sequence[Path], columns: Columns
 ) -> Iterator[Table] | None:
-    """The tables behind a spec, each as it is asked for; None where it is no tables."""
+    """Yield the tables behind a spec on demand; return None if there are no tables."""
     if is_url(place):
         return read_remote(spec, place, columns)
     if paths and all(ending(path) in TABLES for path in paths):
@@ -137,9 +137,11 @@ def _tables(
 def in_pieces(
     spec: str, *, at_once: int, carried: Collection[str] = (), count: bool = False
 ) -> tuple[int | None, Iterator[Samples]]:
-    """Return how many samples are behind a spec, and the samples: those of tables in pieces of so
-    many rows, each as it is asked for. The rows of tables are counted if `count` says so and that
-    takes no reading of them all. A table without rows is one piece without rows.
+    """Return the number of samples behind a spec, and an iterator of the samples.
+
+    Tables come in pieces of `at_once` rows, read on demand. Their rows are counted if `count` is
+    true and that is possible without reading them all. A table without rows is one piece without
+    rows.
     """
     place, roles = DataSpec.parse(spec)
     columns = Columns(roles, carried, at_once=at_once, labelled=False)
@@ -168,15 +170,19 @@ def _pieces(spec: str, tables: Iterator[Table], columns: Columns) -> Iterator[Sa
 
 
 def _rows(table: Table, columns: Columns) -> Samples:
-    """Return the samples of a table; none of a file whose rows name the columns where it has none."""
+    """Return the samples of a table; none for a file whose rows name the columns if it has no
+    rows.
+    """
     return rows(table, columns) if table.names else Rows(table.spec, [], "text")
 
 
 def in_memory(
     inputs: Any, kind: Literal["image", "text"], columns: Mapping[str, str] | None = None
 ) -> Samples:
-    """What a caller holds: a table, or texts, pairs of texts or pictures, one or several; a path is
-    opened, and so is the name of a picture. `columns` says what a table calls them.
+    """Return samples from a caller's values: a table, or texts, pairs of texts or pictures, one or
+    several.
+
+    A path is opened, and so is the name of a picture. `columns` maps roles to the table's names.
     """
     if isinstance(inputs, Path) or (kind == "image" and isinstance(inputs, str)):
         return open_data(str(inputs))
@@ -184,15 +190,15 @@ def in_memory(
         return rows(table_of("the inputs", inputs), Columns(columns or {}, carried=(ID,)))
     several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes)
     samples = list(inputs) if several else [inputs]
-    if kind == "image" and samples and all(isinstance(each, str | Path) for each in samples):
-        return Files("the inputs", [Path(each) for each in samples])
-    if kind == "text" and any(isinstance(each, tuple) for each in samples):
+    if kind == "image" and samples and all(isinstance(sample, str | Path) for sample in samples):
+        return Files("the inputs", [Path(sample) for sample in samples])
+    if kind == "text" and any(isinstance(sample, tuple) for sample in samples):
         return text_pairs("the inputs", samples)
     return Rows("the inputs", samples, kind)
 
 
 def text_pairs(spec: str, pairs: Sequence[Any]) -> TextPairs:
-    """Pairs of texts that a caller holds."""
+    """Return samples from a caller's pairs of texts."""
     wrong = next(
         (i for i, pair in enumerate(pairs) if not isinstance(pair, tuple) or len(pair) != 2), None
     )
@@ -206,8 +212,8 @@ def text_pairs(spec: str, pairs: Sequence[Any]) -> TextPairs:
 
 
 def _folder(spec: str, path: Path) -> Samples:
-    """Class folders, or a flat folder of unlabelled images. Links to folders are followed at the
-    top only.
+    """Read class folders, or a flat folder of unlabelled images; links to folders are followed at
+    the top only.
     """
     with readable(path, DataError):
         entries = sorted(path.iterdir())
@@ -220,7 +226,7 @@ def _folder(spec: str, path: Path) -> Samples:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    """Image files at any depth; a folder that cannot be listed is an error, not an empty one."""
+    """Return image files at any depth; a folder that cannot be listed is an error."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -253,8 +259,8 @@ def _npz(spec: str, path: Path) -> Samples:
 
 
 def _arrays(spec: str, file: IO[bytes]) -> Arrays:
-    """`images`, and `labels` and `classes` where they are there; nothing is unpickled, other arrays
-    are left alone.
+    """Read `images`, and `labels` and `classes` if they exist; nothing is unpickled, and other
+    arrays are ignored.
     """
     with decoding(f"{spec}: not a readable .npz file"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of dtypes spelt as numpy no longer does
@@ -279,4 +285,4 @@ def _arrays(spec: str, file: IO[bytes]) -> Arrays:
 
 
 SCHEMES = {"hf": read_hub, "demo": _demo}
-"""What stands before the colon → its reader."""
+"""Readers by scheme, the part before the colon."""

@@ -1,4 +1,4 @@
-"""Tables of samples: only the columns that samples are made of, or carry along, are held.
+"""Tables of samples: only the columns that samples consist of, or carry along, are kept.
 
 The datasets library's readers do not fit: they copy each file into a cache, guess types (the label
 01 becomes 1, NA becomes nothing), and name no row of what they cannot read.
@@ -35,7 +35,9 @@ from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
 from hydrasurgeon.lookup import did_you_mean
 
 SEPARATORS = ",;\t"
-"""What may stand between the fields of a .csv file: that which parts its first line most often."""
+"""Possible separators of a .csv file; the one that splits its first line into most fields is
+used.
+"""
 IMAGES = ("image", "img")
 """Columns that may hold images, the first that is there."""
 TEXTS = ("text", "sentence")
@@ -43,23 +45,23 @@ TEXTS = ("text", "sentence")
 LABELS = ("label", "labels", "fine_label")
 """Columns that may hold labels."""
 CHANCE = "p."
-"""What the name of a column begins with that holds the probabilities of a class."""
+"""Prefix of columns that hold the probabilities of a class."""
 GROUPS = ("group",)
-"""Columns that may say which query a row belongs to."""
+"""Columns that may hold the query of a row."""
 TOKENS = "tokens"
-"""The column that lists the words of each text."""
+"""Column that lists the words of each text."""
 TAGS = ("tags", "ner_tags")
 """Columns that may hold a tag for each word."""
 ENTITIES = "entities"
-"""The column that lists what is named in each text, by places in it."""
+"""Column that lists the entities of each text, by character positions."""
 SECOND = "text_pair"
-"""The column that holds the second text of each pair; the first is one of TEXTS."""
+"""Column that holds the second text of each pair; the first is one of TEXTS."""
 COLUMNS = frozenset((*IMAGES, *TEXTS, *LABELS, *GROUPS, SECOND, TOKENS, *TAGS, ENTITIES))
-"""The columns that samples are made of."""
+"""Columns that samples consist of."""
 ID = "id"
-"""The column that says what each row is called in a list of answers."""
+"""Column that holds the name of each row in a list of answers."""
 RENAME = "Rename its columns, or give one alone: predict(table['NAME'])."
-"""What next, where a table that a caller holds has other columns."""
+"""Hint for a caller's table with other columns."""
 PAIRS = {
     "sentence1",
     "sentence2",
@@ -76,7 +78,7 @@ PAIRS = {
     "context",
     "document",
 }
-"""Columns that hold one of two texts under names of their own."""
+"""Columns that hold one of two texts under other names."""
 # Bytes of one line of .jsonl, and characters of one field of .csv.
 MAX_LINE = 16 << 20
 # Bytes of a whole .json.
@@ -93,7 +95,7 @@ MAX_BLANK = 1_000_000
 # Rows of a text file that are Python's objects at once.
 PIECE = 1 << 14
 FIRST_WORDS = 40
-"""Characters by which a row is told."""
+"""Number of characters of a row that a message quotes."""
 # Rows of a table; a limited one is drawn from the first of them.
 MAX_ROWS = 50_000_000
 DRAWN_FROM = 1_000_000
@@ -101,21 +103,21 @@ DRAWN_FROM = 1_000_000
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns are wanted: those that were named, and those that go along where they are
-    there.
+    """Selection of columns: those that were named, and those that are carried along if they
+    exist.
     """
 
     named: Mapping[str, str] = field(default_factory=dict)
-    """Role → name."""
+    """Names of columns by role."""
     carried: Collection[str] = ()
     limit: int | None = None
-    """How many rows will be drawn from those that are read."""
+    """Number of rows that will be drawn from those that are read."""
     at_once: int | None = None
-    """How many rows a table may have; None: all."""
+    """Maximum number of rows of a table; None for all."""
     labelled: bool = True
-    """Whether labels are needed."""
+    """True if labels are needed."""
     skip_bad: bool = False
-    """Whether rows are left out that have no readable text, or no label where labels are needed."""
+    """True if rows without a readable text, or without a needed label, are left out."""
 
     @property
     def wanted(self) -> set[str]:
@@ -123,7 +125,7 @@ class Columns:
         return {*COLUMNS, *self.carried, *self.named.values()}
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """Those of a table's columns that are read."""
+        """Return the columns of a table that are read."""
         wanted, chances = self.wanted, "label" not in self.named
         return [n for n in names if n in wanted or (chances and n.startswith(CHANCE))]
 
@@ -136,29 +138,27 @@ class Columns:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name, their values as the file holds them: whoever makes samples of them says what
-    they must be.
-    """
+    """Columns by name, with their values as the file holds them; the caller checks the values."""
 
     spec: str
     names: tuple[str, ...]
-    """All columns there are."""
+    """Names of all columns of the file."""
     columns: Mapping[str, Sequence[Any]]
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The names of the classes, for columns of class numbers that have them."""
+    """Class names of columns of class numbers."""
     root: Path | None = None
-    """Where paths in it start."""
+    """Folder that paths in the table are relative to."""
     lines: Sequence[int] = ()
-    """The line of the file that each row begins in, counted from 1; empty where there are none."""
+    """Line of the file in which each row begins, counted from 1; empty if the file has no lines."""
     hint: str = "Name the columns: --columns text=NAME,label=NAME."
-    """What next, where a column is missing."""
+    """Hint for a missing column."""
 
     def place(self, row: int) -> str:
-        """Where a row stands in the file."""
+        """Return the place of a row in the file."""
         return f"line {self.lines[row]}" if self.lines else f"row {row}"
 
     def at(self, rows: Sequence[int]) -> Table:
-        """Some of the rows."""
+        """Return some of the rows."""
         columns = {}
         for name, values in self.columns.items():
             columns[name] = growing(values)
@@ -169,7 +169,9 @@ class Table:
         return next((name for name in names if name in self.columns), None)
 
     def column(self, role: str, columns: Columns, usual: Sequence[str]) -> str | None:
-        """The column that the user named for this role, else the first usual one that is there."""
+        """Return the column that the user named for a role, else the first usual one that
+        exists.
+        """
         name = columns.named.get(role)
         if name is None:
             return self.find(usual)
@@ -183,8 +185,8 @@ class Table:
 
 
 def table_of(spec: str, source: Any) -> Table:
-    """A table that a caller holds (pandas, polars, pyarrow, or a mapping of columns), without its
-    labels, which no answer needs.
+    """Return a caller's table (pandas, polars, pyarrow, or a mapping of columns) without labels,
+    which answers do not need.
     """
     names = getattr(source, "column_names", None)
     if names is None:
@@ -200,7 +202,7 @@ def table_of(spec: str, source: Any) -> Table:
 
 
 def _values(spec: str, name: str, column: Any) -> Sequence[Any]:
-    """The values of a column; None where pandas has a mark of its own for nothing."""
+    """Return the values of a column; pandas' marks for missing values become None."""
     if hasattr(column, "notna"):
         column = column.astype(object).where(column.notna(), None)
     for method in ("to_pylist", "to_list", "tolist"):
@@ -218,14 +220,14 @@ def _values(spec: str, name: str, column: Any) -> Sequence[Any]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The columns that a table has."""
+    """Return the list of a table's columns for a message."""
     shown = [name[:40] for name in names[:20]]
     more = ["…"] if len(names) > len(shown) else []
     return f"found: {', '.join([*shown, *more]) or 'none'}"
 
 
 def read_tables(spec: str, path: Path, columns: Columns) -> Iterator[Table]:
-    """The wanted columns of one file, as many rows at a time as are wanted."""
+    """Yield the wanted columns of one file, at most `columns.at_once` rows at a time."""
     with open_regular(path, error=DataError) as file:
         size = os.fstat(file.fileno()).st_size
         yield from tables_in(spec, ending(path), file, size, columns, root=path.parent)
@@ -240,17 +242,17 @@ def tables_in(
     *,
     root: Path | None = None,
 ) -> Iterator[Table]:
-    """The same of an open file of so many bytes; `kind` is its ending."""
+    """Yield tables of an open file of this size; `kind` is its ending."""
     source = Source(spec, file, size, root, columns)
     pieces = READERS[kind](source)
     if columns.at_once is None:
-        yield _whole(pieces)
+        yield _merge(pieces)
     else:
         yield from pieces
 
 
-def _whole(pieces: Iterator[Table]) -> Table:
-    """All rows of one file; what the first pieces of many lack is None there."""
+def _merge(pieces: Iterator[Table]) -> Table:
+    """Return all rows of one file; columns that are missing in the first pieces are None there."""
     first = next(pieces)
     second = next(pieces, None)
     if second is None:
@@ -273,13 +275,15 @@ class Source:
     spec: str
     file: IO[bytes]
     size: int
-    """Bytes of the file as it lies there."""
+    """Size of the file in bytes, as it is stored."""
     root: Path | None
-    """Where paths in it start; None of a remote file, which may hold none."""
+    """Folder that paths in the file are relative to; None for a remote file, which may hold
+    none.
+    """
     wanted: Columns
 
     def lines(self) -> Iterator[str]:
-        """The lines of a UTF-8 file, without a byte order mark."""
+        """Yield the lines of a UTF-8 file, without a byte order mark."""
         blank = 0
         for number, line in enumerate(iter(lambda: self.file.readline(MAX_LINE + 1), b""), 1):
             where = f"{self.spec}, line {number}"
@@ -305,7 +309,7 @@ class Source:
             )
 
     def is_enough(self, rows: int) -> bool:
-        """Whether as many rows as this are all that is read."""
+        """Return True if no more than this number of rows is read."""
         if self.wanted.limit is not None and rows >= max(self.wanted.limit, DRAWN_FROM):
             return True
         if rows > MAX_ROWS:
@@ -317,30 +321,30 @@ class Source:
     def tables(
         self, records: Iterable[tuple[int, Mapping[str, Any]]], names: Iterable[str] = ()
     ) -> Iterator[Table]:
-        """Records, each behind the line that it begins in (0 where there are no lines), as tables of
-        so many rows; a record may have columns that no other has.
+        """Yield tables from records, each given with the line in which it begins (0 if there are no
+        lines); a record may have columns that others lack.
         """
-        known = dict.fromkeys(names)
-        columns: dict[str, list[Any]] = {name: [] for name in self.wanted.chosen(known)}
+        column_names = dict.fromkeys(names)
+        columns: dict[str, list[Any]] = {name: [] for name in self.wanted.chosen(column_names)}
         rows, begun, at_once, lines = 0, 0, self.wanted.at_once or PIECE, array("q")
         for line, record in records:
             if line:
                 lines.append(line)
             for name in record:
-                if name not in known:
-                    known[name] = None
+                if name not in column_names:
+                    column_names[name] = None
                     if self.wanted.chosen([name]):
                         columns[name] = [None] * (rows - begun)
             for name, values in columns.items():
                 values.append(record.get(name))
             rows += 1
             if rows - begun == at_once:
-                yield self.table(known, columns, lines)
+                yield self.table(column_names, columns, lines)
                 columns, begun, lines = {name: [] for name in columns}, rows, array("q")
             if self.is_enough(rows):
                 break
         if rows > begun or not rows:
-            yield self.table(known, columns, lines)
+            yield self.table(column_names, columns, lines)
 
     def table(
         self, names: Iterable[str], columns: Mapping[str, Sequence[Any]], lines: Sequence[int]
@@ -349,7 +353,7 @@ class Source:
 
 
 def count_table(path: Path) -> int | None:
-    """Return how many rows the table in a file has; None where only reading it all tells."""
+    """Return the number of rows of the table in a file; None if all of it would have to be read."""
     kind = ending(path)
     if kind not in COUNTED:
         return None
@@ -359,7 +363,7 @@ def count_table(path: Path) -> int | None:
 
 
 def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
-    """The rows of tables of the same columns, one file behind another."""
+    """Return the rows of tables with the same columns, one file after another."""
     tables = [table for table in tables if table.names] or tables[:1]
     first = tables[0]
     if len(tables) == 1:
@@ -378,7 +382,7 @@ def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
 
 
 def _rooted(table: Table, name: str, wanted: Columns) -> Sequence[Any]:
-    """A column; paths in it as they are seen from here."""
+    """Return a column, with its paths relative to the current folder."""
     values, root = table.columns[name], table.root
     if name not in wanted.images or root is None:
         return values
@@ -387,7 +391,9 @@ def _rooted(table: Table, name: str, wanted: Columns) -> Sequence[Any]:
 
 
 def rows(table: Table, columns: Columns) -> Samples:
-    """Images, texts or pairs of texts, with labels and groups where there are columns of them."""
+    """Return images, texts or pairs of texts, with labels and groups if there are columns of
+    them.
+    """
     if not table.names:
         raise DataError(f"{table.spec}: holds no samples")
     if columns.skip_bad and (bad := _incomplete(table, columns)):
@@ -399,39 +405,41 @@ def rows(table: Table, columns: Columns) -> Samples:
         image = table.column("image", columns, IMAGES)
     if image is not None:
         first = image
-        made: Samples = Rows(table.spec, table.columns[first], "image", root=table.root)
+        samples: Samples = Rows(table.spec, table.columns[first], "image", root=table.root)
     else:
         first, second = _texts(table, columns)
-        made = Rows(table.spec, table.columns[first], "text")
+        samples = Rows(table.spec, table.columns[first], "text")
     if second is not None:
-        made = TextPairs(made, Rows(table.spec, table.columns[second], "text"), second)
+        samples = TextPairs(samples, Rows(table.spec, table.columns[second], "text"), second)
     labels = table.column("label", columns, LABELS)
     group = table.column("group", columns, GROUPS)
     chances = [name for name in table.names if name.startswith(CHANCE) and name in table.columns]
     by_name = {name.removeprefix(CHANCE): table.columns[name] for name in chances}
     try:
         if len(by_name) > 1:
-            _learn(made, table, labels, by_name)
+            _learn(samples, table, labels, by_name)
         elif labels is not None:
-            made.written = _labels(table, labels)
+            samples.written = _labels(table, labels)
     except DataError as error:
         if columns.labelled:
             raise
-        made.refused = error
+        samples.refused = error
     if group is not None:
-        made.grouping = table.columns[group]
-    return _with_columns(made, table, columns, first, second, group)
+        samples.grouping = table.columns[group]
+    return _with_columns(samples, table, columns, first, second, group)
 
 
 def _incomplete(table: Table, columns: Columns) -> dict[int, str]:
-    """Return why rows are left out that lack a text, or a label where labels are needed."""
+    """Return the reasons why rows are left out: they lack a text, or a label where labels are
+    needed.
+    """
     texts: dict[str, str] = {}
     if {"text", "text_pair"} & columns.named.keys() or not table.find(columns.images):
         alone = "text" in columns.named
         first = table.column("text", columns, (*TEXTS, TOKENS))
         second = table.column(SECOND, columns, () if alone else (SECOND,))
         called = {first: "text", second: f"second text ({second})"}
-        texts = {name: what for name, what in called.items() if name is not None}
+        texts = {name: label_text for name, label_text in called.items() if name is not None}
     label = table.column("label", columns, (*LABELS, *TAGS, ENTITIES))
     chances = [name for name in table.columns if name.startswith(CHANCE)]
     labels = [] if label is None else [label]
@@ -441,9 +449,9 @@ def _incomplete(table: Table, columns: Columns) -> dict[int, str]:
     for row in range(len(next(iter(table.columns.values()), ()))):
         cells = {name: table.columns[name][row] for name in (*texts, *labels)}
         why = None
-        for name, what in texts.items():
+        for name, label_text in texts.items():
             if not isinstance(cells[name], list | tuple):
-                why = why or why_unreadable(cells[name], what)
+                why = why or why_unreadable(cells[name], label_text)
         unlabelled = bool(labels) and all(is_missing(cells[name]) for name in labels)
         if why is None and columns.labelled and unlabelled:
             why = "has no label"
@@ -454,44 +462,50 @@ def _incomplete(table: Table, columns: Columns) -> dict[int, str]:
 
 
 def _without(table: Table, columns: Columns, bad: Mapping[int, str]) -> Samples:
-    """Samples of the other rows, which keep their numbers."""
+    """Return the samples of the other rows, which keep their row numbers."""
     count = len(next(iter(table.columns.values())))
     kept = [row for row in range(count) if row not in bad]
     if not kept:
-        what = f"{table.spec}: none of its {count:,} rows can be used; {next(iter(bad.values()))}"
-        raise DataError(what, hint="Name the columns: --columns text=NAME,label=NAME.")
-    made = rows(table.at(kept), replace(columns, skip_bad=False))
-    made.places, made.left_out = kept, tuple(bad.values())
-    return made
+        message = (
+            f"{table.spec}: none of its {count:,} rows can be used; {next(iter(bad.values()))}"
+        )
+        raise DataError(message, hint="Name the columns: --columns text=NAME,label=NAME.")
+    samples = rows(table.at(kept), replace(columns, skip_bad=False))
+    samples.places, samples.left_out = kept, tuple(bad.values())
+    return samples
 
 
 def first_words(cell: Any) -> str:
-    """The beginning of a cell, as one line."""
+    """Return the beginning of a cell, as one line."""
     words = " ".join(str(cell).split())
     return repr(words if len(words) <= FIRST_WORDS else f"{words[: FIRST_WORDS - 1]}…")
 
 
-def _with_columns(made: Samples, table: Table, columns: Columns, *used: str | None) -> Samples:
-    """Samples with what the table says besides, and which of its columns they are made of."""
-    made.found, made.used = table.names, tuple(filter(None, used))
-    made.columns = {name: table.columns[name] for name in columns.carried if name in table.columns}
-    return made
+def _with_columns(samples: Samples, table: Table, columns: Columns, *used: str | None) -> Samples:
+    """Add to samples the carried columns, and the names of the columns that they consist of."""
+    samples.table_columns, samples.used = table.names, tuple(filter(None, used))
+    samples.columns = {
+        name: table.columns[name] for name in columns.carried if name in table.columns
+    }
+    return samples
 
 
 def _words(table: Table, columns: Columns) -> Samples | None:
-    """Texts whose words, or whose entities, the table lists; other tables may call columns so too."""
-    spec, found = table.spec, table.columns
+    """Return texts whose words or entities the table lists; None for other tables with columns of
+    these names.
+    """
+    spec, cells = table.spec, table.columns
     tokens = columns.named.get("text", TOKENS)
     text = table.column("text", columns, TEXTS)
     labels = table.column("label", columns, (*TAGS, *LABELS, ENTITIES))
-    values = () if labels is None else found[labels]
+    values = () if labels is None else cells[labels]
     written = None
-    has_tags = labels in TAGS and tokens in found
+    has_tags = labels in TAGS and tokens in cells
     if "text" not in columns.named and table.find(columns.images) is not None and not has_tags:
         return None
-    is_chosen = tokens in found and (has_tags or text in (None, tokens))
-    if is_chosen and (text is None or _lists(found[tokens], (str,))):
-        texts = [of_tokens(spec, row, words) for row, words in enumerate(found[tokens])]
+    is_chosen = tokens in cells and (has_tags or text in (None, tokens))
+    if is_chosen and (text is None or _lists(cells[tokens], (str,))):
+        texts = [of_tokens(spec, row, words) for row, words in enumerate(cells[tokens])]
         if has_tags or _lists(values, (str, int)):
             written = tagged(spec, texts, values, table.classes.get(labels or ""))
         elif labels is not None and labels != ENTITIES:
@@ -499,7 +513,7 @@ def _words(table: Table, columns: Columns) -> Samples | None:
     elif text is not None and labels == columns.named.get("label", ENTITIES):
         if not _lists(values, (Mapping,)):
             return None
-        plain = Rows(spec, found[text], "text")
+        plain = Rows(spec, cells[text], "text")
         read = [str(plain.read(i)) for i in range(len(plain))]
         texts, written = with_entities(spec, read, values)
         tokens = text
@@ -509,7 +523,9 @@ def _words(table: Table, columns: Columns) -> Samples | None:
 
 
 def _lists(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
-    """Whether a column holds lists of these, as its first one that is not empty tells."""
+    """Return True if a column holds lists of these types, judged by the first list that is not
+    empty.
+    """
     is_list = False
     for value in values:
         if isinstance(value, list | tuple) and not value:
@@ -520,27 +536,29 @@ def _lists(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
 
 
 def _learn(
-    made: Samples, table: Table, labels: str | None, shares: Mapping[str, Sequence[Any]]
+    samples: Samples, table: Table, labels: str | None, shares: Mapping[str, Sequence[Any]]
 ) -> None:
-    """Samples that have probabilities, and perhaps labels besides, which are names of theirs."""
-    given = None if labels is None else _named_labels(table, labels)
+    """Set probabilities as labels of samples, with single labels beside them if their names
+    match.
+    """
+    explicit = None if labels is None else _named_labels(table, labels)
     named = {*shares, ""}
-    other = next((name for name in map(called, given or ()) if name not in named), None)
+    other = next((name for name in map(called, explicit or ()) if name not in named), None)
     if labels is not None and other is not None:
-        made.written = _labels(table, labels)
+        samples.written = _labels(table, labels)
         note = (
             f"{CHANCE}{next(iter(shares))}, …: not read, for the label {other} has no such column"
         )
-        made.written = made.written and replace(made.written, note=note)
+        samples.written = samples.written and replace(samples.written, note=note)
         return
     try:
-        made.written = of_probabilities(table.spec, shares, texts=True)
-        if given is not None:
-            made.written = beside_probabilities(made.written, given)
+        samples.written = of_probabilities(table.spec, shares, texts=True)
+        if explicit is not None:
+            samples.written = beside_probabilities(samples.written, explicit)
     except DataError as error:
         if labels is not None:
             error.hint = f"{error.hint} Or leave them out: --columns label={labels}."
-        made.refused = error
+        samples.refused = error
 
 
 def _labels(table: Table, name: str) -> Column | None:
@@ -551,7 +569,7 @@ def _labels(table: Table, name: str) -> Column | None:
 
 
 def _named_labels(table: Table, name: str) -> Sequence[Any]:
-    """Labels by the names that the table's file has for their numbers."""
+    """Return labels by the names that the table's file has for their numbers."""
     values, names = table.columns[name], table.classes.get(name, ())
     return [
         names[value] if isinstance(value, int) and 0 <= value < len(names) else value
@@ -560,7 +578,7 @@ def _named_labels(table: Table, name: str) -> Sequence[Any]:
 
 
 def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
-    """The column of texts, and the one of second texts where they come in pairs."""
+    """Return the column of texts, and that of second texts if they come in pairs."""
     first = table.column("text", columns, TEXTS)
     # A column of texts that was named stands alone, unless the other one was named too.
     alone = "text" in columns.named
@@ -574,8 +592,8 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
             "--columns text=NAME.",
         )
     if first is None:
-        what = f"needs a column image or text ({listed(table.names)})"
-        raise DataError(f"{table.spec}: {what}", hint=table.hint)
+        problem = f"needs a column image or text ({listed(table.names)})"
+        raise DataError(f"{table.spec}: {problem}", hint=table.hint)
     return first, second
 
 
@@ -593,7 +611,7 @@ def _records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _json(source: Source) -> Iterator[Table]:
-    """A list of records."""
+    """Yield tables from a list of records."""
     spec, content = source.spec, source.file.read(MAX_WHOLE + 1)
     if len(content) > MAX_WHOLE:
         raise DataError(f"{spec}: is too large; at most {MAX_WHOLE:,} bytes are read")
@@ -625,7 +643,9 @@ def _lines_of_csv(source: Source, separators: str) -> Any:
     csv.field_size_limit(MAX_LINE)
     text = source.lines()
     head = next(text, "\n")
-    separator = max(separators, key=lambda each: len(next(csv.reader([head], delimiter=each))))
+    separator = max(
+        separators, key=lambda delimiter: len(next(csv.reader([head], delimiter=delimiter)))
+    )
     return csv.reader(chain([head], text), delimiter=separator, strict=True)
 
 
@@ -636,7 +656,7 @@ def _count_csv(source: Source, *, separators: str = SEPARATORS) -> int:
 
 
 def _rows(spec: str, names: Sequence[str], lines: Any) -> Iterator[tuple[int, dict[str, str]]]:
-    """Records behind the lines that they begin in: a cell may hold line breaks."""
+    """Yield records with the lines in which they begin, because a cell may hold line breaks."""
     begun = lines.line_num
     for fields in lines:
         if fields and len(fields) != len(names):
@@ -700,7 +720,7 @@ def _count_parquet(source: Source) -> int:
 
 
 def _check_texts(source: Source, columns: Any, wanted: Sequence[str]) -> None:
-    """Refuse columns in which a text that is stored once stands in too many rows."""
+    """Refuse columns in which a text that is stored once occurs in too many rows."""
     from pyarrow import compute, parquet
 
     stored = [columns.column(i) for i in range(len(columns))]
@@ -714,7 +734,7 @@ def _check_texts(source: Source, columns: Any, wanted: Sequence[str]) -> None:
 
 
 class _Column(Sequence[Any]):
-    """The values of a column, made Python's own one by one."""
+    """Values of a column, converted to Python objects one by one."""
 
     def __init__(self, values: Any) -> None:
         self.values = values
@@ -727,7 +747,7 @@ class _Column(Sequence[Any]):
 
 
 def _described(spec: str, schema: Any) -> dict[str, tuple[str, ...]]:
-    """The names of the classes, where the datasets library wrote the file and says which."""
+    """Return class names, if the datasets library wrote the file and its description has them."""
     if b"huggingface" not in (schema.metadata or {}):
         return {}
     from datasets import Features
@@ -738,11 +758,17 @@ def _described(spec: str, schema: Any) -> dict[str, tuple[str, ...]]:
 
 
 def classes_of(spec: str, features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The names of the classes that the datasets library knows, for each column of labels."""
+    """Return the class names that the datasets library has for each column of labels."""
     from datasets import ClassLabel
 
-    each = {n: getattr(f, "feature", f) for n, f in features.items() if n in (*LABELS, *TAGS)}
-    return {n: class_names(spec, f.names) for n, f in each.items() if isinstance(f, ClassLabel)}
+    label_features = {
+        n: getattr(f, "feature", f) for n, f in features.items() if n in (*LABELS, *TAGS)
+    }
+    return {
+        n: class_names(spec, f.names)
+        for n, f in label_features.items()
+        if isinstance(f, ClassLabel)
+    }
 
 
 READERS: dict[str, Callable[..., Iterator[Table]]] = {
@@ -753,11 +779,11 @@ READERS: dict[str, Callable[..., Iterator[Table]]] = {
     ".tsv": partial(_csv, separators="\t"),
     ".parquet": _parquet,
 }
-"""Ending of a file → its reader."""
+"""Readers of tables, by the ending of the file."""
 COUNTED: dict[str, Callable[..., int]] = {
     ".jsonl": lambda source: sum(not line.isspace() for line in source.file),
     ".csv": _count_csv,
     ".tsv": partial(_count_csv, separators="\t"),
     ".parquet": _count_parquet,
 }
-"""Ending of a file → what counts its rows without holding them."""
+"""Functions that count rows without keeping them, by the ending of the file."""

@@ -1,5 +1,5 @@
-"""The tags that data give to words, as IOB2: listed with them, by entities of characters, or in CoNLL's
-columns.
+"""Tags of words, as IOB2: listed with the words, derived from entities of characters, or from
+CoNLL's columns.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hydrasurgeon.data.words import JOINER, Words, words_of
 from hydrasurgeon.errors import DataError
 
 OUTSIDE = "O"
-"""The tag of words in no entity."""
+"""Tag of words outside entities."""
 TAG = re.compile(r"O|[BI]-.+")
-"""A tag as IOB2 has it."""
+"""Pattern of an IOB2 tag."""
 ENTITIES = (
     'An entity is {"start": 0, "end": 5, "label": "PER"}, by characters, and overlaps no other.'
 )
@@ -30,14 +30,16 @@ ENTITIES = (
 def tagged(
     spec: str, texts: Sequence[Words], tags: Sequence[Any], names: Sequence[str] | None
 ) -> Column | None:
-    """The tags of a table's words: IOB2 names, or numbers of `names`; None where there are none."""
+    """Return the tags of a table's words: IOB2 names, or numbers of `names`; None if there are
+    none.
+    """
     if all(row is None for row in tags):
         return None
     rows = [list(row) if isinstance(row, list | tuple) else None for row in tags]
     for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
         if row is None or len(row) != len(text.spans):
-            found = "no list of tags" if row is None else f"{len(row)} tags"
-            raise DataError(f"{spec}: row {number} has {len(text.spans)} tokens and {found}")
+            problem = "no list of tags" if row is None else f"{len(row)} tags"
+            raise DataError(f"{spec}: row {number} has {len(text.spans)} tokens and {problem}")
     if names is not None:
         rows = [
             [_named(spec, number, tag, names) for tag in row or ()]
@@ -65,7 +67,7 @@ def _named(spec: str, row: int, tag: Any, names: Sequence[str]) -> Any:
 
 
 def _iob(spec: str, rows: Sequence[Any]) -> Column:
-    """Tags by name; an I- that continues nothing begins an entity."""
+    """Return tags by name; an I- that continues nothing becomes a B-."""
     mended = 0
     for row in rows:
         before = OUTSIDE
@@ -74,7 +76,9 @@ def _iob(spec: str, rows: Sequence[Any]) -> Column:
                 row[at], mended = f"B-{tag[2:]}", mended + 1
             before = row[at]
     types = sorted({tag[2:] for row in rows for tag in row} - {""})
-    names = class_names(spec, [OUTSIDE, *(f"{b}-{each}" for each in types for b in "BI")])
+    names = class_names(
+        spec, [OUTSIDE, *(f"{b}-{entity_type}" for entity_type in types for b in "BI")]
+    )
     position = {name: at for at, name in enumerate(names)}
     note = None
     if mended:
@@ -83,25 +87,25 @@ def _iob(spec: str, rows: Sequence[Any]) -> Column:
 
 
 def _padded(rows: Sequence[Any]) -> NDArray[np.int64]:
-    """Rows of numbers as one array, with `UNLABELLED` behind the shorter ones."""
+    """Return rows of numbers as one array, with `UNLABELLED` behind the shorter ones."""
     most = max((len(row) for row in rows), default=0)
-    made = np.full((len(rows), max(1, most)), UNLABELLED, dtype=np.int64)
-    for row, values in zip(made, rows, strict=True):
+    padded = np.full((len(rows), max(1, most)), UNLABELLED, dtype=np.int64)
+    for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
-    return made
+    return padded
 
 
 def with_entities(
     spec: str, texts: Sequence[str], entities: Sequence[Any]
 ) -> tuple[list[Words], Column]:
-    """Texts by their words, of which those that an entity overlaps are in it."""
+    """Return texts by their words; a word belongs to an entity that overlaps it."""
     words, rows, cut, lost = list[Words](), list[list[str]](), 0, 0
     for number, (text, listed) in enumerate(zip(texts, entities, strict=True)):
         where = f"{spec}: row {number}"
-        made = Words(text, words_of(text))
-        starts, ends = ([span[i] for span in made.spans] for i in (0, 1))
+        words_in_text = Words(text, words_of(text))
+        starts, ends = ([span[i] for span in words_in_text.spans] for i in (0, 1))
         tags = [OUTSIDE] * len(starts)
-        taken = before = 0
+        used = before = 0
         for start, end, label in sorted(_checked(where, text, listed)):
             if start < before:
                 raise DataError(f"{where}: the entities at {start} and before it overlap")
@@ -109,12 +113,12 @@ def with_entities(
             first, last = bisect_right(ends, start), bisect_left(starts, end)
             cut += first < last and (starts[first], ends[last - 1]) != (start, end)
             # Of two entities in one word the first has it.
-            first = max(first, taken)
+            first = max(first, used)
             lost += first >= last
             for at in range(first, last):
                 tags[at] = f"{'B' if at == first else 'I'}-{label}"
-            taken = max(taken, last)
-        words.append(made)
+            used = max(used, last)
+        words.append(words_in_text)
         rows.append(tags)
     column = _iob(spec, rows)
     notes = [column.note] if column.note else []
@@ -126,7 +130,9 @@ def with_entities(
 
 
 def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, str]]:
-    """Start, end and label of each; within the text, and not within a character."""
+    """Yield start, end and label of each entity; both places must lie within the text, and not
+    within a character.
+    """
     if not isinstance(entities, list | tuple):
         raise DataError(f"{where}: entities are no list", hint=ENTITIES)
     for entity in entities:
@@ -145,7 +151,7 @@ def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, s
 
 
 def _goes_on(text: str, at: int) -> bool:
-    """Whether a place lies within what is shown as one character."""
+    """Return True if a place lies within characters that are shown as one."""
     if at == 0:
         return False
     before, here = text[at - 1], text[at]
@@ -156,8 +162,8 @@ def _goes_on(text: str, at: int) -> bool:
 
 
 def rows_of_conll(lines: Iterable[str]) -> Iterator[tuple[list[str], list[str] | None]]:
-    """Words and tags of each text of a CoNLL file: a word a line, its tag in the last column; no
-    tags where there is one column.
+    """Yield words and tags of each text of a CoNLL file: one word per line, its tag in the last
+    column; a single column has no tags.
     """
     rows = list[list[str]]()
     for line in lines:

@@ -1,6 +1,4 @@
-"""Texts → token ids, with the checkpoint's own tokenizer and padding to the longest text of a
-batch.
-"""
+"""Texts → token ids, with the checkpoint's tokenizer and padding to the longest text of a batch."""
 
 from __future__ import annotations
 
@@ -27,9 +25,10 @@ IDS = ("input_ids", "attention_mask")
 
 
 class Tokenize:
-    """A transform for texts and pairs of them, which pass unchanged: a batch becomes input ids and
-    attention mask, and of pairs the types of tokens, where the model has them. Of a pair that is
-    too long the longer text is cut.
+    """Transform of texts and pairs, which are tokenized by the batch.
+
+    A batch becomes input ids and attention mask, and for pairs token types, if the model has them.
+    If a pair is too long, its longer text is cut.
     """
 
     kind = "text"
@@ -45,35 +44,35 @@ class Tokenize:
         self.load = load
         self.max_length = max_length
         self.inputs = inputs
-        """What the model was tuned on; None where it takes texts and pairs."""
+        """Kind of texts that the model was tuned on; None if it takes texts and pairs."""
         self.typed = typed
-        """Whether the model tells two texts apart by the types of tokens."""
+        """True if the model distinguishes two texts by token types."""
 
     def __call__(self, text: str | tuple[str, str]) -> str | tuple[str, str]:
         return text
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The inputs of a model of this kind."""
+        """Names of the model's inputs."""
         return (*IDS, *((TYPES,) if self.inputs == "text_pair" and self.types else ()))
 
     @property
     def types(self) -> bool:
-        """Whether the tokenizer gives them, as transformers calls it, and the model reads them."""
+        """True if the tokenizer returns token types and the model reads them."""
         return self.typed and TYPES in self.tokenizer.model_input_names
 
     def arrays(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, NDArray[np.int64]]:
-        """A batch of texts, or of pairs."""
+        """Tokenize a batch of texts, or of pairs, as arrays."""
         typed = any(isinstance(text, tuple) for text in texts) and self.types
         with blamed("the checkpoint's tokenizer cannot read these texts"):
-            made = encoded(self.backend, texts)
-        empty = np.flatnonzero(~made["attention_mask"].any(axis=1))
+            encodings = encoded(self.backend, texts)
+        empty = np.flatnonzero(~encodings["attention_mask"].any(axis=1))
         if len(empty):
             raise DataError(
                 f"the text {texts[empty[0]]!r} has no tokens",
                 hint="Leave it out, or give it words.",
             )
-        return {name: made[name] for name in (*IDS, *((TYPES,) if typed else ()))}
+        return {name: encodings[name] for name in (*IDS, *((TYPES,) if typed else ()))}
 
     def too_long(self, texts: Sequence[str | tuple[str, str]]) -> list[bool]:
         """Return for each text, or pair, whether it has more tokens than the model reads."""
@@ -82,7 +81,7 @@ class Tokenize:
         return [len(encoding) > self.max_length for encoding in encodings]
 
     def collate(self, texts: Sequence[str | tuple[str, str]]) -> dict[str, Tensor]:
-        """The same as tensors."""
+        """Tokenize a batch of texts, or of pairs, as tensors."""
         import torch
 
         return {name: torch.from_numpy(values) for name, values in self.arrays(texts).items()}
@@ -94,7 +93,7 @@ class Tokenize:
 
     @cached_property
     def backend(self) -> Tokenizer:
-        """What it calls."""
+        """Tokenizer of the tokenizers library, with the model's cutting and padding."""
         if not getattr(self.tokenizer, "is_fast", False):
             raise CheckpointError(
                 "the checkpoint's tokenizer does not say where its tokens stand in a text",
@@ -104,7 +103,7 @@ class Tokenize:
 
     @cached_property
     def unbounded(self) -> Tokenizer:
-        """The same without cutting and padding."""
+        """Tokenizer of the tokenizers library without cutting and padding."""
         from tokenizers import Tokenizer
 
         inner = Tokenizer.from_str(self.backend.to_str())
@@ -114,8 +113,10 @@ class Tokenize:
 
 
 @contextlib.contextmanager
-def blamed(what: str, *, hide: str = "") -> Iterator[None]:
-    """Whatever the tokenizers library raises here is laid to the tokenizer's files."""
+def blamed(problem: str, *, hide: str = "") -> Iterator[None]:
+    """Raise CheckpointError about the tokenizer's files for anything that the tokenizers library
+    raises.
+    """
     try:
         yield
     except HydraError:
@@ -127,5 +128,5 @@ def blamed(what: str, *, hide: str = "") -> Iterator[None]:
         lines = str(error).replace(hide, "").splitlines() if hide else str(error).splitlines()
         why = lines[0][:200] if lines else type(error).__name__
         raise CheckpointError(
-            f"{what}: {why}", hint="Bring back the files as transformers wrote them."
+            f"{problem}: {why}", hint="Bring back the files as transformers wrote them."
         ) from error

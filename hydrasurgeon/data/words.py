@@ -1,8 +1,8 @@
-"""Texts by their words: what a token classifier answers for.
+"""Texts by their words, which a token classifier answers for.
 
-A word is what a table lists under `tokens`, or a run of letters and digits, or any other single
-character; combining marks and joiners belong to what they follow. A text is tokenized as it stands;
-the first token that overlaps a word speaks for it.
+A word is an entry of a table's `tokens`, or a run of letters and digits, or any other single
+character; combining marks and joiners belong to the character before them. A text is tokenized as
+it is; the first token that overlaps a word represents it.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Span = tuple[int, int]
-"""First character, and the one behind the last."""
+"""Position of the first character, and of the one behind the last."""
 WORDS = "words"
-"""The input that says where words stand."""
+"""Input that holds the positions of words."""
 OVERLAP = 4
-"""A part of so many of a window it shares with the next one."""
+"""Divisor of a window's length that gives its overlap with the next window."""
 JOINER = "\u200d"
-"""Between characters that are shown as one."""
+"""Character between characters that are shown as one."""
 TONES = "\U0001f3fb-\U0001f3ff"
-"""Colours of skin, which belong to the emoji before them."""
+"""Range of skin tones, which belong to the emoji before them."""
 MARKS_END = 0x1F000
-"""Behind the last combining mark, apart from variation selectors."""
+"""First code point behind all combining marks, apart from variation selectors."""
 
 
 class Words(str):
-    """A text whose words are known."""
+    """Text with known word positions."""
 
     spans: tuple[Span, ...]
 
     def __new__(cls, text: str, spans: Sequence[Span]) -> Words:
-        made = super().__new__(cls, text)
-        made.spans = tuple(spans)
-        return made
+        self = super().__new__(cls, text)
+        self.spans = tuple(spans)
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Words, (str(self), self.spans)
 
 
 def words_of(text: str) -> tuple[Span, ...]:
-    """Where its words stand."""
+    """Return the positions of a text's words."""
     if isinstance(text, Words):
         return text.spans
     return tuple(match.span() for match in _word().finditer(text))
@@ -62,7 +62,9 @@ def words_of(text: str) -> tuple[Span, ...]:
 
 @cache
 def _word() -> re.Pattern[str]:
-    """What is a word where nobody says it: \\w alone ends before the vowel signs of Hindi."""
+    """Return the pattern of a word in texts without listed words; \\w alone would end before the
+    vowel signs of Hindi.
+    """
     marks = "".join(chr(at) for at in range(MARKS_END) if unicodedata.category(chr(at))[0] == "M")
     behind = f"{re.escape(marks)}\u200c{JOINER}{TONES}\U000e0020-\U000e01ef"
     flag = "[\U0001f1e6-\U0001f1ff]{2}"
@@ -71,8 +73,8 @@ def _word() -> re.Pattern[str]:
 
 
 def of_tokens(spec: str, row: int, tokens: Any) -> Words:
-    """A table's words, with a space between them."""
-    if not isinstance(tokens, list | tuple) or not all(isinstance(each, str) for each in tokens):
+    """Join a table's words with spaces."""
+    if not isinstance(tokens, list | tuple) or not all(isinstance(token, str) for token in tokens):
         raise DataError(f"{spec}: row {row} holds {str(tokens)[:60]}, no list of words")
     spans, at = [], 0
     for token in tokens:
@@ -82,7 +84,7 @@ def of_tokens(spec: str, row: int, tokens: Any) -> Words:
 
 
 class Tokens(Samples):
-    """Texts of which the words are known, and perhaps their tags."""
+    """Texts with known words, and perhaps their tags."""
 
     kind, inputs = "text", "text"
 
@@ -107,48 +109,50 @@ class Tokens(Samples):
 
 
 class TokenizeWords(Tokenize):
-    """The same for models that answer for words: also where each word's first token stands. A text
-    that is too long becomes several windows, and a word is looked up in the one that shows most of
-    the text on both sides of it.
+    """Transform for models that answer for words: a batch also holds the place of each word's first
+    token.
+
+    A text that is too long becomes several windows, and a word is looked up in the window that
+    shows most of the text on both sides of it.
     """
 
     @cached_property
     def windows(self) -> Tokenizer:
-        """What cuts texts into windows."""
+        """Tokenizer that cuts texts into windows."""
         return overlapping(self.backend, self.max_length // OVERLAP)
 
     def arrays(self, texts: Sequence[Any]) -> dict[str, NDArray[np.int64]]:
         windows = self.windows
         with blamed("the checkpoint's tokenizer cannot read these texts"):
-            made = windows.encode_batch([str(text) or " " for text in texts])
+            encodings = windows.encode_batch([str(text) or " " for text in texts])
         spans = [np.array(words_of(text), dtype=np.int64).reshape(-1, 2) for text in texts]
         places = np.full((len(texts), max(1, *map(len, spans))), -1, dtype=np.int64)
         around = np.full(places.shape, -1.0)
         ids, masks = list[Any](), list[Any]()
-        for text, whole in enumerate(made):
-            parts = [whole, *whole.overflowing]
+        for text, encoding in enumerate(encodings):
+            parts = [encoding, *encoding.overflowing]
             for number, part in enumerate(parts):
                 real = np.flatnonzero(np.array(part.special_tokens_mask) == 0)
                 offsets = np.array(part.offsets, dtype=np.int64).reshape(-1, 2)[real]
-                found, tokens = _first_tokens(spans[text], offsets, goes_on=number > 0)
+                words, tokens = _first_tokens(spans[text], offsets, goes_on=number > 0)
                 before = tokens if number > 0 else np.inf
                 behind = len(real) - 1 - tokens if number + 1 < len(parts) else np.inf
                 context = np.minimum(before, behind) + np.zeros(len(tokens))
-                more = context > around[text, found]
-                at = found[more]
+                more = context > around[text, words]
+                at = words[more]
                 around[text, at] = context[more]
                 places[text, at] = len(ids) * len(part.ids) + real[tokens[more]]
                 ids.append(part.ids)
                 masks.append(part.attention_mask)
-        batch = (np.array(each, dtype=np.int64) for each in (ids, masks))
+        batch = (np.array(rows, dtype=np.int64) for rows in (ids, masks))
         return {**dict(zip(IDS, batch, strict=True)), WORDS: places}
 
 
 def _first_tokens(
     spans: NDArray[np.int64], offsets: NDArray[np.int64], *, goes_on: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Words that have their first token among these, and which it is; where the window `goes_on`
-    from another, the first token may belong to a word that began there.
+    """Return the words whose first token is among these tokens, and that token; if the window
+    `goes_on` from another, its first token may belong to a word that began there.
     """
     real = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
     if not len(real):

@@ -1,1 +1,1 @@
-"""What predictions and costs amount to: metrics, tables of results, data sets by role."""
+"""Metrics and costs of models, tables of results, and data sets by role."""

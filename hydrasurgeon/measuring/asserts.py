@@ -28,9 +28,9 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-"""How a number is held to a limit, by the operator as it is typed."""
+"""Comparison functions, by the operator as it is typed."""
 DIFFERENCES = "differences"
-"""What the path of a paired difference begins with."""
+"""First part of the path of a paired difference."""
 ROOTS = [*(name for name in Result.model_fields if name not in ("name", "kind")), DIFFERENCES]
 """The parts of a result that hold numbers."""
 PATH = rf"(?:{'|'.join(ROOTS)})(?:\.[^<>=]+?)?"
@@ -41,7 +41,7 @@ FORM = re.compile(
 BEHIND_NAME = re.compile(
     rf"(?::(?P<path>{PATH}))?\s*(?P<offset>[+-]\s*[0-9.]+(?:[eE][+-]?[0-9]+)?)?"
 )
-"""What may stand behind OTHER."""
+"""Pattern of the text after OTHER."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +96,23 @@ def _misread(text: str) -> UsageError:
 def with_bounds(assertions: Sequence[Assertion], names: Sequence[str]) -> list[Assertion]:
     """Return the limits with the results that they name; UsageError where there is no such result."""
     resolved = []
-    for each in assertions:
-        if each.result not in (None, *names):
+    for assertion in assertions:
+        if assertion.result not in (None, *names):
             raise UsageError(
-                f"--assert {each.text}: no result named {each.result}",
-                hint=_choice(str(each.result), names),
+                f"--assert {assertion.text}: no result named {assertion.result}",
+                hint=_choice(str(assertion.result), names),
             )
-        limit = each.limit
+        limit = assertion.limit
         if isinstance(limit, str):
-            bounds = (_bound(limit, name, each.path) for name in sorted(names, key=len)[::-1])
-            found = next(filter(None, bounds), None)
-            if found is None:
+            bounds = (_bound(limit, name, assertion.path) for name in sorted(names, key=len)[::-1])
+            bound = next(filter(None, bounds), None)
+            if bound is None:
                 raise UsageError(
-                    f"--assert {each.text}: {limit} is neither a number nor a result",
+                    f"--assert {assertion.text}: {limit} is neither a number nor a result",
                     hint=f"{_choice(limit, names)} Such as {names[0]}, {names[0]}-0.01.",
                 )
-            limit = found
-        resolved.append(replace(each, limit=limit))
+            limit = bound
+        resolved.append(replace(assertion, limit=limit))
     return resolved
 
 
@@ -129,7 +129,7 @@ def _bound(text: str, name: str, path: str) -> Bound | None:
 
 
 def paths_of(result: Result) -> dict[str, float | None]:
-    """Every number of a result, by its path; where there is no record at all, there is no path."""
+    """Return every number of a result by its path; records that are absent have no paths."""
     parts = result.model_dump(exclude={"name", "kind"})
     return dict(_numbers({key: part for key, part in parts.items() if part is not None}, ()))
 
@@ -149,28 +149,28 @@ def _numbers(value: Any, way: tuple[str, ...]) -> Iterator[tuple[str, float | No
 
 
 def _choice(word: str, words: Sequence[str]) -> str:
-    near = "".join(f"Did you mean {each}? " for each in nearest(word, words))
+    near = "".join(f"Did you mean {candidate}? " for candidate in nearest(word, words))
     return f"{near}There are {', '.join(words)}."
 
 
 def judged(assertions: Sequence[Assertion], report: Report) -> tuple[Asserted, ...]:
     """Hold each limit against each result it is about."""
     numbers = {result.name: _numbers_of(result, report) for result in report.results}
-    references = {each.reference for each in report.differences or ()}
+    references = {difference.reference for difference in report.differences or ()}
     asserted = []
-    for each in assertions:
-        limit = _limit_of(each, numbers)
+    for assertion in assertions:
+        limit = _limit_of(assertion, numbers)
         for name in numbers:
-            compares = each.path.startswith(f"{DIFFERENCES}.")
-            if each.result not in (None, name) or (compares and name in references):
+            compares = assertion.path.startswith(f"{DIFFERENCES}.")
+            if assertion.result not in (None, name) or (compares and name in references):
                 continue
-            value = numbers[name].get(each.path)
+            value = numbers[name].get(assertion.path)
             record = Asserted(
-                assertion=each.text,
+                assertion=assertion.text,
                 result=name,
                 value=value,
-                limit=limit if isinstance(each.limit, Bound) else None,
-                holds=each.holds(value, limit),
+                limit=limit if isinstance(assertion.limit, Bound) else None,
+                holds=assertion.holds(value, limit),
             )
             asserted.append(record)
     return tuple(asserted)
@@ -190,9 +190,9 @@ def _limit_of(
 def _numbers_of(result: Result, report: Report) -> dict[str, float | None]:
     """Return the numbers of a result and its differences from the reference, by path."""
     differences = {
-        f"{DIFFERENCES}.{each.metric}.{end}": getattr(each, end)
-        for each in report.differences or ()
-        if each.name == result.name
+        f"{DIFFERENCES}.{difference.metric}.{end}": getattr(difference, end)
+        for difference in report.differences or ()
+        if difference.name == result.name
         for end in ("difference", "low", "high")
     }
     return paths_of(result) | differences
@@ -203,24 +203,24 @@ def require(asserted: Sequence[Asserted], report: Report) -> None:
     result has the number.
     """
     names = [result.name for result in report.results]
-    for text in dict.fromkeys(each.assertion for each in asserted):
+    for text in dict.fromkeys(record.assertion for record in asserted):
         (assertion,) = with_bounds([parse_assertion(text)], names)
-        mine = [each for each in asserted if each.assertion == text]
-        if all(each.value is None for each in mine):
+        mine = [record for record in asserted if record.assertion == text]
+        if all(record.value is None for record in mine):
             raise _unmeasured(assertion, assertion.result, assertion.path, report)
         bound = assertion.limit
-        if isinstance(bound, Bound) and all(each.limit is None for each in mine):
+        if isinstance(bound, Bound) and all(record.limit is None for record in mine):
             raise _unmeasured(assertion, bound.result, bound.path, report)
-    broken = [each for each in asserted if not each.holds]
+    broken = [record for record in asserted if not record.holds]
     details = []
-    for each in broken:
-        named = "" if each.assertion.startswith(f"{each.result}:") else f"{each.result}: "
+    for record in broken:
+        named = "" if record.assertion.startswith(f"{record.result}:") else f"{record.result}: "
         value = "it was not measured"
-        if each.value is not None:
-            value = f"it is {format_number(each.value, 6)}"
-        if each.limit is not None:
-            value += f" and the limit {format_number(each.limit, 6)}"
-        details.append(f"{named}{each.assertion}, but {value}")
+        if record.value is not None:
+            value = f"it is {format_number(record.value, 6)}"
+        if record.limit is not None:
+            value += f" and the limit {format_number(record.limit, 6)}"
+        details.append(f"{named}{record.assertion}, but {value}")
     if broken:
         verb = "does" if len(broken) == 1 else "do"
         raise CheckFailed(
@@ -233,14 +233,14 @@ def _unmeasured(assertion: Assertion, name: str | None, path: str, report: Repor
     if path == "cost.latency_ms":
         return UsageError(f"--assert {assertion.text}: no time was measured", hint="Give --time.")
     paths = {
-        each: None
+        key: None
         for result in report.results
         if name in (None, result.name)
-        for each, value in _numbers_of(result, report).items()
-        if value is not None and ".ci." not in each
+        for key, value in _numbers_of(result, report).items()
+        if value is not None and ".ci." not in key
     }
     part = path.split(".")[0] + "."
-    alike = [each for each in paths if each.startswith(part)]
+    alike = [key for key in paths if key.startswith(part)]
     return UsageError(
         f"--assert {assertion.text}: the report has no {path}",
         hint=_choice(path, alike or [*paths]),

@@ -29,36 +29,38 @@ from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.scores.fitted import scores_of
 
 WHOLE = " (whole)"
-"""What the name of the model's own row ends with, where its cascade has the name itself."""
+"""Suffix of the row of the complete model, in tables where its cascade has the name itself."""
 
 
 @dataclass(frozen=True)
 class Staged(State):
-    """Each row calibrated by the stage that answers it."""
+    """State that calibrates each row by the stage that answers it."""
 
-    whole: State | None = None
+    complete: State | None = None
 
     def answers(self, logits: ndarray) -> ndarray:
-        assert self.whole is not None
-        return answers_in_stages(self.whole, stages_in(logits))
+        assert self.complete is not None
+        return answers_in_stages(self.complete, stages_in(logits))
 
     def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
-        """Disagreement between the members that ran; zero for a first reader alone."""
+        """Return the disagreement between the members that ran; zero for a first reader alone."""
         information, disagreement = np.zeros((2, len(choices)), dtype=np.float64)
         for part in stages_in(choices):
-            each = super().apart(part.logits)
-            information[part.rows], disagreement[part.rows] = each
+            parts = super().apart(part.logits)
+            information[part.rows], disagreement[part.rows] = parts
         return information, disagreement
 
 
 def has_cascade(checkpoint: Checkpoint) -> bool:
-    """Whether its decision state lets a first reader answer."""
+    """Return True if the decision state lets a first reader answer."""
     decision = checkpoint.manifest.decision
     return decision is not None and decision.cascade is not None
 
 
 def stages_in(logits: ndarray) -> list[Stage]:
-    """The rows that the first reader answers, and the others; without a stage that has none."""
+    """Return the rows that the first reader answers, then the others; a stage without rows is
+    omitted.
+    """
     early = np.isnan(logits[:, -1].reshape(len(logits), -1)).any(axis=-1)
     stopped, went = np.flatnonzero(early), np.flatnonzero(~early)
     parts = (
@@ -69,7 +71,7 @@ def stages_in(logits: ndarray) -> list[Stage]:
 
 
 class Cascading(nn.Module):
-    """A model whose pass is its cascade: to be timed beside others."""
+    """Model whose pass is its cascade, so that it can be timed beside other models."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -82,7 +84,9 @@ class Cascading(nn.Module):
 def side_by_side(
     state: State, parts: Sequence[Stage], shape: tuple[int, ...], kinds: Sequence[str]
 ) -> dict[str, ndarray]:
-    """The logits of both stages, and these OOD scores, each by the stage that answers."""
+    """Return the logits of both stages and the OOD scores, computed by the stage that answers a
+    row.
+    """
     logits = np.full(shape, np.nan, dtype=np.float32)
     scores = {kind: np.empty(len(logits), dtype=np.float64) for kind in kinds}
     for part in parts:
@@ -100,7 +104,7 @@ def side_by_side(
 
 
 def in_stages(model: Engine, samples: Any, run: Run, kinds: Sequence[str]) -> Said:
-    """What a cascade says of samples, and these OOD scores, in one pass."""
+    """Return a cascade's outputs and OOD scores for samples, computed in one pass."""
     assert model.state is not None
     state = model.state
 
@@ -109,12 +113,12 @@ def in_stages(model: Engine, samples: Any, run: Run, kinds: Sequence[str]) -> Sa
         return {**side_by_side(state, piece.parts, shape, kinds), "labels": piece.labels}
 
     pieces = Answering([model], samples, run, cascade=True, features=model.reads)
-    whole = gathered(samples, ((piece.index, read(piece)) for piece in pieces))
-    return Outputs(whole.pop("logits"), None, whole.pop("labels", None)), whole
+    arrays = gathered(samples, ((piece.index, read(piece)) for piece in pieces))
+    return Outputs(arrays.pop("logits"), None, arrays.pop("labels", None)), arrays
 
 
 def with_cascade(
-    whole: Row,
+    complete: Row,
     model: Engine,
     sets: DataSets,
     run: Run,
@@ -122,16 +126,18 @@ def with_cascade(
     kinds: Sequence[str],
     **intervals: Any,
 ) -> list[Row]:
-    """The cascade's row, then the whole model's; the model is another copy than the one that was
-    timed: parameters that lie side by side for all members cannot do so for some at the same time.
+    """Return the cascade's row, then the complete model's.
+
+    `model` is another copy than the one that was timed: parameters that lie side by side for all
+    members cannot do so for some at the same time.
     """
-    state, result = model.state, whole.result
+    state, result = model.state, complete.result
     assert state is not None
     assert result.cost is not None
-    asked = [*dict.fromkeys((*kinds, state.record.ood.score))]
+    score_kinds = [*dict.fromkeys((*kinds, state.record.ood.score))]
     predictions = predicted(
         sets,
-        lambda samples, scored: in_stages(model, samples, run, asked if scored else ()),
+        lambda samples, scored: in_stages(model, samples, run, score_kinds if scored else ()),
         name=result.name,
         kind=result.kind,
         problem=state.problem,
@@ -142,11 +148,11 @@ def with_cascade(
     expected = round(macs.expected(share / len(logits)))
     cost = result.cost.model_copy(update={"expected_macs": expected})
     cascade = state.cascade
-    own = {name: getattr(cascade, name) for name in ("conformal", "abstain", "limits")}
-    stages = Staged(state.record.model_copy(update=own), None, state.problem, whole=state)
+    updates = {name: getattr(cascade, name) for name in ("conformal", "abstain", "limits")}
+    stages = Staged(state.record.model_copy(update=updates), None, state.problem, complete=state)
     with torch.inference_mode():
         row = row_of(replace(predictions, cost=cost), stages, kinds, **intervals)
     if timed is not None:
         timing = timed.add(Cascading(model), first_inputs(model, sets.id, run))
         row = replace(row, timing=timing)
-    return [row, whole.but(name=result.name + WHOLE)]
+    return [row, complete.but(name=result.name + WHOLE)]

@@ -1,10 +1,10 @@
-"""What a model costs: parameters, multiply-adds of one sample; and of a cascade, by its stages.
+"""Cost of a model: parameters and multiply-adds of one sample; for a cascade, of each stage.
 
 Matrix products, convolutions and attention count, by formulas of our own: torch's own counter knows
 attention under some names only, and which name it runs under depends on torch's version, the device
 and the dtype.
 
-    expected = first + share · rest        of rows, the share that goes on
+    expected = first + share · rest        where `share` is the fraction of rows that go on
 """
 
 from __future__ import annotations
@@ -49,21 +49,22 @@ LEFT_FACTOR = {
     "baddbmm": 1,
     "addmv": 1,
 }
-"""Operator → where its left factor stands; each number of the result sums over the factor's last
+"""Position of the left factor by operator; each number of the result sums over the factor's last
 dimension.
 """
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
 """torch's operators that convolve."""
 ATTENTION = ("scaled_dot_product_attention", "_scaled_dot_product_")
-"""How operators of attention begin; the first in inference mode. With gradients, the second is
-followed by what device, version and dtype choose. Written out as products, it counts as those.
+"""Prefixes of attention operators: the first in inference mode; with gradients the second, followed
+by a part that depends on device, version and dtype. Attention that is written as matrix products
+counts as those.
 """
 TIMED = 16
 """Samples in the batch whose time the table shows."""
 
 
 class MultiplyAdds(TorchDispatchMode):
-    """Within the block, `count` grows by what each operator multiplies and adds."""
+    """Context manager that adds the multiply-adds of each operator to `count`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,19 +94,19 @@ class MultiplyAdds(TorchDispatchMode):
 
 
 def parameters(model: nn.Module) -> int:
-    """Each distinct parameter once, so that what members share is not counted twice."""
+    """Count parameters; one that members share counts once."""
     return sum(p.numel() for p in model.parameters())
 
 
 def first_sample(inputs: Any) -> Any:
-    """One sample of a batch, whether it is a tensor or a dict of them."""
+    """Return the first sample of a batch, which is a tensor or a dict of tensors."""
     if isinstance(inputs, Mapping):
         return {name: value[:1] for name, value in inputs.items()}
     return inputs[:1]
 
 
 def tokens_of(inputs: Any) -> int | None:
-    """How long texts are, which multiply-adds grow with; None for images."""
+    """Return the length of texts in tokens, on which multiply-adds depend; None for images."""
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     return None if ids is None else int(ids.shape[1])
 
@@ -137,7 +138,9 @@ def whole_layers(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_padding(model: nn.Module) -> Iterator[None]:
-    """Members one by one: side by side, those with fewer heads than others are padded."""
+    """Run members one by one within the block, because fused members with fewer heads are
+    padded.
+    """
     hydras = _hydras(model)
     modes = [hydra.mode for hydra in hydras]
     for hydra in hydras:
@@ -150,21 +153,21 @@ def without_padding(model: nn.Module) -> Iterator[None]:
 
 
 def cost_of(engines: Iterable[Any], inputs: Any) -> Cost:
-    """The cost of running these models one after another: one for a hydra, M for a Deep Ensemble.
+    """Return the cost of running models one after another: one for a hydra, M for a Deep Ensemble.
 
-    Their time is measured once the models that they stand beside are there too.
+    Time is measured later, once all models of the table are loaded.
     """
     return summed_costs([_cost_of_one(engine, inputs) for engine in engines])
 
 
 def _cost_of_one(engine: Any, inputs: Any) -> Cost:
-    """Return the cost of one model, or what an exported graph says of it."""
-    told, tokens = getattr(engine, "told", None), tokens_of(inputs)
-    if told is not None:
+    """Return the cost of one model; that of an exported graph comes from its file."""
+    graph, tokens = getattr(engine, "told", None), tokens_of(inputs)
+    if graph is not None:
         return Cost(
-            params=told.params,
-            macs=told.macs_of(tokens),
-            macs_all_tokens=told.macs_all_tokens_of(tokens),
+            params=graph.params,
+            macs=graph.macs_of(tokens),
+            macs_all_tokens=graph.macs_all_tokens_of(tokens),
             tokens=tokens,
         )
     model = getattr(engine, "live", engine)
@@ -177,14 +180,15 @@ def _cost_of_one(engine: Any, inputs: Any) -> Cost:
 
 
 def told_of(model: Classifier, file: Exported) -> Told:
-    """What the file of a graph says of its cost."""
+    """Return the cost record that is stored in the file of a graph."""
     lengths = LENGTHS
     if "pixel_values" in file.inputs:
         lengths = LENGTHS[:1]
     inputs: list[Any] = [sample(model, batch=1, length=length) for length in lengths]
-    read = [each.get("pixel_values", each) for each in inputs]
+    read = [sample_inputs.get("pixel_values", sample_inputs) for sample_inputs in inputs]
     counts, all_tokens = (
-        tuple(macs(model, each, all_tokens=whole) for each in read) for whole in (False, True)
+        tuple(macs(model, sample_inputs, all_tokens=every_token) for sample_inputs in read)
+        for every_token in (False, True)
     )
     return Told(params=parameters(model), macs=counts, macs_all_tokens=all_tokens)
 
@@ -195,29 +199,31 @@ class StageMacs:
 
     first: float
     rest: float
-    """What is left to do for a sample that goes on."""
+    """Multiply-adds that remain for a sample that goes on."""
 
     def expected(self, share: float) -> float:
-        """On average, where such a share of the rows goes on."""
+        """Return the average cost if this share of the rows goes on."""
         return self.first + share * self.rest
 
 
 @torch.inference_mode()
 def stage_macs(model: Engine, inputs: Any) -> StageMacs:
-    """Counted in the live model, of the batch's first sample."""
+    """Count the multiply-adds of each stage on the batch's first sample, in the live model."""
     assert model.first is not None
     if not isinstance(model, nn.Module):  # a graph, behind words, which multiply next to nothing
         return StageMacs(0.0, float(_cost_of_one(model, inputs).macs))
     reader, sample = model.first, first_sample(inputs)
     with without_padding(model):
-        (_, whole), first = _counted(lambda: reader(sample, False))
-        _, rest = _counted(lambda: whole(torch.tensor([0])))
+        (_, go_on), first = _counted(lambda: reader(sample, False))
+        _, rest = _counted(lambda: go_on(torch.tensor([0])))
     return StageMacs(first, rest)
 
 
 def _counted(call: Any) -> tuple[Any, int]:
-    """What a call gives, and its multiply-adds; what each member computes once, a zero-shot model's
-    class features, is no cost of a sample.
+    """Return the result of a call and its multiply-adds.
+
+    The first call is not counted: it computes what a member needs only once, such as the class
+    features of a zero-shot model.
     """
     call()
     with MultiplyAdds() as counter:
@@ -226,29 +232,29 @@ def _counted(call: Any) -> tuple[Any, int]:
 
 
 HELD = 4 * 2**30
-"""Bytes of weights that a table's models may take together to be timed in turn; `bench` knows no
-such limit.
-"""
+"""Maximum bytes of weights of all models of a table that are timed; `bench` has no such limit."""
 ROUNDS = 5
 """Rounds in which a table's models are timed."""
 SAMPLES, IN_STAGES = 16, 256
-"""Of real data, evenly spaced, in at least one batch; and where it depends on them what is run."""
+"""Number of timed samples of real data, evenly spaced (at least one batch); more where the
+computation depends on the samples.
+"""
 
 
 class InTurn(nn.Module):
-    """Models run one after another on the same inputs: members unfused, a Deep Ensemble."""
+    """Models run one after another on the same inputs: unfused members, or a Deep Ensemble."""
 
     def __init__(self, models: Sequence[Callable[[Any], Any]]) -> None:
         super().__init__()
         self.models = models
-        self.live = nn.ModuleList(each for each in models if isinstance(each, nn.Module))
+        self.live = nn.ModuleList(model for model in models if isinstance(model, nn.Module))
 
     def forward(self, inputs: Any) -> list[Any]:
         return [model(inputs) for model in self.models]
 
 
 def together(models: Sequence[Any]) -> nn.Module:
-    """Models as one module; a graph is none."""
+    """Return models as one module; an exported graph, which is no module, is wrapped."""
     if len(models) == 1 and isinstance(models[0], nn.Module):
         return models[0]
     return InTurn(models)
@@ -256,8 +262,10 @@ def together(models: Sequence[Any]) -> nn.Module:
 
 @torch.inference_mode()
 def interleaved(calls: Mapping[str, Callable[[], object]], *, runs: int) -> dict[str, float]:
-    """Median seconds of each, run in turn so that a slow moment of the machine hits all alike; of one
-    thread those of the processor, in which what else runs takes no part.
+    """Return the median seconds of each call.
+
+    Calls take turns, so that a slow moment of the machine affects all alike. With one thread,
+    processor time is measured, which excludes other processes.
     """
     alone = threads() == 1 and not torch.cuda.is_available()
     now = time.process_time if alone else time.perf_counter
@@ -274,8 +282,8 @@ def interleaved(calls: Mapping[str, Callable[[], object]], *, runs: int) -> dict
 
 
 def answer(engines: Iterable[Engine], batches: Iterable[Sequence[Any]]) -> None:
-    """All that answering takes but reading and writing: from samples to what is decided, by one
-    engine after another.
+    """Answer batches with one engine after another: everything from samples to decisions except
+    reading and writing.
     """
     for batch in batches:
         for engine in engines:
@@ -285,19 +293,19 @@ def answer(engines: Iterable[Engine], batches: Iterable[Sequence[Any]]) -> None:
 def timed_samples(
     samples: Samples, engines: Iterable[Engine], batch: int, *, skip_bad: bool = False
 ) -> list[list[Any]]:
-    """What is timed of real data: batches of samples, evenly spaced."""
+    """Return the batches of real samples that are timed, evenly spaced."""
     most = SAMPLES
     for engine in engines:
         Batches(samples, engine.transform, batch_size=batch, skip_bad=skip_bad)  # may refuse them
         if engine.in_stages(None):
             most = IN_STAGES
-    whole = min(max(1, most // batch), len(samples) // batch)
-    if whole == 0:
+    count = min(max(1, most // batch), len(samples) // batch)
+    if count == 0:
         raise DataError(
             f"{samples.spec}: has {len(samples)} samples, a batch of {batch} is to be timed",
             hint="Give a smaller --batch.",
         )
-    places = np.linspace(0, len(samples) - 1, whole * batch).round().astype(int)
+    places = np.linspace(0, len(samples) - 1, count * batch).round().astype(int)
     read = []
     for place in places:
         with suppress(*[DataError] * skip_bad):
@@ -310,13 +318,13 @@ def timed_samples(
 def seconds_of(
     models: Mapping[str, Sequence[Engine]], batches: Sequence[Sequence[Any]], *, runs: int
 ) -> dict[str, float]:
-    """How long models take to answer a batch."""
+    """Return the seconds that each model takes to answer a batch."""
     calls = {name: partial(answer, engines, batches) for name, engines in models.items()}
     return {name: total / len(batches) for name, total in interleaved(calls, runs=runs).items()}
 
 
 class SideBySide:
-    """The models of one table, kept until all of them can be timed in turn."""
+    """Models of one table, kept until all of them can be timed in turn."""
 
     def __init__(self) -> None:
         self._passes: list[Callable[[], object]] = []
@@ -334,18 +342,18 @@ class SideBySide:
 
     @property
     def too_large(self) -> bool:
-        """True if the models cannot be held together, and none is timed."""
+        """True if the models do not fit into memory together, and none is timed."""
         return len(self._sizes) > 1 and self._bytes > HELD
 
     def times(self) -> list[dict[str, Any]]:
-        """Time one batch of each model; return the fields of each cost that say so."""
+        """Time one batch of each model; return the latency fields of each cost."""
         if self.too_large:
             return [{} for _ in self._sizes]
-        passes = {str(at): each for at, each in enumerate(self._passes)}
+        passes = {str(at): call for at, call in enumerate(self._passes)}
         seconds = interleaved(passes, runs=ROUNDS).values()
         return [
-            {"latency_ms": 1000 * taken, "latency_batch": size}
-            for taken, size in zip(seconds, self._sizes, strict=True)
+            {"latency_ms": 1000 * duration, "latency_batch": size}
+            for duration, size in zip(seconds, self._sizes, strict=True)
         ]
 
 
@@ -356,9 +364,7 @@ def rows_of(inputs: Any) -> int:
 
 @torch.inference_mode()
 def peak_bytes(model: nn.Module, call: Callable[[], object]) -> int:
-    """Weights, what a hydra holds in copies of them, and the most memory that one pass of the model
-    holds besides.
-    """
+    """Return the bytes of weights, of a hydra's copies of them, and of the peak of one pass."""
     parameters = {p.data_ptr(): p.nbytes for p in (*model.parameters(), *model.buffers())}
     before, most = _copied(model), _peak_of_pass(model, call)
     if _copied(model) != before:  # what is settled once is no part of a pass
@@ -397,7 +403,7 @@ def _peak_of_pass(model: nn.Module, call: Callable[[], object]) -> int:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine that figures are measured on."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "kind": device.type,
@@ -416,7 +422,7 @@ def _processor() -> str:
 
 
 def first_inputs(model: Any, samples: Any, run: Run, count: int = TIMED) -> Any:
-    """The first samples as a batch of this model's; no more than it is run on at a time."""
+    """Return the first samples as a batch of inputs for this model, at most its batch size."""
     size = min(run.batch_size or TIMED, count)
     few = first_batch(samples, model.transform, size, skip_bad=run.skip_bad)
     for weight in getattr(model, "parameters", tuple)():  # a graph has none

@@ -1,4 +1,4 @@
-"""Whether answers are still those of the data that calibration saw, asked as often as one likes.
+"""Drift tests: whether answers still resemble the data of calibration, at any number of looks.
 
 Each question has an e-process (`statistics.betting`) and an equal part of alpha, half of which is
 that of its bets. The other half pays for what calibration estimated on a sample, how many inputs
@@ -44,39 +44,41 @@ class DriftTest:
 
 @dataclass(frozen=True)
 class Drift:
-    """What became of a model's answers since calibration."""
+    """Results of the drift tests, with the counts that they compare."""
 
     answers: Seen
     validation: Seen | None
-    """None where the decision state does not say."""
+    """None if the decision state does not record it."""
     id_flagged: float
     alpha: float
     tests: tuple[DriftTest, ...]
     labels: tuple[str | int, ...]
-    """What the counts of predictions belong to, in their order."""
+    """Class labels, in the order of the counts of predictions."""
     looks: int
-    """With those of earlier runs."""
+    """Number of looks, including those of earlier runs."""
     bar: float
-    """At which power of ten an e-value is an alarm."""
+    """Power of ten at which an e-value raises an alarm."""
     promises: Mapping[str, float]
     """Risks that labels can test."""
     kept: Mapping[str, tuple[int, int]]
-    """Of each, the labelled answers of all looks, and how many of them break it."""
+    """Number of labelled answers over all looks, and of those that break the promise, by
+    promise.
+    """
 
     @property
     def drifted(self) -> bool:
-        """Whether some test says so."""
+        """True if at least one test shows drift."""
         return any(test.drifted for test in self.tests)
 
     @property
     def sentence(self) -> str:
-        """The verdict."""
+        """Verdict in one sentence."""
         if not self.drifted:
             return f"no drift is shown by {self.looks:,} looks at alpha {self.alpha:g} for all"
         return "drifted: " + "; ".join(test.sentence for test in self.tests if test.drifted)
 
     def to_json(self) -> dict[str, Any]:
-        """As `monitor --json` prints it."""
+        """Return the record that `monitor --json` prints."""
         return {
             "drifted": self.drifted,
             "alpha": self.alpha,
@@ -92,7 +94,7 @@ class Drift:
         }
 
     def _named(self, seen: Seen) -> dict[str, Any]:
-        """Counts, those of predicted classes by their names."""
+        """Return counts as JSON, those of predicted classes by class name."""
         predicted = dict(zip(map(str, self.labels), seen.predicted, strict=True))
         return {**seen.model_dump(mode="json"), "predicted": predicted}
 
@@ -101,15 +103,15 @@ class Drift:
 class _Question:
     name: str
     counted: Counts
-    """[look, stream], as the rows that they are counted among."""
+    """[look, stream]; `rows` holds the number of rows that these were counted among."""
     rows: Counts
     limits: Sequence[float]
-    """What each fraction is at most, where nothing drifted."""
+    """Upper limit of each fraction without drift."""
     says: Callable[[int], str]
-    """What a look found."""
+    """Function that describes the result of a look."""
 
-    def asked(self, level: float) -> DriftTest:
-        """Once the bets have won 1 / level, it stays answered."""
+    def tested(self, level: float) -> DriftTest:
+        """Test this question; a drift that was shown once, at wealth 1 / level, remains shown."""
         path = log_wealth(self.counted, self.rows, np.minimum(self.limits, BELOW_ONE))
         p_value = min(1.0, math.exp(-max(path)))
         drifted, sentence = p_value <= level, ""
@@ -128,7 +130,7 @@ def drift_over(
     *,
     alpha: float,
 ) -> Drift:
-    """What all looks together show; `promises` are risks that labels can test."""
+    """Test all looks together for drift; `promises` are risks that labels can test."""
     promised, before = decision.ood.id_flagged, decision.seen
     count = 1 + (before is not None) + bool(promises)
     level = alpha / count / 2
@@ -142,7 +144,7 @@ def drift_over(
         questions.append(_classes(nights, before, labels, level, ordered=ordered))
     if any(look.kept for look in looks):
         questions.append(_risk(looks, promises))
-    tests = tuple(question.asked(level) for question in questions)
+    tests = tuple(question.tested(level) for question in questions)
     kept = {}
     for name in promises:
         if counts := [look.kept[name] for look in looks if name in look.kept]:
@@ -159,8 +161,8 @@ def _unfamiliar(nights: Sequence[Seen], decision: Decision, level: float) -> _Qu
     limit = risk_bound(certified - rank(certified, promised), certified, level)
 
     def says(look: int) -> str:
-        found = nights[look].unfamiliar / nights[look].rows
-        return f"{found:.1%} of the inputs look unfamiliar, at most {promised:.1%} were promised"
+        share = nights[look].unfamiliar / nights[look].rows
+        return f"{share:.1%} of the inputs look unfamiliar, at most {promised:.1%} were promised"
 
     flagged, rows = (_column(getattr(n, name) for n in nights) for name in ("unfamiliar", "rows"))
     return _Question("unfamiliar", flagged, rows, [limit], says)
@@ -175,14 +177,14 @@ def _classes(
     ordered: bool,
 ) -> _Question:
     rows = _column(night.rows for night in nights)
-    each = np.array([seen.predicted for seen in (before, *nights)])
+    class_counts = np.array([seen.predicted for seen in (before, *nights)])
     if ordered:
-        each = each.cumsum(axis=1)[:, :-1]
-    then, each = each[0].tolist(), each[1:]
+        class_counts = class_counts.cumsum(axis=1)[:, :-1]
+    then, class_counts = class_counts[0].tolist(), class_counts[1:]
     expected = [*then, *(before.rows - count for count in then)]
     limit = cache(lambda count: risk_bound(count, before.rows, level / len(expected)))
     limits = [limit(count) for count in expected]
-    counted = np.hstack([each, rows - each])
+    counted = np.hstack([class_counts, rows - class_counts])
     return _Question(
         "classes", counted, rows, limits, lambda look: shift(nights[look], before, labels)
     )
@@ -192,11 +194,11 @@ def _risk(looks: Sequence[Look], promises: Mapping[str, float]) -> _Question:
     kept = np.array([[look.kept.get(name, (0, 0)) for name in promises] for look in looks])
 
     def says(look: int) -> str:
-        found = [
+        sentences = [
             f"{broken} of {rows} answers break the promised {name} of {most:.1%}"
             for (name, most), (rows, broken) in zip(promises.items(), kept[look], strict=True)
         ]
-        return " and ".join(found)
+        return " and ".join(sentences)
 
     return _Question("risk", kept[..., 1], kept[..., 0], [*promises.values()], says)
 
@@ -206,8 +208,8 @@ def _column(values: Iterable[int]) -> Counts:
 
 
 def shift(answers: Seen, seen: Seen, labels: Sequence[str | int]) -> str:
-    """Where predictions differ most."""
-    now, then = (np.array(each.predicted) / each.rows for each in (answers, seen))
+    """Describe the class whose predictions changed most."""
+    now, then = (np.array(counts.predicted) / counts.rows for counts in (answers, seen))
     most = int(np.abs(now - then).argmax())
     return (
         f"predictions shifted, most of all {labels[most]} from {then[most]:.1%} to {now[most]:.1%}"
@@ -215,6 +217,6 @@ def shift(answers: Seen, seen: Seen, labels: Sequence[str | int]) -> str:
 
 
 def rank(certified: int, promised: float) -> int:
-    """Which of the validation scores is the threshold, counted from the smallest."""
+    """Return the rank of the threshold among the validation scores, counted from the smallest."""
     # As statistics/conformal.py rounds it.
     return math.ceil((certified + 1) * (1 - promised) - 1e-9)

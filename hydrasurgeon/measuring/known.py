@@ -1,8 +1,9 @@
-"""Rows that a model has seen: what anything was fitted on certifies nothing. Rows that are copies of others.
+"""Detection of rows that a model was fitted on, which cannot certify it, and of copies of rows.
 
-`finetune`, `score`, what `prune` refits on, `--fit-data` and `--unlabelled` of `calibrate` record four bytes of the
-sha256 of what the model reads of each row, `seen` of their data, in base64; of more than `MOST` rows those with the smallest hashes, so that later rows with as small
-ones are known for certain and stand for the others.
+`finetune`, `score`, what `prune` refits on, `--fit-data` and `--unlabelled` of `calibrate` record
+four bytes of the sha256 of each row's input, `seen` of their data, in base64. Of more than
+`MOST_SEEN` rows the smallest hashes are kept, so that later rows with hashes as small can be
+recognised with certainty and represent the others.
 """
 
 from __future__ import annotations
@@ -26,50 +27,50 @@ if TYPE_CHECKING:
     from hydrasurgeon.problems.base import Outputs
 
 MANY = 0.1
-"""The fraction of rows that a model was trained on from which on they are no validation data."""
+"""Maximum fraction of training rows in validation data."""
 CERTIFIES_NOTHING = "Rows that anything was fitted on certify nothing: give labelled rows that were used for nothing."
 ROUNDING = 1e-4
-"""How far a row's features may be apart in two runs, in standard deviations."""
+"""Maximum distance between a row's features in two runs, in standard deviations."""
 Hashes = NDArray[np.uint32]
 Flags = NDArray[np.bool_]
-"""A value for each row."""
+"""One value per row."""
 
 
 def hashes(samples: Samples) -> Hashes:
-    """Four bytes of each row's sha256."""
+    """Return four bytes of each row's sha256."""
     return np.frombuffer(samples.digests.tobytes(), dtype="<u4").reshape(-1, 8)[:, 0]
 
 
 def record(samples: Samples) -> DataRecord:
-    """What history says of data that a model is trained on."""
+    """Return the history's record of data that a model is trained on."""
     few = np.unique(hashes(samples))[:MOST_SEEN]
     return DataRecord(**samples.fingerprint(), seen=base64.b64encode(few.tobytes()).decode())
 
 
 def is_seen(samples: Samples, seen: str) -> tuple[Flags, Flags]:
-    """Which rows are among those that were recorded, and of which rows that can be said."""
-    known = np.frombuffer(base64.b64decode(seen), dtype="<u4")
+    """Return which rows are among the recorded ones, and for which rows that can be decided."""
+    recorded = np.frombuffer(base64.b64decode(seen), dtype="<u4")
     mine = hashes(samples)
-    told = np.ones(len(mine), dtype=bool)
-    if len(known) >= MOST_SEEN:
-        told = mine <= known[-1]
-    return np.isin(mine, known) & (samples.digests != EMPTY), told
+    decidable = np.ones(len(mine), dtype=bool)
+    if len(recorded) >= MOST_SEEN:
+        decidable = mine <= recorded[-1]
+    return np.isin(mine, recorded) & (samples.digests != EMPTY), decidable
 
 
 TRAINED = "trained the model"
-"""What rows were for from which a weight, or a part of the decision state, was learnt."""
+"""Use of rows that a weight, or a part of the decision state, was learnt from."""
 CHOSE_MODEL = "chose the model, which looks a little better on them than on new ones"
 CHOSE_HEADS = "chose the model's heads: on them it looks a little better than on new ones"
-"""What rows were for by which something was chosen."""
+"""Uses of rows that something was chosen by."""
 TAUGHT = "taught the bag-of-words model without their labels: it looks a little better on them"
-"""What rows of `--unlabelled` were for."""
+"""Use of rows of `--unlabelled`."""
 CHOOSING = (CHOSE_HEADS, CHOSE_MODEL, TAUGHT)
-"""Uses that certifying rows may have had."""
+"""Uses that do not exclude rows from certifying."""
 
 
 def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
-    """What rows were for, and their hashes; of `finetune` the second set is --val, and of `calibrate`
-    the last one --unlabelled, where it is given.
+    """Yield each use of rows with their hashes. The second set of `finetune` is --val; the last one
+    of `calibrate` is --unlabelled, where it was given.
     """
     for step in history:
         for number, data in enumerate(step.data):
@@ -87,7 +88,7 @@ def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
 
 
 def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
-    """A note on rows that a model knows from its training."""
+    """Return a note on the samples that the model was trained on; None if there are none."""
     rows = np.zeros(len(samples), dtype=bool)
     for use, seen in _uses(history):
         if use == TRAINED:
@@ -100,11 +101,11 @@ def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
     )
 
 
-def check_share(called: str, trained: Flags, told: Flags, reasons: Sequence[str]) -> None:
+def check_share(called: str, trained: Flags, decidable: Flags, reasons: Sequence[str]) -> None:
     """Refuse data of which more than a tenth was trained on, as far as that can be told."""
-    share = max(float(trained.mean()), float(trained[told].mean()) if told.any() else 0.0)
+    share = max(float(trained.mean()), float(trained[decidable].mean()) if decidable.any() else 0.0)
     if share > MANY:
-        about = "about " * (not told.all())
+        about = "about " * (not decidable.all())
         why = " or ".join(dict.fromkeys(reasons))
         raise DataError(
             f"{called}: {about}{100 * share:.0f} % of these samples {why}", hint=CERTIFIES_NOTHING
@@ -129,7 +130,7 @@ def certifying(
     if fitted is not None:
         rows = samples.is_in(fitted[1])
         uses.append((f"are in {fitted[0]} {visible(fitted[1].spec)} too", rows, np.ones_like(rows)))
-    trained, told = np.zeros(len(samples), dtype=bool), np.ones(len(samples), dtype=bool)
+    trained, decidable = np.zeros(len(samples), dtype=bool), np.ones(len(samples), dtype=bool)
     notes, reasons = [], []
     for use, rows, sure in uses:
         rows = rows & ~trained
@@ -139,8 +140,8 @@ def certifying(
         elif rows.any():
             notes.append(f"{count}, and are left out")
             reasons.append(use)
-            trained, told = trained | rows, told & sure
-    check_share(called, trained, told, reasons)
+            trained, decidable = trained | rows, decidable & sure
+    check_share(called, trained, decidable, reasons)
     keep = ~trained
     return (samples if keep.all() else samples.at(np.flatnonzero(keep))), notes
 
@@ -176,8 +177,8 @@ def without(
     rows = samples.is_in(other)
     called, its_name = f"{option} {visible(samples.spec)}", f"{its_option} {visible(other.spec)}"
     if rows.all():
-        what = f"{called}: all of its {len(rows):,} samples are in {its_name} too"
-        raise DataError(what, hint=f"Give samples that {its_option} does not hold.")
+        message = f"{called}: all of its {len(rows):,} samples are in {its_name} too"
+        raise DataError(message, hint=f"Give samples that {its_option} does not hold.")
     if not rows.any():
         return samples, []
     count = f"{called}: {rows.sum():,} of its {len(rows):,} samples are in {its_name} too"
@@ -197,9 +198,9 @@ def unfitted(
     if val.read is not None and fit.read is not None and val.read.made_of == fit.read.made_of:
         texts = {ids.tobytes() for ids in fit.read.ids}
         shared |= np.array([ids.tobytes() in texts for ids in val.read.ids])
-    features, others = val.outputs.features, fit.outputs.features
-    if features is not None and others is not None:
-        shared |= _nearly_in(features.reshape(len(val), -1), others.reshape(len(fit), -1))
+    features, fit_features = val.outputs.features, fit.outputs.features
+    if features is not None and fit_features is not None:
+        shared |= _nearly_in(features.reshape(len(val), -1), fit_features.reshape(len(fit), -1))
     if not shared.any():
         return np.arange(len(val)), None
     use = f"are in --fit-predictions {fit_name} too"
@@ -208,22 +209,22 @@ def unfitted(
     return np.flatnonzero(~shared), note
 
 
-def _nearly_in(rows: NDArray[Any], others: NDArray[Any]) -> Flags:
+def _nearly_in(rows: NDArray[Any], references: NDArray[Any]) -> Flags:
     """Return for each row whether it is one of the others up to rounding. Only rows whose projections
     on a random direction lie close to each other are compared; a single number must be equal.
     """
-    spread = others.std(axis=0, dtype=np.float64)
-    scale = np.maximum(spread, 1e-6 * np.abs(others).max(axis=0)) + 1e-30
-    rows, others = rows / scale, others / scale
+    spread = references.std(axis=0, dtype=np.float64)
+    scale = np.maximum(spread, 1e-6 * np.abs(references).max(axis=0)) + 1e-30
+    rows, references = rows / scale, references / scale
     width = rows.shape[1]
     reach = ROUNDING * math.sqrt(width) * (width > 1)
     direction: NDArray[np.float64] = np.random.default_rng(0).normal(size=(width,))
     direction /= np.sqrt(np.square(direction).sum())
-    places, first = np.unique(others @ direction, return_index=True)
+    places, first = np.unique(references @ direction, return_index=True)
     at = rows @ direction
     starts, ends = np.searchsorted(places, at - reach), np.searchsorted(places, at + reach, "right")
-    found = np.zeros(len(rows), dtype=bool)
+    is_near = np.zeros(len(rows), dtype=bool)
     for row in np.flatnonzero(ends > starts):
-        distances = np.linalg.norm(others[first[starts[row] : ends[row]]] - rows[row], axis=1)
-        found[row] = distances.min() <= reach
-    return found
+        distances = np.linalg.norm(references[first[starts[row] : ends[row]]] - rows[row], axis=1)
+        is_near[row] = distances.min() <= reach
+    return is_near

@@ -1,8 +1,8 @@
-"""Predictions → answers → {name: value}: what a decision state makes of what a model said, sample by
-sample, and what that is worth.
+"""Predictions → answers → {name: value}: apply a decision state to a model's outputs and compute
+metrics.
 
-Logits of [sample, member, class] are gone over once, some rows at a time; what stays are a few
-numbers for each sample, and intervals are of resamples of these.
+Logits of [sample, member, class] are read once, some rows at a time; only a few numbers per sample
+are kept, and intervals come from resamples of these.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from hydrasurgeon.statistics.probabilities import Logits
 from hydrasurgeon.statistics.scores.fitted import check_score, scores_of
 
 ELEMENTS = 1 << 20
-"""Logits that are worked on at a time: 4 MB, so that what is made of them stays near the processor.
+"""Number of logits that are processed at a time: 4 MB, so that intermediate results stay in
+cache.
 """
 ROWS = 1 << 16
-"""Rows that are worked on at a time, however few logits they have."""
+"""Maximum number of rows that are processed at a time."""
 DIGITS = 12
-"""Decimals of a share of errors: what lies behind is left of sums of accuracies, and a share of it
-has no bound.
+"""Decimals of an error share. Further digits are rounding errors of sums of accuracies, and a
+quotient of such errors has no bound.
 """
 GROUPS: tuple[Literal["near", "far", "all"], ...] = ("near", "far", "all")
 """Groups of OOD sets that have averages; every set belongs to the last."""
@@ -64,34 +65,39 @@ class Answered:
 
     inside: Judged
     scores: Mapping[str, Values] = field(default_factory=dict)
-    """The OOD scores of the labelled set; the first is the one in use."""
+    """OOD scores of the labelled set; the first is the one in use."""
     foreign: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
-    """Those of each OOD set."""
+    """OOD scores of each OOD set."""
     classes: int = 0
     threshold: float | None = None
-    """Samples whose score in use is above it are flagged; None where none was fitted."""
+    """Threshold of the score in use, above which samples are flagged; None if none was fitted."""
     calibrated: bool = False
 
     @property
     def used(self) -> str:
-        """The OOD score in use."""
+        """OOD score in use."""
         return next(iter(self.scores), "msp")
 
     @property
     def counts(self) -> list[int]:
         """Samples of the labelled set and of each OOD set."""
-        return [self.inside.count, *(len(each[self.used]) for each in self.foreign.values())]
+        return [self.inside.count, *(len(scores[self.used]) for scores in self.foreign.values())]
 
     @cached_property
     def ranked(self) -> list[Ranked]:
         """Each OOD set against the labelled one, by the score in use."""
-        return [Ranked(self.scores[self.used], each[self.used]) for each in self.foreign.values()]
+        return [
+            Ranked(self.scores[self.used], scores[self.used]) for scores in self.foreign.values()
+        ]
 
     def quality(self, rows: Rows, *of_sets: Rows) -> dict[str, Drawn]:
-        """What models are compared by, of resamples of each set."""
-        sets = [each.metrics(rows, drawn) for each, drawn in zip(self.ranked, of_sets, strict=True)]
+        """Return the metrics that models are compared by, on resamples of each set."""
+        sets = [
+            figures.metrics(rows, drawn)
+            for figures, drawn in zip(self.ranked, of_sets, strict=True)
+        ]
         means = {
-            name: np.stack([each[name] for each in sets]).mean(axis=0)
+            name: np.stack([figures[name] for figures in sets]).mean(axis=0)
             for name in ("auroc", "fpr95")
             if sets
         }
@@ -99,11 +105,13 @@ class Answered:
 
     @property
     def everything(self) -> list[Rows]:
-        """Each sample of each set once."""
+        """Every sample of every set once."""
         return [np.arange(count)[None] for count in self.counts]
 
     def unlike(self, reference: Answered) -> dict[str, str]:
-        """What a fair comparison would hold alike: {"calibration": "calibrated, the reference not"}."""
+        """Describe differences that make a comparison unfair: {"calibration": "calibrated, the
+        reference not"}.
+        """
         phrases = {}
         if self.foreign and reference.foreign and self.used != reference.used:
             phrases["OOD score"] = (
@@ -122,21 +130,21 @@ class Row:
     result: Result
     answers: Answered
     timing: int | None = None
-    """Its place among the models that are timed; None for a predictions file."""
+    """Index among the timed models; None for a predictions file."""
     decided: bool = False
-    """Whether a predictions file says by which decision state."""
+    """True if a predictions file names its decision state."""
 
     @property
     def name(self) -> str:
         return self.result.name
 
     def but(self, **changed: Any) -> Row:
-        """The same row with these fields of the result changed."""
+        """Return a copy with these fields of the result changed."""
         return replace(self, result=self.result.model_copy(update=changed))
 
 
 def scores_wanted(wanted: str | None, state: State, name: str) -> tuple[str, ...]:
-    """The OOD scores that were asked for of a model, the one in use first."""
+    """Return the OOD scores to report for a model, the one in use first."""
     recorded = state.record.ood.score if state.is_fitted else None
     usual = [recorded] if recorded else [*state.problem.scores][:1]
     if wanted is None:
@@ -154,13 +162,13 @@ def scores_wanted(wanted: str | None, state: State, name: str) -> tuple[str, ...
 
 
 def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
-    """The scores that were asked for of a predictions file, the one in use first: those it holds,
-    and functions of its logits.
+    """Return the OOD scores to report for a predictions file, the one in use first. Available are
+    the scores that it holds, and functions of its logits.
     """
-    own, sets = predictions.scores.get("", {}), predictions.ood
-    held = [name for name in own if all(name in predictions.scores.get(s, {}) for s in sets)]
+    id_scores, sets = predictions.scores.get("", {}), predictions.ood
+    held = [name for name in id_scores if all(name in predictions.scores.get(s, {}) for s in sets)]
     on_logits = [*predictions.problem.scores]
-    if not all(each.logits.size for each in sets.values()):
+    if not all(outputs.logits.size for outputs in sets.values()):
         on_logits = []
     available = [*held, *(kind for kind in on_logits if kind not in held)]
     usual = ["msp"] if predictions.problem.scores else held[:1]
@@ -182,44 +190,44 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
     return tuple(dict.fromkeys(kinds))
 
 
-def in_pieces(logits: Logits, *others: ndarray) -> Iterator[tuple[ndarray, ...]]:
-    """Some rows at a time, so that what is made of them stays small."""
+def in_pieces(logits: Logits, *arrays: ndarray) -> Iterator[tuple[ndarray, ...]]:
+    """Yield some rows of each array at a time, so that intermediate results stay small."""
     most = max(1, min(ROWS, ELEMENTS // max(1, logits[:1].size)))
-    parts = (probabilities.in_pieces(each, most) for each in (logits, *others))
+    parts = (probabilities.in_pieces(array, most) for array in (logits, *arrays))
     return zip(*parts, strict=True)
 
 
 def judged(outputs: Outputs, state: State) -> Judged:
-    """Each sample's answer, as a state decides, against the truth."""
+    """Return each sample's answer, as a state decides it, with its correctness."""
     joined: dict[str, ndarray] = {}
     done, labels = 0, outputs.truth
     for rows, truth in in_pieces(outputs.logits, labels):
         part = state.problem.judged(rows, truth, state)
-        fields = {name: each for name, each in vars(part).items() if isinstance(each, ndarray)}
+        fields = {name: field for name, field in vars(part).items() if isinstance(field, ndarray)}
         for name, values in fields.items():
-            each = len(values) // len(truth)  # of many labels a sample has several
+            size = len(values) // len(truth)  # of many labels a sample has several
             if name not in joined:
                 # Made at once: small arrays kept from each piece would tear the memory that the
                 # next one could use.
-                joined[name] = np.empty((each * len(labels), *values.shape[1:]), values.dtype)
-            joined[name][each * done : each * done + len(values)] = values
+                joined[name] = np.empty((size * len(labels), *values.shape[1:]), values.dtype)
+            joined[name][size * done : size * done + len(values)] = values
         done += len(truth)
     return replace(part, **joined)
 
 
-def scored(kind: str, said: Outputs, stored: Mapping[str, Values], state: State) -> Values:
-    """An OOD score that came with the logits, or a function of them."""
+def scored(kind: str, outputs: Outputs, stored: Mapping[str, Values], state: State) -> Values:
+    """Return an OOD score: the stored one, or a function of the logits."""
     if kind in stored:
         return stored[kind]
     check_score(kind, state.problem.scores)
     at = 1.0 if state.is_fitted else state.record.temperature
-    read = (state.problem.read(rows) for (rows,) in in_pieces(said.logits))
+    read = (state.problem.read(rows) for (rows,) in in_pieces(outputs.logits))
     scores = np.concatenate([scores_of(kind, rows, None, None, at) for rows in read])
     return np.round(scores, decimals=metrics.DIGITS)  # equal up to rounding is equal
 
 
 def as_decided(outputs: Outputs, stored: Mapping[str, Values], state: State) -> Judged:
-    """Each sample's answer against the truth; none where the sample is unfamiliar."""
+    """Return each sample's answer with its correctness; unfamiliar samples have no answer."""
     inside = judged(outputs, state)
     if not state.is_fitted:
         return inside
@@ -229,7 +237,7 @@ def as_decided(outputs: Outputs, stored: Mapping[str, Values], state: State) -> 
 
 
 def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("msp",)) -> Answered:
-    """What one model said about the labelled set and the OOD sets, by these OOD scores."""
+    """Return a model's answers on the labelled set and its OOD scores on all sets."""
     outputs, problem = predictions.outputs, state.problem
     if predictions.ood and not kinds:
         raise UsageError(
@@ -244,9 +252,9 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
         except DataError as error:
             raise DataError(f"{predictions.name}: {error.message}", hint=error.hint) from None
 
-    def of(name: str, said: Outputs, kinds: Sequence[str]) -> dict[str, Values]:
+    def of(name: str, answers: Outputs, kinds: Sequence[str]) -> dict[str, Values]:
         stored = predictions.scores.get(name, {})
-        return {kind: scored(kind, said, stored, state) for kind in kinds}
+        return {kind: scored(kind, answers, stored, state) for kind in kinds}
 
     # Without OOD data there is nothing to detect by a score; a fitted one still says which samples
     # are unfamiliar.
@@ -257,7 +265,7 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
     return Answered(
         inside,
         scores,
-        {name: of(name, said, kinds) for name, said in predictions.ood.items()},
+        {name: of(name, answers, kinds) for name, answers in predictions.ood.items()},
         problem.read(outputs.logits[:1]).shape[-1],
         threshold,
         state.is_fitted or state.record.temperature != 1.0,
@@ -265,7 +273,7 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
 
 
 def measure(inside: Judged, *, ci: float | None = None, seed: int = 0) -> dict[str, Any]:
-    """Quality, calibration and selective risk on a labelled set: {name: value}."""
+    """Return quality, calibration and selective risk on a labelled set: {name: value}."""
     measures, count = inside.measures(), inside.count
     every = measures(np.arange(count)[None])
     values: dict[str, Any] = {
@@ -287,11 +295,11 @@ def row_of(
     ci: float | None = None,
     seed: int = 0,
 ) -> Row:
-    """All metrics of one model."""
+    """Return all metrics of one model as a row."""
     row = answered(predictions, state, kinds)
     shift = tuple(
-        shifted(name, severity, judged(said, state))
-        for (name, severity), said in predictions.shift.items()
+        shifted(name, severity, judged(outputs, state))
+        for (name, severity), outputs in predictions.shift.items()
     )
     ood, averages = _ood(row, predictions, state, ci, seed)
     result = Result(
@@ -312,18 +320,18 @@ def row_of(
 def _ood(
     row: Answered, predictions: Predictions, state: State, ci: float | None, seed: int
 ) -> tuple[tuple[OodResult, ...], dict[Literal["near", "far", "all"], OodAverage]]:
-    """Each OOD set, and the means over those of a group."""
+    """Return the result of each OOD set, and the means over each group of sets."""
     groups = {name: predictions.group(name) for name in row.foreign}
     places = {
-        group: [at for at, each in enumerate(groups.values()) if group in ("all", each)]
+        group: [at for at, item in enumerate(groups.values()) if group in ("all", item)]
         for group in GROUPS
     }
     ranked = row.ranked
 
     def measures(rows: Rows, *of_sets: Rows) -> dict[str, Drawn]:
-        sets = [each.metrics(rows, chosen) for each, chosen in zip(ranked, of_sets, strict=True)]
+        sets = [item.metrics(rows, chosen) for item, chosen in zip(ranked, of_sets, strict=True)]
         values = {
-            f"{at}.{name}": value for at, each in enumerate(sets) for name, value in each.items()
+            f"{at}.{name}": value for at, item in enumerate(sets) for name, value in item.items()
         }
         for group, members in places.items():
             for name in sets[0] if members else ():
@@ -337,10 +345,10 @@ def _ood(
         intervals = _by_place(bootstrap(measures, *row.counts, level=ci, seed=seed))
     ood = []
     for at, (name, scores) in enumerate(row.foreign.items()):
-        used, *others = scores
+        used, *further = scores
         values: dict[str, Any] = {
             **figures[str(at)],
-            "scores": {k: metrics.auroc(row.scores[k], scores[k]) for k in others} or None,
+            "scores": {k: metrics.auroc(row.scores[k], scores[k]) for k in further} or None,
             "ci": intervals.get(str(at)),
         }
         logits = predictions.ood[name].logits
@@ -359,24 +367,24 @@ def _ood(
 
 
 def diversity_of(logits: Logits, state: State) -> dict[str, float]:
-    """Return how far members are apart on unlabelled samples, on average over what they choose."""
+    """Return how much members differ on unlabelled samples, averaged over their choices."""
     pieces = [state.apart(state.problem.choices(rows)[0]) for (rows,) in in_pieces(logits)]
     information, disagreement = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     return {"mi": float(information.mean()), "disagreement": float(disagreement.mean())}
 
 
 def _mean_diversity(sets: Sequence[OodResult]) -> dict[str, float]:
-    """Average it over OOD sets; nothing where some set has none."""
+    """Return the mean diversity over OOD sets; empty if a set has none."""
     mean = {}
     for name in Diversity.model_fields:
-        values = [value for each in sets if (value := getattr(each, name)) is not None]
+        values = [value for result in sets if (value := getattr(result, name)) is not None]
         if len(values) == len(sets):
             mean[name] = sum(values) / len(values)
     return mean
 
 
 def _by_place(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """{"place.name": value} → {place: {name: value}}."""
+    """Convert {"place.name": value} to {place: {name: value}}."""
     placed: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         place, _, name = key.partition(".")
@@ -384,25 +392,29 @@ def _by_place(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return placed
 
 
-def over_sets(row: Row, others: Sequence[SetResult], *, first: str) -> Row:
-    """A row on the data set called `first`, joined by results on others."""
-    sets = (SetResult(name=first, **row.result.id.model_dump()), *others)
+def over_sets(row: Row, further: Sequence[SetResult], *, first: str) -> Row:
+    """Return a row with results of several data sets and their mean; `first` names the row's own
+    set.
+    """
+    sets = (SetResult(name=first, **row.result.id.model_dump()), *further)
     measured = [name for name in SetAverage.model_fields if getattr(sets[0], name) is not None]
     mean = SetAverage(
-        **{name: sum(getattr(each, name) for each in sets) / len(sets) for name in measured}
+        **{name: sum(getattr(result, name) for result in sets) / len(sets) for name in measured}
     )
     return row.but(sets=sets, sets_average=mean)
 
 
 def shifted(name: str, severity: int | None, left: Judged) -> ShiftResult:
-    """What is left under one shift."""
+    """Return the quality under one shift."""
     values = left.quality(np.arange(left.count)[None])
     measured = {key: values[key].item() for key in ShiftLevel.model_fields if key in values}
     return ShiftResult(name=name, severity=severity, **measured)
 
 
 def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
-    """Means by severity and over severities, of the sets that have one (paper, Tables 13 and 14)."""
+    """Return means by severity and over severities, of the sets that have one (paper, Tables 13 and
+    14).
+    """
     severities = sorted({s.severity for s in shift if s.severity is not None})
     levels = {
         severity: level([s for s in shift if s.severity == severity]) for severity in severities
@@ -414,7 +426,7 @@ def averaged(shift: Sequence[ShiftResult]) -> ShiftAverage | None:
 
 
 def with_mce(rows: Sequence[Row]) -> list[Row]:
-    """Every row with its corruption error, where it was measured under the same shifts as the
+    """Add the mean corruption error to each row that was measured under the same shifts as the
     first.
     """
     if not rows or rows[0].result.shift_average is None:
@@ -431,9 +443,9 @@ def with_mce(rows: Sequence[Row]) -> list[Row]:
 
 
 def _errors(result: Result) -> dict[tuple[str, int], float]:
-    """(shift, how many severities) → the sum of its errors over severities."""
+    """Return the sum of errors over severities, by shift and number of severities."""
     errors: dict[str, list[float]] = {}
-    for each in result.shift:
-        if each.severity is not None:
-            errors.setdefault(each.name, []).append(round(1 - each.accuracy, DIGITS))
+    for shifted_set in result.shift:
+        if shifted_set.severity is not None:
+            errors.setdefault(shifted_set.name, []).append(round(1 - shifted_set.accuracy, DIGITS))
     return {(name, len(values)): sum(values) for name, values in errors.items()}

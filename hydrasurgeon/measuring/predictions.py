@@ -1,8 +1,8 @@
 """The predictions file: logits of one model on all data sets, as safetensors, so that metrics need
 no model.
 
-OOD scores that are no functions of the logits stand beside them; a method that gives nothing else
-on OOD data needs no logits there. Several files are a Deep Ensemble.
+OOD scores that are no functions of the logits are stored beside them; a method that gives only
+scores on OOD data needs no logits there. Several files form a Deep Ensemble.
 """
 
 from __future__ import annotations
@@ -47,63 +47,69 @@ Shift = tuple[str, int | None]
 """The name and the severity of a shifted set."""
 
 ABOUT = "hydrasurgeon.predictions"
-"""Header key of what the file says of itself."""
+"""Header key of the file's description."""
 MAX_ABOUT = 1 << 24
-"""Bytes of it."""
+"""Maximum size of the description in bytes."""
 READERS = dict.fromkeys(("cascade", "words", "seen"))
-"""Of a decision state, what is of no use where a model has answered whole."""
+"""Fields of a decision state that are dropped when it is written, because the complete model has
+answered.
+"""
 MAX_LISTED = 1 << 28
-"""Bytes of ids or names."""
+"""Maximum size of ids or names in bytes."""
 OF_SET = re.compile(r"ood\.(.+?)(?:\.scores\..+|\.logits|\.probabilities)", re.DOTALL)
-"""The name of a tensor of an OOD set."""
+"""Pattern of an OOD set's tensor names."""
 FLOATS = ("F16", "BF16", "F32", "F64")
 """Dtypes of logits and scores."""
 VALUES = "values"
-"""Answers of a model of numbers: [sample] or [sample, member]."""
+"""Name of the tensor with answers of a model of numbers: [sample] or [sample, member]."""
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 """Dtypes of labels."""
 SMALLEST = 1e-6
-"""What a probability is at least, where its logarithm is taken: a forest says 0 of what no tree said."""
+"""Smallest probability whose logarithm is taken: a forest gives 0 where no tree votes for a
+class.
+"""
 HALF_DIGIT = 0.005
-"""What each probability of a row may add to how far its sum is from 1: they may have two digits ..."""
+"""Rounding error of one probability with two digits, by which the sum of a row may differ from 1
+...
+"""
 ROUNDED = (0.03, 0.5)
-"""... and between what that lies, for few and for many classes."""
+"""... and limits of that difference, for few and for many classes."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What one model said about an ID set, OOD sets and shifted sets."""
+    """Outputs of one model on an ID set, OOD sets and shifted sets."""
 
     name: str
     kind: str
     outputs: Outputs
     ood: Mapping[str, Outputs] = field(default_factory=dict)
-    """By the set's name; logits of no member where only scores are known."""
+    """Outputs by OOD set; those of a set with scores alone have logits of no member."""
     near: Collection[str] = ()
-    """The OOD sets that resemble the ID set."""
+    """Names of the OOD sets that resemble the ID set."""
     shift: Mapping[Shift, Outputs] = field(default_factory=dict)
     scores: Mapping[str, Mapping[str, Float[ndarray, " sample"]]] = field(default_factory=dict)
-    """OOD scores that came with the logits, before what these would give, by OOD set; "" is the ID
-    set.
+    """Scores by OOD set ("" is the ID set) that came with the logits; they take precedence over
+    scores computed from these.
     """
     cost: Cost | None = None
     decision: Decision | None = None
-    """What the model makes of them."""
+    """Decision state of the model."""
     problem: Problem = SINGLE
     source: Any = None
-    """What the file is called, and hashes to."""
+    """File name and hash."""
     ids: list[Any] | None = None
-    """What the samples are called."""
+    """Names of the samples."""
     names: tuple[str, ...] | None = None
-    """The classes."""
+    """Names of the classes."""
     read: WordIds | None = None
-    """What a reader of words reads of each sample."""
+    """Word ids of each sample, for a reader of words."""
 
     def __len__(self) -> int:
         return len(self.outputs.logits)
 
     def group(self, name: str) -> Group:
-        """Of an OOD set."""
+        """Return the group of an OOD set."""
         return "near" if name in self.near else "far"
 
 
@@ -114,20 +120,22 @@ def write_predictions(
     data: str | None = None,
     more: Mapping[str, ndarray] | None = None,
 ) -> None:
-    """`data` hashes the samples that the logits are for; `more` is for whoever else reads the file."""
+    """Write a predictions file; `data` is the hash of the samples, `more` holds tensors for other
+    readers.
+    """
     outputs = predictions.outputs
     tensors = {"logits": outputs.logits, "labels": outputs.truth, **(more or {})}
     if outputs.groups is not None:
         tensors["groups"] = outputs.groups
-    for name, said in predictions.ood.items():
-        if said.logits.size:
-            tensors[f"ood.{name}.logits"] = said.logits
+    for name, foreign in predictions.ood.items():
+        if foreign.logits.size:
+            tensors[f"ood.{name}.logits"] = foreign.logits
     for name, scores in predictions.scores.items():
         prefix = f"ood.{name}.scores" if name else "scores"
         tensors |= {f"{prefix}.{score}": values for score, values in scores.items()}
-    for shift, said in predictions.shift.items():
+    for shift, foreign in predictions.shift.items():
         key = f"shift.{_key(*shift)}"
-        tensors |= {f"{key}.logits": said.logits, f"{key}.labels": said.truth}
+        tensors |= {f"{key}.logits": foreign.logits, f"{key}.labels": foreign.truth}
     usual = predictions.problem.name == usual_problem(outputs.logits.shape[-1])
     about: dict[str, Any] = {
         "name": predictions.name,
@@ -154,16 +162,18 @@ def _key(name: str, severity: int | None) -> str:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Our own file, or anyone's with `logits`, `labels` and perhaps `ood.<name>.logits` or
-    `.scores.<score>`.
+    """Read a predictions file: our own, or any file with `logits`, `labels` and optionally
+    `ood.<name>.logits` or `.scores.<score>`.
     """
     contents = _Contents(path)
     about, logits = contents.about, contents.answers
     shifts = {}
     for shift in about.shift:
         key = f"shift.{_key(*shift)}"
-        said = contents.logits(f"{key}.logits")
-        shifts[shift] = Outputs(said, None, contents.labels(f"{key}.labels", of=said))
+        shift_logits = contents.logits(f"{key}.logits")
+        shifts[shift] = Outputs(
+            shift_logits, None, contents.labels(f"{key}.labels", of=shift_logits)
+        )
     labels = contents.labels("labels", of=logits)
     scores = {"": contents.scores("scores.", rows=len(logits))}
     ood = {}
@@ -185,8 +195,9 @@ def read_predictions(path: Path) -> Predictions:
 
 
 def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = None) -> Predictions:
-    """Logits, probabilities or `values` of numbers, `features`, `ids` and `names` where there are some, and the labels
-    that are wanted; with as many members, classes and features as `like`.
+    """Read the outputs of any model: logits, probabilities or `values` of numbers,
+    optional `features`, `ids` and `names`, and labels if they are wanted. Members, classes and
+    features must be as many as those of `like`.
     """
     contents = _Contents(path)
     logits, rows = contents.answers, len(contents.answers)
@@ -198,9 +209,9 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
     outputs = Outputs(logits, contents.features())
     if labelled:
         outputs = replace(outputs, labels=contents.labels("labels", of=logits))
-    found, expected = (_sizes_of(each) for each in (outputs, like or outputs))
-    if found != expected:
-        raise DataError(f"{path}: expected {expected}, as the other files have, found {found}")
+    sizes, expected = (_sizes_of(answers) for answers in (outputs, like or outputs))
+    if sizes != expected:
+        raise DataError(f"{path}: expected {expected}, as the other files have, found {sizes}")
     names = None
     if (listed := contents.listed("names", logits.shape[-1], "classes")) is not None:
         names = class_names(str(path), listed)
@@ -219,7 +230,7 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
 
 
 def _sizes_of(outputs: Outputs) -> str:
-    """What answers of one model have in common."""
+    """Describe the sizes that files of one model must share."""
     members, classes = outputs.logits.shape[1], outputs.logits.shape[-1]
     features = "no features"
     if outputs.features is not None:
@@ -228,7 +239,7 @@ def _sizes_of(outputs: Outputs) -> str:
 
 
 def is_predictions(spec: str | Path) -> bool:
-    """Whether a file holds answers, not weights."""
+    """Return True if a file holds answers instead of weights."""
     path = Path(spec)
     if path.suffix not in (".safetensors", ".npz") or not path.is_file():
         return False
@@ -236,7 +247,9 @@ def is_predictions(spec: str | Path) -> bool:
 
 
 def read_answers(path: Path, samples: Samples) -> tuple[ndarray, Input]:
-    """Logits for exactly these samples, in their order; DataError where they are for others."""
+    """Return the logits of exactly these samples, in their order; DataError if the file is for
+    others.
+    """
     contents = _Contents(path)
     logits, rows, data = contents.answers, len(contents.answers), contents.about.data
     alike = True
@@ -281,14 +294,14 @@ Name = Annotated[str, AfterValidator(_named)]
 
 
 def _untimed(cost: Any) -> Any:
-    """Drop times, which are of another run and perhaps of another machine."""
+    """Return a cost without times, which belong to another run and perhaps to another machine."""
     if not isinstance(cost, dict):
         return cost
     return {key: value for key, value in cost.items() if key not in TIMES}
 
 
 class _About(BaseModel):
-    """What a file says of itself."""
+    """Description of a file, from its header."""
 
     name: Name | None = None
     kind: Name = "unknown"
@@ -298,7 +311,7 @@ class _About(BaseModel):
     cost: Annotated[Cost, BeforeValidator(_untimed)] | None = None
     decision: Decision | None = None
     problem: ProblemName | None = None
-    """Absent where the number of classes tells it."""
+    """Problem; absent if the number of classes implies it."""
 
     @model_validator(mode="after")
     def _each_once(self) -> _About:
@@ -309,7 +322,7 @@ class _About(BaseModel):
 
 
 class _Contents:
-    """The tensors of a predictions file; what the header says of one is checked before it is read."""
+    """Tensors of a predictions file; each one's header entry is checked before it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, _opened(path)
@@ -317,8 +330,8 @@ class _Contents:
         self.about = _About()
         try:
             if text is not None:
-                said = parse_json(text, where, most=MAX_ABOUT, error=DataError)
-                self.about = _About.model_validate(said)
+                content = parse_json(text, where, most=MAX_ABOUT, error=DataError)
+                self.about = _About.model_validate(content)
         except ValidationError as error:
             hint = "Write the file again with eval --predictions."
             raise DataError(f"{where}: {first_mistake(error)}", hint=hint) from error
@@ -337,22 +350,22 @@ class _Contents:
 
     @property
     def source(self) -> Input:
-        """What the file is called, and hashes to."""
+        """File name and hash."""
         tensors = Tensors([self.file])
         return Input(name=self.path.name, sha256=weights_sha256(tensors, tensors.digests()))
 
     def ood_set(self, name: str) -> tuple[Outputs, dict[str, ndarray]]:
-        """Logits, scores, or both, of as many samples."""
+        """Return the outputs and the scores of an OOD set; one of the two may be absent."""
         logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
-        scored = [each for each in self.file.infos if each.startswith(prefix)]
+        scored = [key for key in self.file.infos if key.startswith(prefix)]
         if self._stored(logits) in self.file.infos or not scored:
-            said = self.logits(logits)
+            foreign = self.logits(logits)
         else:
-            said = np.zeros((next(iter(self.file.infos[scored[0]].shape), 0), 0, 0))
-        return Outputs(said, None), self.scores(prefix, rows=len(said))
+            foreign = np.zeros((next(iter(self.file.infos[scored[0]].shape), 0), 0, 0))
+        return Outputs(foreign, None), self.scores(prefix, rows=len(foreign))
 
     def scores(self, prefix: str, *, rows: int) -> dict[str, Float[ndarray, " sample"]]:
-        """Finite, one for each of the `rows`."""
+        """Return the scores with this prefix: finite, one for each of the `rows`."""
         names = [
             name.removeprefix(prefix) for name in sorted(self.file.infos) if name.startswith(prefix)
         ]
@@ -362,14 +375,14 @@ class _Contents:
         }
 
     def names(self, names: Sequence[str], of: str) -> list[str]:
-        """Names that tensors are called after, each once."""
+        """Return the distinct names; DataError if one is not a valid name."""
         for name in names:
             if not is_name(name):
                 raise DataError(f"{self.path}: {name[:80]!r} is no name of {of}")
         return list(dict.fromkeys(names))
 
     def logits(self, name: str) -> Float[ndarray, "sample member *klass"]:
-        """Those of another set, of as many members and classes as the file's own."""
+        """Return the logits of another set, with as many members and classes as the file's own."""
         shape = self.answers.shape
         return self._logits(name, {"member": shape[1], "class": shape[-1]})
 
@@ -386,7 +399,9 @@ class _Contents:
         return logits
 
     def _stored(self, name: str) -> str:
-        """What holds these logits: themselves, or the probabilities they would give."""
+        """Return the name of the tensor that gives these logits: themselves, or their
+        probabilities.
+        """
         of_probs = name.replace("logits", "probabilities")
         return of_probs if name not in self.file.infos and of_probs in self.file.infos else name
 
@@ -403,7 +418,9 @@ class _Contents:
 
     @staticmethod
     def _distributions(logits: ndarray) -> bool:
-        """Whether each row is one, perhaps of rounded numbers, and says more than a single class."""
+        """Return True if each row is a probability distribution, up to rounding, of several
+        classes.
+        """
         classes, (least, most) = logits.shape[-1], ROUNDED
         within = bool(((logits >= 0) & (logits <= 1)).all()) and classes > 1
         rounded = min(max(least, HALF_DIGIT * classes), most)
@@ -412,7 +429,9 @@ class _Contents:
         )
 
     def listed(self, name: str, count: int, of: str) -> list[Any] | None:
-        """One text or integer for each of so many; None where the file has none."""
+        """Return a list with one text or integer for each of `count` things; None if the file has
+        none.
+        """
         text, info = self.file.metadata.get(name), self.file.infos.get(name)
         values: Any = None
         if text is not None:
@@ -427,7 +446,9 @@ class _Contents:
         return values
 
     def words(self, rows: int) -> WordIds | None:
-        """Ids of each row's `tokens`, which negative numbers fill up, or of the words of its `texts`."""
+        """Return the ids of each row's `tokens` (negative numbers are padding), or of the words of
+        its `texts`.
+        """
         texts = self.listed("texts", rows, "rows")
         if texts is not None:
             return WordIds.of([str(text) for text in texts])
@@ -439,7 +460,7 @@ class _Contents:
         return WordIds.of(ids)
 
     def features(self) -> Float[ndarray, "sample member width"] | None:
-        """What the classifier of each member read."""
+        """Return the inputs of each member's classifier; None if the file has none."""
         if "features" not in self.file.infos:
             return None
         rows, members = self.answers.shape[:2]
@@ -447,13 +468,13 @@ class _Contents:
         return self._finite("features", ("sample", "member", "width"), sizes)
 
     def groups(self, rows: int) -> Int[ndarray, " sample"] | None:
-        """Which group each row belongs to."""
+        """Return the group of each row; None if the file has none."""
         if "groups" not in self.file.infos:
             return None
         return self._array("groups", ("I64",), ("sample",), {"sample": rows})
 
     def labels(self, name: str, *, of: ndarray) -> ndarray:
-        """Class numbers, −1 for a word that has none; or numbers."""
+        """Return class numbers, −1 for a word without a class; or numbers."""
         problem, info = self.problem, self.file.infos.get(name)
         sizes = dict(zip(problem.axes, of.shape, strict=True))
         words = "word" in problem.label_axes
@@ -474,8 +495,10 @@ class _Contents:
     def _array(
         self, name: str, dtypes: Sequence[str], axes: Sequence[str], sizes: Mapping[str, int]
     ) -> ndarray:
-        """A tensor that is there, and as it should be: no axis is empty, and of `sizes` each has as
-        many; the axis of a single member may be left out.
+        """Read a tensor and check its dtype and shape.
+
+        No axis may be empty, those in `sizes` have these sizes, and the axis of a single member may
+        be absent.
         """
         info = self.file.infos.get(name)
         if info is None:
@@ -518,21 +541,21 @@ class _Contents:
 
 
 def ensembled(files: Sequence[tuple[Path, Predictions]], *, name: str | None = None) -> Predictions:
-    """Return all their members as one model's; DataError where they did not answer for the same
+    """Return one model with the members of all files; DataError if these are for different
     samples.
     """
-    (first_path, first), *others = files
-    for path, other in others:
-        for what, mine in _samples_of(first).items():
-            if mine != _samples_of(other)[what]:
+    (first_path, first), *further = files
+    for path, other in further:
+        for key, mine in _samples_of(first).items():
+            if mine != _samples_of(other)[key]:
                 raise DataError(
-                    f"--ensemble: {first_path} and {path} have other {what}",
+                    f"--ensemble: {first_path} and {path} have other {key}",
                     hint="Write both with eval --predictions on the same data, in the same order, "
                     "with the same --limit"
                     " and --seed.",
                 )
     every = [predictions for _, predictions in files]
-    if not all(said.logits.size for p in every for said in p.ood.values()):
+    if not all(foreign.logits.size for p in every for foreign in p.ood.values()):
         raise DataError(
             "--ensemble: the files hold scores without logits, of which no ensemble can be made"
         )
@@ -542,37 +565,37 @@ def ensembled(files: Sequence[tuple[Path, Predictions]], *, name: str | None = N
         name=name or " + ".join(predictions.name for predictions in every),
         kind="ensemble",
         problem=first.problem,
-        outputs=_joined([each.outputs for each in every]),
-        ood={name: _joined([each.ood[name] for each in every]) for name in first.ood},
+        outputs=_joined([member.outputs for member in every]),
+        ood={name: _joined([member.ood[name] for member in every]) for name in first.ood},
         near=first.near,
-        shift={key: _joined([each.shift[key] for each in every]) for key in first.shift},
+        shift={key: _joined([member.shift[key] for member in every]) for key in first.shift},
         cost=cost,
     )
 
 
-def _joined(said: Sequence[Outputs]) -> Outputs:
-    """All members as one model's."""
-    dtype = said[0].logits.dtype
-    logits = [each.logits.astype(dtype, copy=False) for each in said]
-    return replace(said[0], logits=np.concatenate(logits, axis=1))
+def _joined(models: Sequence[Outputs]) -> Outputs:
+    """Return the members of several models as one model's."""
+    dtype = models[0].logits.dtype
+    logits = [outputs.logits.astype(dtype, copy=False) for outputs in models]
+    return replace(models[0], logits=np.concatenate(logits, axis=1))
 
 
 def _samples_of(predictions: Predictions) -> dict[str, Any]:
-    """What the members of one ensemble have in common."""
+    """Return the properties that files of one ensemble must share, by their names in messages."""
     return {
         "classes": predictions.outputs.logits.shape[2],
         "problem": predictions.problem.name,
         "labels": predictions.outputs.truth.tolist(),
         "OOD sets": {
-            name: (predictions.group(name), len(said.logits))
-            for name, said in predictions.ood.items()
+            name: (predictions.group(name), len(outputs.logits))
+            for name, outputs in predictions.ood.items()
         },
-        "shifted sets": {key: said.truth.tolist() for key, said in predictions.shift.items()},
+        "shifted sets": {key: outputs.truth.tolist() for key, outputs in predictions.shift.items()},
     }
 
 
 Said = tuple[Outputs, dict[str, ndarray]]
-"""What a model said of some samples, and OOD scores that are no functions of it."""
+"""Outputs of a model for some samples, and OOD scores that are no functions of them."""
 
 
 def said_of(
@@ -582,7 +605,7 @@ def said_of(
     skipped: list[str],
     fitted: EnsembleScore | None = None,
 ) -> Said:
-    """Logits and labels, and a score of the features, in one pass."""
+    """Return logits and labels, and a score of the features, in one pass."""
     outputs = collected(models, samples, run, features=fitted is not None, skipped=skipped)
     if fitted is None or outputs.features is None:
         return outputs, {}
@@ -591,12 +614,14 @@ def said_of(
 
 
 def predicted(sets: DataSets, answer: Callable[[Any, bool], Said], **about: Any) -> Predictions:
-    """What one model says of all sets; `answer` gives OOD scores where they are asked for."""
+    """Return the outputs of one model on all sets; `answer` computes outputs, and OOD scores on
+    request.
+    """
     outputs, scores = answer(sets.id, True)
     foreign = {name: answer(samples, True) for name, samples in sets.ood.items()}
     return Predictions(
         outputs=grouped(outputs, sets.id),
-        ood={name: said for name, (said, _) in foreign.items()},
+        ood={name: outputs_there for name, (outputs_there, _) in foreign.items()},
         near=sets.near,
         shift={shift: answer(samples, False)[0] for shift, samples in sets.shift.items()},
         scores={"": scores, **{name: scores for name, (_, scores) in foreign.items()}},
@@ -605,7 +630,7 @@ def predicted(sets: DataSets, answer: Callable[[Any, bool], Said], **about: Any)
 
 
 def grouped(outputs: Outputs, samples: Samples) -> Outputs:
-    """With the number of each sample's group, where data say so and all samples were read."""
+    """Add the number of each sample's group, if the data have groups and all samples were read."""
     groups = samples.groups
     if groups is None or len(groups) != len(outputs.logits):
         return outputs

@@ -1,4 +1,4 @@
-"""The eval report, hydrasurgeon.eval/1: frozen records, and what of them are columns."""
+"""The eval report, hydrasurgeon.eval/1: frozen records, and which of their fields are columns."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 Number = float | None
-"""None where it was not measured."""
+"""Number, or None if it was not measured."""
 Interval = tuple[float, float]
 """The ends of a bootstrap interval."""
 Better = Literal["higher", "lower", ""]
 COLUMN = "column"
-"""Under which a field has its `Metric`."""
+"""Key of a field's `Metric` in its JSON schema extras."""
 ABSENT = "–"
-"""What stands where nothing was measured."""
+"""Text of a cell without a measurement."""
 ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
-"""What stands behind the name of a metric: the direction in which it is better."""
+"""Suffix of a metric's name: the direction in which it is better."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How a number of a record is shown: the one place where a column is declared."""
+    """Display of a record's number; the one place where a column is declared."""
 
     name: str
     better: Better = ""
     brief: str = ""
-    """Its name on a terminal; without one it is not shown there."""
+    """Name on a terminal; a metric without one is not shown there."""
     meaning: str = ""
-    """What it measures, for the glossary."""
+    """Explanation for the glossary."""
     unit: float | None = None
-    """What it is divided by; a metric with a unit is a cost, with so many decimals that the least
+    """Divisor. A metric with a unit is a cost, printed with so many decimals that the least value
     has three digits.
     """
     key: str = ""
-    """The field, where it is one."""
+    """Name of the field."""
 
     @property
     def head(self) -> str:
@@ -60,20 +60,20 @@ def column(
     unit: float | None = None,
     default: Any = None,
 ) -> Any:
-    """A number of a record that is a column of tables."""
+    """Return a field of a record that is a column of tables."""
     metric = Metric(name, better, brief, meaning, unit)
     return Field(default, json_schema_extra={COLUMN: metric})  # type: ignore[dict-item]
 
 
 def metrics_of(record: type[BaseModel]) -> tuple[Metric, ...]:
-    """The columns of a record, in their order."""
+    """Return the columns of a record, in their order."""
     extras: dict[str, Any] = {key: f.json_schema_extra for key, f in record.model_fields.items()}
     return tuple(replace(extra[COLUMN], key=key) for key, extra in extras.items() if extra)
 
 
 class _Record(BaseModel):
-    """Fields that default to None are absent from the JSON where nothing was measured; others are
-    null there.
+    """Base of records. Fields that default to None are omitted from the JSON if nothing was
+    measured; other fields are null there.
     """
 
     # What is not a number must have been refused before it gets here.
@@ -90,7 +90,7 @@ class _Record(BaseModel):
 
 
 class SetAverage(_Record):
-    """Of the measures, those that a kind of problem has."""
+    """Metrics that are averaged over data sets; a problem has some of them."""
 
     accuracy: Number = column(
         "accuracy",
@@ -119,8 +119,8 @@ class SetAverage(_Record):
 
 
 class IdResult(SetAverage):
-    """What is there when it was computed stands behind `n`; measures of other packages' kinds of
-    problems come on top.
+    """Metrics of a labelled set. Metrics behind `n` are present if they were computed; other
+    packages' problems add theirs.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -143,9 +143,7 @@ class IdResult(SetAverage):
         "The fraction of samples that can be answered with at most 5 % of the answers wrong.",
     )
     mis_auroc: Number = None
-    """How well confidence tells right answers from wrong ones; absent where all are right, or all
-    wrong.
-    """
+    """AUROC of confidence as a detector of right answers; absent if all are right, or all wrong."""
     rmse: Number = column("RMSE", "lower", "RMSE", "Root of the mean squared error of numbers.")
     mae: Number = column("MAE", "lower", "MAE", "Mean absolute error of numbers.")
     r2: Number = column("R²", "higher", "R²", "The fraction of the variance that is explained.")
@@ -217,7 +215,7 @@ class SetResult(IdResult):
 
 MI = "Mutual information between answer and member: how far members are apart."
 DISAGREEMENT = "How often two members name different classes."
-"""What diversity means, for the glossary."""
+"""Meanings of the diversity metrics, for the glossary."""
 
 
 class OodAverage(_Record):
@@ -244,7 +242,7 @@ class OodAverage(_Record):
     )
     aupr_id: float
     mi: Number = column("MI", meaning=MI)
-    """Of several members, on the OOD samples."""
+    """Diversity of several members on the OOD samples."""
     disagreement: Number = column("disagreement", meaning=DISAGREEMENT)
     ci: dict[str, Interval] | None = None
 
@@ -254,9 +252,11 @@ class OodResult(OodAverage):
     group: Literal["near", "far"]
     n: int
     scores: dict[str, float] | None = None
-    """AUROC by the other scores that were asked for."""
+    """AUROC by the other requested scores."""
     entity_auroc: Number = None
-    """How much less probable entities found here are than those found in the labelled set."""
+    """AUROC of OOD detection by the probability of entities, which should be lower than in the
+    labelled set.
+    """
 
 
 class ShiftResult(_Record):
@@ -267,7 +267,7 @@ class ShiftResult(_Record):
 
 
 class ShiftLevel(_Record):
-    """The mean over shifted sets of one severity, each counting the same."""
+    """Mean over shifted sets of one severity, with equal weights."""
 
     accuracy: float
     brier: float
@@ -275,15 +275,16 @@ class ShiftLevel(_Record):
 
 
 def level(shift: Sequence[ShiftResult | ShiftLevel]) -> ShiftLevel:
-    """The mean over these sets, each counting the same."""
+    """Return the mean over these sets, with equal weights."""
     accuracy, brier = (
-        sum(getattr(each, name) for each in shift) / len(shift) for name in ("accuracy", "brier")
+        sum(getattr(result, name) for result in shift) / len(shift)
+        for name in ("accuracy", "brier")
     )
     return ShiftLevel(accuracy=accuracy, brier=brier, sets=len(shift))
 
 
 class ShiftAverage(_Record):
-    """What is left under shifts of known severity."""
+    """Means over shifts whose severity is known."""
 
     accuracy: float
     brier: float
@@ -295,8 +296,8 @@ class ShiftAverage(_Record):
         "Mean corruption error: errors under shifts, as a share of the first row's.",
         default=...,
     )
-    """The mean over shifts of the errors at all severities, as a share of the first result's; None
-    where that made none.
+    """Mean over shifts of the errors at all severities, relative to the first result's; None if the
+    first result has no errors.
     """
 
 
@@ -306,7 +307,7 @@ class Diversity(_Record):
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-"""How many there are of something."""
+"""Number of things."""
 
 
 class Cost(_Record):
@@ -328,8 +329,8 @@ class Cost(_Record):
     )
     """Average over the data set for a cascade; absent where all members always run."""
     macs_all_tokens: Count | None = None
-    """`macs` if every layer computed all tokens, the convention of most papers; absent where an
-    older file does not say.
+    """`macs` if every layer computed all tokens, the convention of most papers; absent from older
+    files.
     """
     latency_ms: Number = column("time, ms", "lower", "ms", unit=1)
     """Median time of one batch; absent without `--time`."""
@@ -342,7 +343,7 @@ class Cost(_Record):
 
 
 TIMES = ("latency_ms", "latency_batch")
-"""Fields of a cost that are of one machine at one moment."""
+"""Fields of a cost that depend on the machine and the moment."""
 
 
 def summed_costs(costs: Sequence[Cost]) -> Cost:
@@ -367,34 +368,37 @@ class Result(_Record):
     shift_average: ShiftAverage | None = None
     diversity: Diversity
     cost: Cost | None
-    """None when the result was computed from a predictions file that does not say."""
+    """None for a predictions file without costs."""
     sets: tuple[SetResult, ...] | None = None
-    """Every labelled data set, where there are several: `id`, and all else here, is of the first.
+    """Results of every labelled data set, if there are several; all other fields are of the
+    first.
     """
     sets_average: SetAverage | None = None
 
 
 class Asserted(_Record):
-    """What became of one `--assert` on one result."""
+    """Outcome of one `--assert` for one result."""
 
     assertion: str
     result: str
     value: int | float | None
-    """None where the result has no such number."""
+    """None if the result has no such number."""
     limit: float | None = None
-    """What it was compared with, where that is a number of another result."""
+    """Number of another result that the value was compared with; None for a fixed limit."""
     holds: bool
 
 
 class PairedDifference(_Record):
-    """By how much a result's metric lies above the reference's on the same samples."""
+    """Difference between a result's metric and the reference's on the same samples."""
 
     name: str
     reference: str
     metric: str
     difference: float
     low: float
-    """The ends of its interval, of paired bootstrap resamples at the level of `--ci`."""
+    """Lower end of the interval, from paired bootstrap resamples at the level of `--ci`; `high` is
+    the upper end.
+    """
     high: float
 
 
@@ -403,7 +407,7 @@ class Report(_Record):
     settings: dict[str, Any]
     results: tuple[Result, ...]
     differences: tuple[PairedDifference, ...] | None = None
-    """Of all results but the reference; None without `--ci`."""
+    """Differences of all results but the reference; None without `--ci`."""
     asserts: tuple[Asserted, ...] | None = None
 
     def to_json(self) -> str:
@@ -411,18 +415,18 @@ class Report(_Record):
 
 
 QUALITY = metrics_of(SetAverage)
-"""What every labelled set is measured by."""
+"""Metrics of every labelled set."""
 ANSWERS = metrics_of(IdResult)[len(QUALITY) :]
-"""What the first labelled set is measured by besides."""
+"""Further metrics of the first labelled set."""
 OOD = metrics_of(OodAverage)
-"""What an OOD set is detected by."""
+"""Metrics of OOD detection."""
 SHIFT = (*QUALITY[:2], *metrics_of(ShiftAverage))
-"""What is left under shifts."""
+"""Metrics under shifts."""
 DIVERSITY = metrics_of(Diversity)
-"""How members differ: more of it is neither good nor bad by itself."""
+"""Differences between members: a high value is neither good nor bad by itself."""
 COST = metrics_of(Cost)
-"""What a model costs; `expected_macs` is a cascade's, which does not run all its members on each
-sample.
+"""Costs of a model; `expected_macs` is that of a cascade, which runs some members on some samples
+only.
 """
 COMPARED = {metric.key: metric for metric in (*QUALITY, *ANSWERS, *OOD)}
-"""What models are compared by; AUROC is that of OOD detection."""
+"""Metrics by which models are compared; AUROC is that of OOD detection."""

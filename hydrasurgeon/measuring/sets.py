@@ -42,21 +42,23 @@ class LabelledSet:
     def named(
         self, checkpoints: Sequence[Checkpoint], templates: Sequence[str], samples: Samples
     ) -> list[Checkpoint]:
-        """The checkpoints as classifiers of its classes, where they learn them by name."""
+        """Return the checkpoints as classifiers of this set's classes, if they take classes by
+        name.
+        """
         names = ClassNames(classes=self.classes, template=tuple(templates))
         return [classifying(checkpoint, names, samples) for checkpoint in checkpoints]
 
 
 Further = tuple[str, Any, list[Checkpoint]]
-"""A data set besides the first, opened: its name, its samples, and the checkpoints as classifiers
-of its classes.
+"""A further, opened data set: its name, its samples, and the checkpoints as classifiers of its
+classes.
 """
 
 
 def labelled_sets(
     data: str | Sequence[str] | None, classes: str | Sequence[str] | None
 ) -> list[LabelledSet]:
-    """`D` or `NAME=D`, each with its own `NAME=CLASSES`, or the CLASSES that are given for all."""
+    """Parse `D` or `NAME=D`, with its `NAME=CLASSES` or the CLASSES for all sets."""
     entries = [data] if isinstance(data, str) else list(data or ())
     pairs = [_name_of(text) for text in entries]
     names = [name for name, _ in pairs]
@@ -78,16 +80,16 @@ def labelled_sets(
 
 
 def check_once(option: str, names: Sequence[str]) -> None:
-    """A report, a predictions file and an assertion find a data set by its name."""
+    """Refuse a name that occurs twice: reports, predictions files and assertions identify sets by
+    name.
+    """
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"{option}: {name} is there twice", hint="Tell them apart by NAME=D.")
 
 
 def _name_of(text: str) -> tuple[str, str]:
-    """`NAME=D`, or D under a name of its own: `hf:cifar100:test` is cifar100, `a/b.npz` is
-    b.
-    """
+    """Parse `NAME=D`, or derive a name from D: `hf:cifar100:test` is cifar100, `a/b.npz` is b."""
     match = NAMED.fullmatch(text)
     if match is not None and not os.path.exists(text):
         return match[1], match[2]
@@ -106,35 +108,39 @@ class DataSets:
     near: Collection[str]
     shift: Mapping[tuple[str, int | None], Any]
     val: Any | None = None
-    """What a temperature is fitted to."""
+    """Data for fitting a temperature."""
 
     @property
     def notes(self) -> list[str]:
-        """Which orders of classes were assumed."""
+        """Notes on the orders of classes that were assumed."""
         labelled = (self.id, *self.shift.values())
-        return [each.note for each in labelled if each.note is not None]
+        return [samples.note for samples in labelled if samples.note is not None]
 
 
 def name_of(job: Sequence[Checkpoint]) -> str:
-    """A checkpoint's name, or that of several which answer together."""
-    return " + ".join(each.alias or each.name.removesuffix(SUFFIX) for each in job)
+    """Return the name of a checkpoint, or of several that answer together."""
+    return " + ".join(
+        checkpoint.alias or checkpoint.name.removesuffix(SUFFIX) for checkpoint in job
+    )
 
 
 def by_path(checkpoints: Sequence[Checkpoint], paths: Sequence[str | Path]) -> list[Checkpoint]:
-    """Different checkpoints of one name are called by the paths they were given as."""
+    """Name different checkpoints that share a name by the paths they were given as."""
     places = [
-        (name_of([each]), Path(path).absolute())
-        for each, path in zip(checkpoints, paths, strict=True)
+        (name_of([checkpoint]), Path(path).absolute())
+        for checkpoint, path in zip(checkpoints, paths, strict=True)
     ]
     counts = Counter(name for name, _ in {*places})
     return [
-        each if counts[name] == 1 else replace(each, alias=str(path).removesuffix(SUFFIX))
-        for each, (name, _), path in zip(checkpoints, places, paths, strict=True)
+        checkpoint
+        if counts[name] == 1
+        else replace(checkpoint, alias=str(path).removesuffix(SUFFIX))
+        for checkpoint, (name, _), path in zip(checkpoints, places, paths, strict=True)
     ]
 
 
 def uses_of(sets: DataSets, further: Sequence[Further]) -> dict[str, Samples]:
-    """All data, by what it was for."""
+    """Return all data by their use."""
     uses = {"data": sets.id} | {name: samples for name, samples, _ in further}
     for name, samples in sets.ood.items():
         uses[f"{'near' if name in sets.near else 'far'}-OOD {name}"] = samples
@@ -144,20 +150,20 @@ def uses_of(sets: DataSets, further: Sequence[Further]) -> dict[str, Samples]:
 
 
 def _split(entry: str) -> tuple[str | None, str]:
-    """`NAME=D` or D: the name, if there is one, and the data."""
+    """Split `NAME=D` or D into the name, if there is one, and the data."""
     name, equals, spec = entry.partition("=")
     return (name, spec) if equals else (None, entry)
 
 
 def check_same_classes(opened: Sequence[Checkpoint]) -> None:
-    """One table needs models of the same classes in the same order."""
+    """Refuse models of different classes, or of a different order, which cannot share a table."""
     first = opened[0]
     labels = first.manifest.model.labels
     for other in opened[1:]:
-        problems = [each.manifest.model.problem for each in (first, other)]
+        problems = [checkpoint.manifest.model.problem for checkpoint in (first, other)]
         if problems[0] != problems[1]:
-            what = f"{visible(first.name)} is {problems[0]}, {visible(other.name)} {problems[1]}"
-            raise DataError(what, hint="Evaluate them one by one.")
+            message = f"{visible(first.name)} is {problems[0]}, {visible(other.name)} {problems[1]}"
+            raise DataError(message, hint="Evaluate them one by one.")
         check_classes(
             first.name,
             first.manifest.model.num_classes,
@@ -181,7 +187,7 @@ def check_same_classes(opened: Sequence[Checkpoint]) -> None:
 
 
 def check_classes(name: str, classes: int | None, other: str, its_classes: int | None) -> None:
-    """The same of models that are known by their predictions."""
+    """Refuse models of different numbers of classes, which cannot share a table."""
     if classes != its_classes:
         raise DataError(
             f"{visible(name)} has {classes} classes, {visible(other)} {its_classes}",
@@ -197,7 +203,7 @@ def open_sets(
     val: str | None,
     run: Run,
 ) -> DataSets:
-    """All data of an evaluation."""
+    """Open all data of an evaluation."""
     from hydrasurgeon.data import fit_classes, read_data
 
     model = checkpoint.manifest.model
@@ -221,7 +227,7 @@ def open_sets(
 
 
 def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
-    """`near:NAME=D`, `far:NAME=D`, `NAME=D` or `D` (far)."""
+    """Parse `near:NAME=D`, `far:NAME=D`, `NAME=D` or `D` (far)."""
     group: Literal["near", "far"] = "near" if text.startswith("near:") else "far"
     rest = text.removeprefix("near:").removeprefix("far:")
     name, spec = _split(rest)
@@ -233,7 +239,7 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
 
 
 def parse_shift(text: str) -> tuple[str, int | None, str]:
-    """`NAME=D` or `NAME:SEVERITY=D`."""
+    """Parse `NAME=D` or `NAME:SEVERITY=D`."""
     named, spec = _split(text)
     name, colon, severity = (named or "").partition(":")
     if not is_name(name) or not spec:
@@ -252,15 +258,15 @@ def parse_shift(text: str) -> tuple[str, int | None, str]:
 
 
 def kind_read(manifest: Manifest) -> Literal["image", "text"]:
-    """What the model's inputs are."""
+    """Return the kind of the model's inputs."""
     return "image" if "vision" in manifest.towers else "text"
 
 
 def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
-    """Refuse a set that is another one over again, or holds all of the first; a warning for each
-    that shares some with the first.
+    """Return warnings for sets that share samples with the first; refuse a copy of another set, and
+    a set that contains all of the first.
 
-    With each set goes its option.
+    `sets` holds each set's option and its samples.
     """
     seen: dict[str, str] = {}
     notes = []
@@ -292,7 +298,9 @@ def _shared(count: int, samples: Samples, other: Samples) -> str:
 def in_samples(
     inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm: str
 ) -> Iterator[str]:
-    """A warning for each OOD set that holds samples of the labelled set, and what harm that does."""
+    """Yield a warning for each OOD set that shares samples with the labelled set, with the harm
+    that does.
+    """
     for name, samples in foreign:
         count = samples.shared_with(inside)
         if count:

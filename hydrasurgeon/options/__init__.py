@@ -1,3 +1,3 @@
-"""What every command can be told: one frozen record per command, from which the command line, the
-Python signature, the history and replay are made.
+"""Options of every command: one frozen record per command, from which the command line, the Python
+signature, the history and replay are derived.
 """

@@ -1,4 +1,4 @@
-"""A record of options, and what is made of it: a signature in Python, an entry of the history, a
+"""A record of options, and its other forms: a signature in Python, an entry of the history, a
 command line.
 """
 
@@ -28,16 +28,16 @@ GROUPS = READ, CHOSEN, RUNS, WRITTEN = (
     "How it runs",
     "What is written",
 )
-"""The groups that options stand in, in the order of `--help`."""
+"""Groups of options, in the order of `--help`."""
 
 KINDS = CHECKPOINTS, LABELLED, UNLABELLED = "checkpoints", "labelled data", "data"
-"""Groups of what is read: what the values name, and whether its labels are of use."""
+"""Groups of inputs, by the kind of their values, and whether labels are needed."""
 CRITERIA, RECIPES = "criteria", "recipes"
-"""What else values may name."""
+"""Further kinds of values."""
 FRESH = "init:"
-"""What a checkpoint begins with that is made of random weights."""
+"""Prefix of a checkpoint with random weights."""
 STDOUT = "-"
-"""Where an output goes that is printed, and where data comes from that is typed."""
+"""Name of standard output, for results, and of standard input, for data."""
 
 EXPECTED = {
     "literal_error": "expected {expected}",
@@ -50,12 +50,12 @@ EXPECTED = {
     "less_than_equal": "must be {le} or less",
     "string_too_short": "a name in the list is empty",
 }
-"""What is wrong with a value, by pydantic's name of the error."""
+"""Descriptions of a wrong value, by pydantic's name of the error."""
 
 NOTHING = FieldInfo()
-"""Stands for a field that a record does not have."""
+"""Substitute for a field that a record does not have."""
 PathLike = str | Path
-"""A file, or `DIR/` as text: a `Path` has no slash at its end."""
+"""A file, or `DIR/` as text, because a `Path` has no slash at its end."""
 Result = TypeVar("Result")
 
 
@@ -75,13 +75,13 @@ def option(
     also: Sequence[str] = (),
     **bounds: Any,
 ) -> Any:
-    """A field that is an option.
+    """Return a field that is an option.
 
-    `unset` says what holds where it is not given and its default does not say so; `flags` are its
-    names where they are not the field's; `recorded` options are kept in the history; a `repeatable`
-    one may be given several times on the command line, to one that is `spread` belongs everything
-    up to the next; one with `endings` is printed where no file that ends so is named; `also` is
-    what else people call it.
+    `unset` describes the default where `default` does not show it; `flags` are the option's names
+    if they differ from the field's; `recorded` options are kept in the history; a `repeatable`
+    option may occur several times on the command line, and a `spread` one takes all words up to the
+    next option; an option with `endings` prints, unless a file with such an ending is named; `also`
+    lists other programs' names for it.
     """
     about: dict[str, Any] = {
         "group": READ if group in KINDS else group,
@@ -99,8 +99,8 @@ def option(
 
 
 def argument(*, help: str, metavar: str, default: Any = ..., reads: str | None = None) -> Any:
-    """A field that has no `--name`: it stands first on the command line, and may come first in
-    Python.
+    """Return a field without a `--name`: it is positional on the command line, and may be
+    positional in Python.
     """
     return Field(
         default,
@@ -110,22 +110,22 @@ def argument(*, help: str, metavar: str, default: Any = ..., reads: str | None =
 
 
 class Options(BaseModel):
-    """What a command can be told; the docstring of a subclass is the command's help."""
+    """Options of a command; the docstring of a subclass is the command's help."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
     )
 
     requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Option → options of which it requires one."""
+    """Options of which an option requires one, by that option."""
     conflicts: ClassVar[Sequence[tuple[str, str]]] = ()
-    """Options that cannot be given together."""
+    """Pairs of options that exclude each other."""
     writes_manifest: ClassVar[bool] = False
-    """True for commands whose manifest repeats what they were given: all of it must be UTF-8."""
+    """True for commands whose manifest repeats their options, which must then be UTF-8."""
 
     @classmethod
     def of(cls, *inputs: Any, **options: Any) -> Self:
-        """The record of what a caller gave: arguments by position, options by name."""
+        """Return a record of a caller's values: arguments by position, options by name."""
         names = cls.arguments()
         if len(inputs) > len(names):
             raise TypeError(f"takes {len(names)} positional arguments, {len(inputs)} were given")
@@ -143,14 +143,16 @@ class Options(BaseModel):
     def _go_together(self) -> Self:
         rules = [vars(base) for base in type(self).__mro__]
         chosen = {name for name in self.model_fields_set if _is_given(getattr(self, name))}
-        for name, others in (pair for rule in rules for pair in rule.get("requires", {}).items()):
-            if name in chosen and not chosen & {*others}:
-                needed = " or ".join(map(self.flag, others))
+        for name, alternatives in (
+            pair for rule in rules for pair in rule.get("requires", {}).items()
+        ):
+            if name in chosen and not chosen & {*alternatives}:
+                needed = " or ".join(map(self.flag, alternatives))
                 raise UsageError(f"{self.flag(name)} requires {needed}.")
         for one, other in (pair for rule in rules for pair in rule.get("conflicts", ())):
             if {one, other} <= chosen:
-                what = f"{self.flag(one)} conflicts with {self.flag(other)}."
-                raise UsageError(what, hint="Give one of them.")
+                message = f"{self.flag(one)} conflicts with {self.flag(other)}."
+                raise UsageError(message, hint="Give one of them.")
         return self
 
     @model_validator(mode="after")
@@ -169,41 +171,41 @@ class Options(BaseModel):
 
     @property
     def sources(self) -> list[Any]:
-        """What is read; no output may take its place."""
+        """Inputs of the command, which no output may replace."""
         fields = {name: about(field) for name, field in type(self).model_fields.items()}
         read = [
             getattr(self, n)
-            for n, said in fields.items()
-            if said.get("argument") or said.get("group") == READ
+            for n, description in fields.items()
+            if description.get("argument") or description.get("group") == READ
         ]
         return [value for value in read if isinstance(value, str | Path | tuple)]
 
     def reading(self, *kinds: str) -> list[str]:
-        """What is read of these kinds, as it was given."""
+        """Return the inputs of these kinds, as the user wrote them."""
         fields = type(self).model_fields.items()
         values = [
             getattr(self, name) for name, field in fields if about(field).get("reads") in kinds
         ]
         lists = [value if isinstance(value, tuple) else (value,) for value in values]
-        return [str(each) for value in lists for each in value if each is not None]
+        return [str(entry) for value in lists for entry in value if entry is not None]
 
     def named(self, kind: str) -> list[tuple[str, str]]:
-        """Options of a kind, as they are typed, with their values."""
+        """Return options of a kind, as they are typed, with their values."""
         fields = type(self).model_fields.items()
         names = [name for name, field in fields if about(field).get("reads") == kind]
         return [(self.flag(n), str(getattr(self, n))) for n in names if _is_given(getattr(self, n))]
 
     def printing(self, line: Callable[[str], None], *, json: bool) -> Self:
-        """The options of a command line, which prints by `line` what has no file."""
+        """Return the options of a command line that prints, by `line`, results without a file."""
         return self
 
     def but(self, **changed: Any) -> Self:
-        """The same options but these, which the caller knows to be valid."""
+        """Return a copy with some fields changed, whose values the caller has validated."""
         return self.model_copy(update=changed)
 
     @classmethod
     def ordered(cls) -> dict[str, FieldInfo]:
-        """Its fields: its own first, then those it shares with other commands."""
+        """Return the fields: this record's first, then those that it shares with other commands."""
         homes = {
             name: at
             for at, base in reversed([*enumerate(cls.__mro__)])
@@ -213,34 +215,38 @@ class Options(BaseModel):
 
     @classmethod
     def arguments(cls) -> list[str]:
-        """The fields that need no name."""
+        """Return the names of positional arguments."""
         return [name for name, field in cls.model_fields.items() if about(field).get("argument")]
 
     @classmethod
     def flag(cls, name: str) -> str:
-        """The option as it is typed."""
+        """Return the option as it is typed."""
         if about(cls.model_fields.get(name, NOTHING)).get("argument"):
             return str(about(cls.model_fields[name])["metavar"])
         return cls.flags(name)[-1]
 
     @classmethod
     def flags(cls, name: str) -> list[str]:
-        """All the names that an option may be typed by; an argument has none."""
-        said = about(cls.model_fields.get(name, NOTHING))
-        return [] if said.get("argument") else said.get("flags") or [f"--{name.replace('_', '-')}"]
+        """Return all names by which an option may be typed; an argument has none."""
+        description = about(cls.model_fields.get(name, NOTHING))
+        return (
+            []
+            if description.get("argument")
+            else description.get("flags") or [f"--{name.replace('_', '-')}"]
+        )
 
     @classmethod
     def wrong(cls, error: ValidationError) -> str:
-        """The first thing that is wrong with a record, in one line."""
+        """Describe the first error of a record in one line."""
         first, *more = error.errors()
         name = str(first["loc"][0])
         field = next(f for n, f in cls.model_fields.items() if name in (n, f.alias))
-        said = about(field)
-        shown = str(said["metavar"]) if said.get("argument") else cls.flag(name)
+        description = about(field)
+        shown = str(description["metavar"]) if description.get("argument") else cls.flag(name)
         if first["type"] == "missing":
             return f"{shown} is required"
         if more:  # a union says what each of its parts would have been
-            return f"{shown} {first['input']}: expected {said['metavar']}"
+            return f"{shown} {first['input']}: expected {description['metavar']}"
         context = first.get("ctx", {})
         reason = EXPECTED.get(first["type"], first["msg"]).format(**context)
         if first["type"] == "literal_error":
@@ -249,18 +255,24 @@ class Options(BaseModel):
         return f"{shown}{value}: {reason}".replace("'", "")
 
     def recorded(self) -> dict[str, Any]:
-        """Return what history keeps: of data, checkpoints and recipes the names without folders.
+        """Return the values that history keeps, with data, checkpoints and recipes named without
+        folders.
 
-        `()` and the like say no more than None.
+        Empty values, such as `()`, are omitted like None.
         """
         kept: dict[str, Any] = {}
         for name, field in self.ordered().items():
-            value, said = getattr(self, name), about(field)
-            if not said.get("recorded") or value is None or value is False or value in ((), {}):
+            value, description = getattr(self, name), about(field)
+            if (
+                not description.get("recorded")
+                or value is None
+                or value is False
+                or value in ((), {})
+            ):
                 continue
-            if said.get("reads") in (*KINDS, RECIPES):
+            if description.get("reads") in (*KINDS, RECIPES):
                 several = value if isinstance(value, tuple) else (value,)
-                names = [portable_entry(str(each)) for each in several]
+                names = [portable_entry(str(entry)) for entry in several]
                 kept[name] = names if isinstance(value, tuple) else names[0]
             else:
                 kept[name] = [*value] if isinstance(value, tuple) else value
@@ -268,8 +280,8 @@ class Options(BaseModel):
 
     @classmethod
     def recalled(cls, args: Mapping[str, Any]) -> Self:
-        """The record of what history kept; ValueError where it holds what this command does not
-        record.
+        """Return a record from the values that history keeps; ValueError for options that this
+        command does not record.
         """
         fields = cls.model_fields
         unknown = next(
@@ -288,15 +300,15 @@ class Options(BaseModel):
             if field.is_required()
         }
         # Histories list defaults too: what was left at its default was not given.
-        given = {name: value for name, value in args.items() if value != fields[name].default}
+        changed = {name: value for name, value in args.items() if value != fields[name].default}
         try:
-            return cls(**{**places, **given})
+            return cls(**{**places, **changed})
         except ValidationError as error:
             raise ValueError(cls.wrong(error)) from None
 
     @classmethod
     def call_signature(cls) -> inspect.Signature:
-        """How the stage is called from Python, for `help` and editors."""
+        """Return the signature of the stage in Python, for `help` and editors."""
         names, empty = cls.arguments(), inspect.Parameter.empty
         parameters = [
             inspect.Parameter(
@@ -314,19 +326,25 @@ class Options(BaseModel):
 
 
 def about(field: FieldInfo) -> Mapping[str, Any]:
-    """What `option` and `argument` said of a field; nothing of one that is for Python alone."""
+    """Return the description that `option` or `argument` gave to a field; empty for a field of
+    Python alone.
+    """
     extra = field.json_schema_extra
     return extra if isinstance(extra, Mapping) else {}
 
 
 def words(options: Mapping[str, Any], record: type[Options]) -> list[str]:
-    """Options as they are typed: a flag alone, several values and KEY=VALUE pairs one by one."""
+    """Return options as they are typed: a flag alone, several values and KEY=VALUE pairs one by
+    one.
+    """
     return [word for name, value in options.items() for word in typed(record.flag(name), value)]
 
 
 def stage(record: type[Options]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """A function of a record, to be called with it or with its fields; outputs that it claims are held until
-    it returns. Who calls it by fields gets the notes of its result as warnings.
+    """Decorate a function of a record, so that it takes the record or its fields.
+
+    Outputs that the function claims are held until it returns. A caller who passes fields gets the
+    notes of the result as warnings.
     """
 
     def decorated(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -348,12 +366,12 @@ def stage(record: type[Options]) -> Callable[[Callable[..., Result]], Callable[.
 
 
 def _texts_of(value: Any) -> list[str]:
-    """A value of an option as texts: those of a list or of KEY=VALUE pairs one by one."""
+    """Return an option's value as texts: lists and KEY=VALUE pairs one by one."""
     if isinstance(value, Mapping):
         value = tuple(value.values())
-    return [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
+    return [str(entry) for entry in value] if isinstance(value, tuple) else [str(value)]
 
 
 def _is_given(value: Any) -> bool:
-    """Whether a value asks for something."""
+    """Return True if an option has a value."""
     return value is not None and value is not False and value not in ((), [], {}, "")

@@ -1,6 +1,4 @@
-"""Which columns of tables are read: named once, written behind every data set, so that files
-remember it.
-"""
+"""Columns of tables: named once, and written behind every data set, so that files remember them."""
 
 from __future__ import annotations
 
@@ -17,19 +15,19 @@ from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.options.base import LABELLED, READ, UNLABELLED, Options, about, option
 
 ROLES = ("text", "text_pair", "label", "image", "group")
-"""What a column can be."""
+"""Roles of a column."""
 LABELS = "labels"
-"""Beside the roles: what labels that are numbers mean."""
+"""Key beside the roles: the meaning of labels that are numbers."""
 PART = "part"
-"""Beside the roles: which of the rows, `0-33`, in percent of a fixed random order."""
+"""Key beside the roles: the rows to use, `0-33`, in percent of a fixed random order."""
 PARTS = re.compile(r"([0-9]{1,3})-([0-9]{1,3})")
-"""A part as text."""
+"""Pattern of a part."""
 OF_LABELLED = ("label", "group", LABELS)
-"""Roles that OOD data has no columns for."""
+"""Roles for which OOD data has no columns."""
 
 
 def _roles(value: Any) -> Any:
-    """ROLE=NAME texts as a mapping."""
+    """Parse ROLE=NAME texts as a mapping."""
     if value is None:
         return None
     entries = value
@@ -50,15 +48,17 @@ def _roles(value: Any) -> Any:
 
 
 class DataSpec(NamedTuple):
-    """Where data lies, and what its columns hold; `PLACE#ROLE,NAME#ROLE,NAME` as text."""
+    """Location of data with the roles of its columns; `PLACE#ROLE,NAME#ROLE,NAME` as text."""
 
     place: str
     columns: Mapping[str, str]
-    """Role → name; of the role `labels`, what labels that are numbers mean; of `part`, which rows."""
+    """Names of columns by role; `labels` holds the meaning of labels that are numbers, `part` the
+    rows to use.
+    """
 
     @classmethod
     def parse(cls, text: str) -> DataSpec:
-        """A file may have a # in its name."""
+        """Parse a spec; a # may also be part of a file's name."""
         if "#" not in text or os.path.exists(text):
             return cls(text, {})
         place, *parts = text.split("#")
@@ -88,7 +88,7 @@ class DataSpec(NamedTuple):
         return "".join([self.place, *parts])
 
     def reading(self, columns: Mapping[str, str]) -> DataSpec:
-        """With these columns, unless it names its own."""
+        """Return the spec with these columns, unless it names its own."""
         return (
             self if {*self.columns} - {PART} else DataSpec(self.place, {**columns, **self.columns})
         )
@@ -104,34 +104,29 @@ def _is_part(text: str) -> bool:
 
 
 class Columns(Options):
-    """Which columns of tables are read."""
+    """Choice of the columns of tables."""
 
     columns: Annotated[Mapping[str, str] | str | None, BeforeValidator(_roles)] = option(
         None,
         metavar="ROLE=NAME,…",
         group=READ,
-        help=(
-            "Columns by what they hold: text, text_pair, label, image, group; "
-            "text=premise,text_pair=hypothesis."
-        ),
+        help="Columns by role (text, text_pair, label, image, group), such as text=premise,text_pair=hypothesis.",
     )
 
     labels: Literal["names", "positions", "sorted", "exact"] | None = option(
         None,
         metavar="names|positions|sorted|exact",
-        unset="names where all are the model's",
+        unset="names, if all are the model's",
         group=READ,
-        help=(
-            "What labels that are numbers mean: class names, or positions from 0; folders: "
-            "positions (by number) or sorted (as text). exact: names, each spelling a class of "
-            "its own."
-        ),
+        help="Meaning of labels that are numbers: class names, or positions from 0; of folders: positions (by number) or sorted (as text). exact: names, each spelling a class of its own.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _named_columns(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Each data set says which of its columns are read: so do history, fingerprints and replay."""
+        """Write the columns behind each data set, so that history, fingerprints and replay include
+        them.
+        """
         columns = dict(_roles(values.get("columns")) or {})
         if values.get(LABELS) is not None:
             columns[LABELS] = values[LABELS]

@@ -1,5 +1,5 @@
-"""Commands as values: what `build` chose and what history records, run as stages or printed as a
-shell script.
+"""Commands as values: those that `build` chooses and that history records; they run as stages or
+are printed as a shell script.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Command:
     inputs: tuple[Path | str, ...]
     options: Mapping[str, Any]
     out: Path | None = None
-    """None: it writes into its input."""
+    """Output; None if the command writes into its input."""
 
     def run(self, **more: Any) -> Any:
-        """Run the stage in this process, with those of `more` that it takes."""
+        """Run the stage in this process, with those of the options `more` that it takes."""
         record = RECORDED[self.stage].options
         source: Any = list(self.inputs) if self.stage == "fuse" else self.inputs[0]
         options = {name: value for name, value in self.options.items() if value is not None}
@@ -44,18 +44,18 @@ class Command:
 
     @property
     def slash(self) -> str:
-        """What makes a name a folder's: a path has lost it."""
+        """Slash that marks the output as a folder, which a path does not keep."""
         return "" if self.out is None or self.out.name.endswith(SUFFIX) else "/"
 
 
 def script(title: str, lines: Iterable[str]) -> str:
-    """A POSIX shell script that ends at the first command that fails."""
+    """Return a POSIX shell script that stops at the first failing command."""
     return "\n".join(["#!/bin/sh", f"# {visible(title)}", "set -eu", *lines]) + "\n"
 
 
 def recalled(entry: Step, where: str) -> Options:
-    """The options of a step in a history; ManifestError for commands and options that this version
-    does not record.
+    """Return the options of a step in a history; ManifestError for commands and options that this
+    version does not record.
     """
     if entry.command not in RECORDED:
         raise ManifestError(

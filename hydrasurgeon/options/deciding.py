@@ -1,4 +1,6 @@
-"""The commands that make a checkpoint decide, and let it: calibrate, predict, serve, monitor."""
+"""Options of the commands that give decisions to a checkpoint and use them: calibrate, predict,
+serve, monitor.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,23 @@ from hydrasurgeon.options.shared import (
 )
 
 PREDICTIONS = (
-    "logits or probabilities [sample, member, class], perhaps features [sample, member, width], "
+    "logits or probabilities [sample, member, class], optionally features [sample, member, width], "
     "texts or tokens, ids and names, as .safetensors or .npz"
 )
-"""Help of predictions files."""
+"""Description of predictions files, for help texts."""
 CASCADE = option(
     None,
     flags=("--cascade/--no-cascade",),
-    help="By the checkpoint's cascade, or whole; else by its cascade where it has one.",
+    unset="with it, if there is one",
+    help="Answer with the checkpoint's cascade, or without it.",
 )
-"""Whether a cascade answers."""
-TOP = option(5, ge=1, metavar="K", help="Most probable labels to list.")
-"""How many labels an answer lists."""
+"""Option to use or ignore a cascade."""
+TOP = option(5, ge=1, metavar="K", help="Number of most probable labels to list.")
+"""Option for the number of labels of an answer."""
 
 
 class ModelOrPredictions(ClassNames, Bare, Run):
-    """A checkpoint and its data; or, in their place, what any model answered."""
+    """A checkpoint and its data; or any model's predictions in their place."""
 
     conflicts: ClassVar = tuple(
         ("predictions", name) for name in ("checkpoint", "data", "arch", "classes", "limit")
@@ -64,7 +67,7 @@ class ModelOrPredictions(ClassNames, Bare, Run):
     predictions: PathLike | None = None
 
     def needed(self) -> tuple[PathLike, str]:
-        """The checkpoint and the data, where there are no predictions."""
+        """Return the checkpoint and the data, which are required without predictions."""
         hint = "Or give what any model answered, by --predictions F."
         if self.checkpoint is None:
             raise UsageError("CKPT is required", hint=hint)
@@ -77,7 +80,7 @@ class ModelOrPredictions(ClassNames, Bare, Run):
 
 class CalibrateOptions(Engines, ModelOrPredictions, Force):
     """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights;
-    or, of any model's predictions, in a file of their own.
+    or, for any model's predictions, in a separate file.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -101,7 +104,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="VAL",
         group=LABELLED,
         recorded=True,
-        help="Labelled data the model was not trained on: a third fits, the other two thirds certify.",
+        help="Labelled data that the model was not trained on: one third fits, two thirds certify.",
     )
     certify: str | None = option(
         None,
@@ -115,24 +118,22 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="TRAIN",
         group=LABELLED,
         recorded=True,
-        help="Labelled data for the class statistics of OOD scores; else a part of VAL.",
+        unset="a part of VAL",
+        help="Labelled data for the class statistics of OOD scores.",
     )
     ood: Texts = option(
         (),
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help=(
-            "OOD data to choose the OOD score by, beside perturbed VAL; "
-            "repeatable, needs no labels."
-        ),
+        help="OOD data for choosing the OOD score, beside perturbed VAL; repeatable, needs no labels.",
     )
     unlabelled: str | None = option(
         None,
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="Texts from which the reader of words learns what the model answers, where that helps.",
+        help="Unlabelled texts: the reader of words also learns the model's answers to them, if that helps.",
     )
     predictions: PathLike | None = option(
         None,
@@ -156,7 +157,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         "auto",
         metavar="auto|NAME",
         recorded=True,
-        help=(f"{', '.join(SCORES)}; or the best."),
+        help=f"OOD score: {', '.join(SCORES)}; auto is the best.",
     )
     coverage: float = option(
         0.9,
@@ -164,7 +165,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         lt=1,
         metavar="P",
         recorded=True,
-        help="How often a prediction set holds the true label.",
+        help="Probability that a prediction set holds the true label.",
     )
     id_flagged: float = option(
         0.05,
@@ -180,33 +181,34 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         lt=1,
         metavar="R",
         recorded=True,
-        help="Abstain so that, in 95 of 100 calibrations, at most this fraction of the answers is wrong.",
+        help="Maximum fraction of wrong answers, kept in 95 of 100 calibrations; less certain rows abstain.",
     )
     promise: Literal["wrong", "missed"] | None = option(
         None,
         metavar="wrong|missed",
         recorded=True,
-        help="Entities: what --risk is a fraction of, answers that are wrong (if not given) or true "
-        "entities that are missed.",
+        unset="wrong",
+        help="Entities: meaning of --risk, the fraction of answers that are wrong or of true entities that are missed.",
     )
     words: Literal["auto", "off", "beside", "first"] = option(
         "auto",
         metavar="auto|off|beside|first",
         recorded=True,
-        help="Fit a linear reader of words to --fit-data: it answers beside the model, or first and the model what it is unsure of; auto: as the file has it, else beside, where texts gain by it.",
+        help="Fit a linear reader of words to --fit-data. beside: it answers together with the model; first: alone where it is sure, and the model the rest; auto: as the file has it, else beside if texts gain by it.",
     )
     max_loss: float | None = option(
         None,
         gt=0,
         metavar="NATS",
         recorded=True,
-        help="By how much the NLL may rise where a first reader answers alone; 0.01 if not given.",
+        unset="0.01",
+        help="Maximum increase of the NLL where a first reader answers alone.",
     )
     budget: str | None = option(
         None,
         metavar="time=N|on=N",
         recorded=True,
-        help="With --words first, instead of --max-loss: the time of one answer, times the model's own in float32; or the fraction that goes on.",
+        help="With --words first, instead of --max-loss: maximum time of an answer relative to the model in float32, or maximum fraction that goes on to the model.",
     )
     cascade: bool = option(
         False,
@@ -216,7 +218,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
     out: PathLike = output()
 
     def recorded(self) -> dict[str, Any]:
-        """Without the engine where it is torch."""
+        """Return the recorded options, without the engine if it is torch."""
         recorded = super().recorded()
         if self.engine in ("auto", "torch"):
             del recorded["engine"]
@@ -224,9 +226,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
 
 
 class PredictOptions(Engines, ModelOrPredictions, Force):
-    """Answer for every sample: label, prediction set, uncertainty, OOD score, or that the model
-    abstains.
-    """
+    """Answer every sample: label, prediction set, uncertainty and OOD score, or an abstention."""
 
     requires: ClassVar = {
         "decision": ("predictions",),
@@ -245,19 +245,22 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         None,
         metavar="D",
         group=UNLABELLED,
-        help="Data, labelled or not; - is stdin, a text in each line, or two with a tab between.",
+        help="Data, labelled or not; - reads stdin, one text per line, or two separated by a tab.",
     )
     text: Texts = option(
-        (), metavar="TEXT", group=READ, help="Instead of D: a text to answer for; repeatable."
+        (), metavar="TEXT", group=READ, help="Text to answer for, instead of D; repeatable."
     )
     text_pair: Texts = option(
         (),
         metavar="TEXT",
         group=READ,
-        help="The second text, of a model that reads pairs; one for each --text.",
+        help="Second text for a model that reads pairs; one for each --text.",
     )
     decision: PathLike | None = option(
-        None, metavar="F", group=READ, help="Instead of CKPT: what calibrate --predictions wrote."
+        None,
+        metavar="F",
+        group=READ,
+        help="Decision file of calibrate --predictions, instead of CKPT.",
     )
     predictions: PathLike | None = option(
         None, metavar="G", group=READ, help=f"Instead of D: any model's {PREDICTIONS}."
@@ -266,13 +269,14 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         None,
         metavar="NAME",
         group=READ,
-        help="Column that names the rows; `id` where there is one.",
+        unset="id, if there is one",
+        help="Column that names the rows.",
     )
     keep_columns: str | None = option(
-        None, metavar="A,B", group=READ, help="Columns of the data to carry over into the answers."
+        None, metavar="A,B", group=READ, help="Columns of the data to copy into the answers."
     )
     shard: str | None = option(
-        None, metavar="I/N", group=READ, help="Only the Ith of N contiguous parts."
+        None, metavar="I/N", group=READ, help="Answer only the Ith of N contiguous parts."
     )
     top: int = TOP
     cascade: bool | None = CASCADE
@@ -280,36 +284,37 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         None,
         metavar="F.npz",
         group=WRITTEN,
-        help="Write what the classifier reads of each row too: embeddings [row, width], and ids.",
+        help="Also write the classifier's input for each row: embeddings [row, width], and ids.",
     )
     each: Callable[[str], None] | None = None
-    """Called with each row, a line of JSON, where there is no `out`; without both, the rows are
-    returned.
+    """Function that is called with each row, a line of JSON, if there is no `out`; without either,
+    the rows are returned.
     """
     out: PathLike | None = option(
         None,
         flags=("-o", "--out"),
         metavar="F|DIR/",
         group=WRITTEN,
-        help="A .jsonl, .csv or .parquet file, or a folder of .parquet; else lines on stdout.",
+        unset="lines on stdout",
+        help="A .jsonl, .csv or .parquet file, or a folder of .parquet.",
     )
 
     def printing(self, line: Callable[[str], None], *, json: bool) -> Self:
         if self.out is not None:
             return self
         if json:
-            what = "--json requires -o: rows on stdout are JSON already."
-            raise UsageError(what, hint="Give -o F too.")
+            message = "--json requires -o: rows on stdout are JSON already."
+            raise UsageError(message, hint="Give -o F too.")
         return self.but(each=line)
 
 
 class ServeOptions(Engines, ClassNames, Bare):
-    """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
-    /openapi.json; also in Open Inference Protocol v2 (/v2) and, of texts, as System One
-    (/v1/systemone) does. Several checkpoints answer System One, the first all else.
+    """Answer over HTTP like `predict`: POST /v1/predict, GET /health, /ready, /metrics and
+    /openapi.json; also by the Open Inference Protocol v2 (/v2) and, for texts, by System One
+    (/v1/systemone). System One uses all checkpoints, everything else the first.
 
-    It has no TLS, and no authentication but --token-env: put it behind what your site uses for
-    that. SIGTERM stops it when what was taken is answered.
+    There is no TLS, and no authentication but --token-env: put the server behind a proxy that has
+    them. SIGTERM stops it once all accepted requests are answered.
     """
 
     checkpoints: Paths = argument(
@@ -318,7 +323,10 @@ class ServeOptions(Engines, ClassNames, Bare):
         help=f"{CHECKPOINT} Several must read texts; questions name them.",
     )
     host: str = option(
-        "127.0.0.1", metavar="H", group=RUNS, help="Address to listen at; 0.0.0.0 is every one."
+        "127.0.0.1",
+        metavar="H",
+        group=RUNS,
+        help="Address to listen at; 0.0.0.0 means all addresses.",
     )
     port: int = option(
         8000,
@@ -331,7 +339,7 @@ class ServeOptions(Engines, ClassNames, Bare):
     cascade: bool | None = CASCADE
     top: int = TOP
     batch_size: Batch = option(
-        None, ge=1, metavar="N|auto", group=RUNS, help="Inputs in one pass, at most."
+        None, ge=1, metavar="N|auto", group=RUNS, help="Maximum number of inputs in one pass."
     )
     workers: int = option(
         1,
@@ -339,7 +347,7 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=256,
         metavar="N",
         group=RUNS,
-        help="Processes that answer, each with the model; bounds hold for each.",
+        help="Number of processes that answer, each with its own copy of the model and its own limits.",
     )
     wait: float = option(
         0.0,
@@ -347,7 +355,7 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=10_000,
         metavar="MS",
         group=RUNS,
-        help="How long a pass waits for more inputs; they gather while another runs.",
+        help="Time that a pass waits for more inputs; they also gather while another pass runs.",
     )
     max_body: int | None = option(
         None,
@@ -355,13 +363,14 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=4096,
         metavar="MB",
         group=RUNS,
-        help="Megabytes of a request, at most; 1 for texts and 32 for pictures if not given.",
+        unset="1 for texts, 32 for pictures",
+        help="Maximum size of a request in megabytes.",
     )
     token_env: str | None = option(
         None,
         metavar="NAME",
         group=RUNS,
-        help="Environment variable with a token that requests must bear; health needs none.",
+        help="Environment variable with the token that requests must carry; health needs none.",
     )
     device: str = DEVICE
     dtype: Dtype = DTYPE
@@ -369,17 +378,17 @@ class ServeOptions(Engines, ClassNames, Bare):
         None,
         metavar="F.jsonl",
         group=WRITTEN,
-        help="Append every answer, without its input, for `monitor`.",
+        help="Append every answer to this file, without its input, for `monitor`.",
     )
     say: Callable[[str], None] = lambda _: None
-    """Called with a line about what it does."""
+    """Function that is called with a line about each action."""
 
 
 class MonitorOptions(Options):
-    """Compare answers with what calibration promised and saw; exit 1 when they drifted.
+    """Compare answers with the data and the promises of calibration; exit 1 if they drifted.
 
-    One test is of how many inputs look unfamiliar, one of the classes that are predicted, and with
-    labels one of the promised risk. They hold for all looks together, however many there are.
+    The tests compare the fraction of unfamiliar inputs, the predicted classes and, with labels, the
+    promised risk. Their error probability holds for all looks together, however many there are.
     """
 
     answers: PathLike = argument(
@@ -388,26 +397,26 @@ class MonitorOptions(Options):
         help="Answers as `predict -o` (.jsonl, .csv, .parquet) or `serve --answers` wrote them.",
     )
     against: PathLike = option(
-        metavar="CKPT", group=CHECKPOINTS, help="The calibrated checkpoint that gave the answers."
+        metavar="CKPT", group=CHECKPOINTS, help="Calibrated checkpoint that gave the answers."
     )
     alpha: float | None = option(
         None,
         ge=0.001,
         le=0.5,
         metavar="P",
-        help=(
-            "Probability of ever raising a false alarm, at most: the state's, and 0.01 in a new one."
-        ),
+        unset="the state's, 0.01 in a new one",
+        help="Maximum probability of ever raising a false alarm.",
     )
     state: PathLike | None = option(
         None,
         metavar="F",
         group=WRITTEN,
-        help="What earlier looks counted is kept here; ANSWERS.state.json if not given.",
+        unset="ANSWERS.state.json",
+        help="File that keeps the counts of earlier looks.",
     )
     labels: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help="What was true of some answers, by `id` and `label`: is the promised risk kept?",
+        help="True labels of some answers, by `id` and `label`, to test the promised risk.",
     )

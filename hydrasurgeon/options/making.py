@@ -1,4 +1,4 @@
-"""The commands that make checkpoints: score, prune, finetune, fuse, build."""
+"""Options of the commands that make checkpoints: score, prune, finetune, fuse, build."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     Objective = str
 else:
     Objective = Literal[("avg", "acc", "nll", "rmse", "ood", *LOGITS)]
-"""What members can be chosen for: avg is the mean of accuracy and the AUROC of msp, ood the latter;
-or an OOD score.
+"""Objectives by which members are chosen: avg is the mean of accuracy and the AUROC of msp, ood the
+latter; or an OOD score.
 """
 
 Tracker = Literal[
@@ -61,21 +61,21 @@ Tracker = Literal[
     "dvclive",
     "swanlab",
 ]
-"""Where accelerate can write curves to."""
+"""Trackers to which accelerate can write curves."""
 
 
 THIRD = 33
-"""Percent of VAL that choose where the rest certifies."""
+"""Percent of VAL that choose, where the rest certifies."""
 AMOUNTS = ("keep", "remove", "sample", "mask")
-"""What says how many heads are left, or which."""
+"""Options that determine how many heads, or which, are left."""
 
 
 class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     """Measure how much each head matters, and write it into the manifest.
 
-    With --keep, taylor decides layer after layer: what a layer loses is off before the next is
-    scored. circuit finds the order in which heads can go; a killed search continues when the
-    command is repeated.
+    With --keep, taylor works layer by layer: heads that a layer loses are off before the next layer
+    is scored. circuit finds the order in which heads can be removed; a killed search continues when
+    the command is repeated.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -85,25 +85,26 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         metavar="M",
         reads=CRITERIA,
         recorded=True,
-        help="taylor, headmap, gradient, gates, magnitude, random, cahp or circuit.",
+        help="Criterion: taylor, headmap, gradient, gates, magnitude, random, cahp or circuit.",
     )
     part: Literal["heads", "neurons"] = option(
         "heads",
         recorded=True,
-        help="What is scored: heads, or the neurons of the MLPs by taylor or magnitude.",
+        help="Parts to score: heads, or the neurons of the MLPs (by taylor or magnitude).",
     )
     remove: int | None = option(
         None,
         metavar="N",
         recorded=True,
-        help="Heads a circuit's removal order holds; all but one if not given.",
+        unset="all but one",
+        help="Number of heads in a circuit's removal order.",
     )
     out: PathLike | None = output(
-        None, help="A copy that carries the scores; else the checkpoint itself gets them."
+        None, help="Write the scores into a copy; else into the checkpoint itself."
     )
 
     def recorded(self) -> dict[str, Any]:
-        """What history keeps: neurons are named, heads are the rule."""
+        """Return the recorded options; heads are the default part and are not named."""
         kept = super().recorded()
         if self.part == "heads":
             del kept["part"]
@@ -111,9 +112,10 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
 
 
 class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
-    """Remove the least important heads, or neurons, of a checkpoint, which makes a member.
+    """Remove the least important heads or neurons of a checkpoint; the result is a member.
 
-    Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
+    Without -o the member is written beside the input, with the method in its name:
+    vit-taylor-k8.safetensors.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -131,20 +133,20 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         metavar="M",
         reads=CRITERIA,
         recorded=True,
-        help="Criterion; its scores come from the manifest or from --data.",
+        help="Criterion that ranks heads; its scores come from the manifest or from --data.",
     )
     sample: str | None = option(
         None,
         metavar="N/P",
         recorded=True,
-        help="Remove N of the first P heads in removal order, drawn by --seed.",
+        help="Remove N random ones of the first P heads in removal order.",
     )
     mask: PathLike | None = option(
         None,
         metavar="FILE",
         group=READ,
         recorded=True,
-        help="Keep the heads of this manifest or JSON mask.",
+        help="Keep the heads that this manifest or JSON mask lists.",
     )
     neurons: float | None = option(
         None,
@@ -152,12 +154,12 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         le=1,
         metavar="SHARE",
         recorded=True,
-        help="Neurons to keep of each MLP: 0.5 keeps half.",
+        help="Fraction of neurons to keep in each MLP: 0.5 keeps half.",
     )
     even: bool = option(
         False,
         recorded=True,
-        help="The same number in every layer, of a size that the model's own library builds.",
+        help="Keep the same number in every layer, at a size that the model's own library can build.",
     )
     vocabulary: Specs = option(
         (),
@@ -178,25 +180,27 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         None,
         metavar="HOW",
         recorded=True,
-        unset="lstsq where --data is given",
-        help="Refit what stays on --data by least squares, without training: lstsq or none.",
+        unset="lstsq with --data",
+        help="Refit the remaining weights on --data by least squares, without training: lstsq or none.",
     )
     out: PathLike | None = output(None)
 
     @property
     def cuts(self) -> bool:
-        """Whether heads or neurons go."""
+        """True if heads or neurons are removed."""
         return any(getattr(self, name) is not None for name in (*AMOUNTS, "neurons"))
 
     @property
     def repairs(self) -> bool:
-        """Whether the member is refitted on data."""
+        """True if the member is refitted on data."""
         if self.compensate == "lstsq" and self.data is None:
             raise UsageError("--compensate lstsq requires --data.")
         return self.data is not None and self.compensate != "none"
 
     def recorded(self) -> dict[str, Any]:
-        """What history keeps: whoever repeats the command must know what is not the default."""
+        """Return the recorded options: all that differ from the defaults, so that the command can
+        be repeated.
+        """
         dtype = None if self.dtype == "float32" else self.dtype
         mask = None if self.mask is None else Path(self.mask)
         kept = super().recorded() | {
@@ -229,7 +233,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Labelled data that each epoch is measured on; the best epoch is written.",
+        help="Labelled data to evaluate each epoch; the best epoch is written.",
     )
     teacher: Paths = option(
         (),
@@ -237,10 +241,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         group=CHECKPOINTS,
         spread=True,
         recorded=True,
-        help=(
-            "Learn from these checkpoints too, from their mean, or from predictions files; "
-            "repeatable."
-        ),
+        help="Learn from the mean of these checkpoints too, or from predictions files; repeatable.",
     )
     alpha: float = option(
         0.9,
@@ -248,7 +249,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         le=1,
         metavar="X",
         recorded=True,
-        help="How much teachers count; labels count the rest.",
+        help="Weight of the teachers; labels have the rest.",
     )
     temperature: float = option(
         1.0,
@@ -263,7 +264,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="Unlabelled data, beside --data or alone; the teachers label it.",
+        help="Unlabelled data that the teachers label, with or without --data.",
     )
     recipe: PathLike | None = option(
         None,
@@ -271,49 +272,56 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         reads=RECIPES,
         unset="image or text, by the data",
         recorded=True,
-        help="probe, text, image, teach, demo, or a .toml file.",
+        help="Training recipe: probe, text, image, teach, demo, or a .toml file.",
     )
     set: Pairs = option(
         None,
         metavar="KEY=VALUE",
         recorded=True,
-        help="Override a field of the recipe; repeatable. lr=A,B,C tries each, and keeps the best.",
+        help="Override a field of the recipe; repeatable. lr=A,B,C tries all of these rates and keeps the best.",
     )
     freeze: Commas = option(
         None,
         repeatable=True,
         metavar="PART",
         recorded=True,
-        help="Parts that stay as they are: embeddings, norms, mlp, attention, readout, classifier. "
-        "Frozen MLPs make fusing exact.",
+        help="Parts that are not trained: embeddings, norms, mlp, attention, readout, classifier. Frozen MLPs make fusing exact.",
     )
     select: Literal["nll", "accuracy"] | None = option(
         None,
         recorded=True,
         unset="nll",
-        help="What makes an epoch, or a rate, the best on --val: calibrated NLL or accuracy.",
+        help="Criterion for the best epoch or rate on --val: calibrated NLL or accuracy.",
     )
     patience: int | None = option(
         None,
         ge=0,
         metavar="N",
         recorded=True,
-        help="Stop after N epochs that are no better on --val; 0: never. Default: the recipe's.",
+        unset="the recipe's",
+        help="Stop after N epochs without improvement on --val; 0 never stops.",
     )
     batch_size: int | None = option(
-        None, ge=1, metavar="N", group=RUNS, recorded=True, help="Instead of the recipe's."
+        None,
+        ge=1,
+        metavar="N",
+        group=RUNS,
+        recorded=True,
+        unset="the recipe's",
+        help="Samples in one training step.",
     )
     track: Tracker | None = option(
         None,
         metavar="NAME",
         group=WRITTEN,
-        help="Write the curves of training to tensorboard, wandb, mlflow, trackio, …",
+        help="Write training curves to tensorboard, wandb, mlflow, trackio, …",
     )
     save_every: int | None = option(
         None,
         metavar="N",
         group=RUNS,
-        help="Steps between resumable states; each epoch if not given.",
+        unset="one state per epoch",
+        help="Steps between resumable states.",
     )
     resume: bool = option(
         False, group=RUNS, help="Continue an interrupted run of the same command."
@@ -322,7 +330,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
 
     @property
     def training(self) -> str:
-        """Where the training samples are read: --data, or only --unlabelled."""
+        """Spec of the training samples: --data, or --unlabelled alone."""
         if self.data is None and self.unlabelled is None:
             raise UsageError(
                 "finetune requires --data.", hint="Or give --unlabelled D with --teacher T."
@@ -330,7 +338,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         return str(self.data or self.unlabelled)
 
     def recorded(self) -> dict[str, Any]:
-        """What history keeps: of teachers only where there are some."""
+        """Return the recorded options; those of teachers only if there are teachers."""
         without = () if self.teacher else ("teacher", "alpha", "temperature")
         return {key: value for key, value in super().recorded().items() if key not in without}
 
@@ -350,37 +358,32 @@ class FuseOptions(ClassNames, Bare, Run, Force):
     mlp: Literal["average", "separate"] | None = option(
         None,
         recorded=True,
-        unset="average, behind a mean trunk separate",
-        help="average (the paper's) or separate (exact).",
+        unset="average, or separate behind a mean trunk",
+        help="MLPs of the hydra: average (as in the paper) or separate (exact).",
     )
     norms: Literal["separate", "average"] | None = option(
         None,
         recorded=True,
         unset="separate",
-        help="separate (exact), or average (one set of norms, as in the paper).",
+        help="Norms of the hydra: separate (exact), or average (one set, as in the paper).",
     )
     mean: bool = option(
         False,
         recorded=True,
-        help=(
-            "Write one ordinary model of their mean weights: for several fine-tunings of one start."
-        ),
+        help="Write one ordinary model with the mean of the weights; for several fine-tunings of one start.",
     )
     mean_trunk: int | None = option(
         None,
         ge=1,
         metavar="N",
         recorded=True,
-        help=(
-            "Give all members the mean of their embeddings and first N layers, stored and computed "
-            "once: for fine-tunings of one start."
-        ),
+        help="Give all members the mean of their embeddings and first N layers, stored and computed once; for fine-tunings of one start.",
     )
     check: str | None = option(
         None,
         metavar="D",
         group=LABELLED,
-        help="Compare with the members on this data.",
+        help="Compare the result with the members on this data.",
     )
     tolerance: float = option(
         0.02,
@@ -392,11 +395,11 @@ class FuseOptions(ClassNames, Bare, Run, Force):
 
     @property
     def mlps(self) -> Literal["average", "separate"]:
-        """What becomes of MLPs that differ."""
+        """Treatment of MLPs that differ between members."""
         return self.mlp or ("average" if self.mean_trunk is None else "separate")
 
     def recorded(self) -> dict[str, Any]:
-        """What history keeps: of MLPs nothing where the mean is written."""
+        """Return the recorded options; without that of MLPs if the mean is written."""
         kept = super().recorded()
         if not self.mean:
             kept = {"mlp": self.mlps, **kept}
@@ -408,8 +411,8 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     """Make the best classifier within a budget: the checkpoint itself, a smaller one, the mean of
     several, or a hydra.
 
-    Several checkpoints are fine-tunings of one architecture. What takes seconds is tried and written
-    first; a build that was ended continues when the command is repeated.
+    Several checkpoints must be fine-tunings of one architecture. Results that take seconds are
+    written first; a stopped build continues when the command is repeated.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -422,33 +425,32 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     data: str = option(
         metavar="TRAIN",
         group=LABELLED,
-        help="Labelled training data: heads are scored, members repaired and tuned on it.",
+        help="Labelled training data, to score heads, and to repair and tune members.",
     )
-    val: str = option(
-        metavar="VAL", group=LABELLED, help="Labelled data by which members are chosen."
-    )
+    val: str = option(metavar="VAL", group=LABELLED, help="Labelled data for choosing members.")
     ood: Texts = option(
         (),
         metavar="D",
         group=UNLABELLED,
-        help="OOD data to choose by too; repeatable, needs no labels, at least 20 samples.",
+        help="OOD data for choosing too; repeatable, needs no labels, at least 20 samples.",
     )
     budget: str = option(
         "macs=1",
         metavar="UNIT=N[,N]",
-        help="macs=, params= or time= (measured), times one model's; a list: the front.",
+        help="Maximum cost relative to one model: macs=, params= or time= (measured); a list builds the front.",
     )
     objective: Objective | None = option(
         None,
         metavar="NAME",
-        help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood. Numbers: rmse.",
+        unset="avg with --ood, else nll",
+        help="Objective of the choice: acc, nll, ood, avg or an OOD score; for numbers rmse.",
     )
     risk: float | None = option(
         None,
         gt=0,
         lt=1,
         metavar="R",
-        help="Abstain so that at most this fraction of the answers is wrong, with 95 % confidence. Two thirds of VAL then only certify.",
+        help="Maximum fraction of wrong answers, with 95 % confidence; less certain rows abstain. Two thirds of VAL then only certify.",
     )
     coverage: float | None = option(
         None,
@@ -456,7 +458,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         lt=1,
         metavar="P",
         unset="0.9",
-        help="How often a prediction set holds the true label; if given, two thirds of VAL only certify.",
+        help="Probability that a prediction set holds the true label; if given, two thirds of VAL only certify.",
     )
     seeds: int | None = option(
         None,
@@ -464,13 +466,14 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         le=16,
         metavar="N",
         unset="3",
-        help="Of a body without a classifier: models to tune, each with an order of its own.",
+        help="Number of models to tune from a body without a classifier, each with its own order of the data.",
     )
     cache: PathLike | None = option(
         None,
         metavar="DIR",
         group=WRITTEN,
-        help="What is made and measured; NAME.build beside -o if not given.",
+        unset="NAME.build beside -o",
+        help="Folder of intermediate files and measurements.",
     )
     max_minutes: float = option(
         10.0,
@@ -478,43 +481,43 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         le=1e6,
         metavar="M",
         group=RUNS,
-        help="End with the best so far, once each budget has a file; the same command goes on.",
+        help="Stop with the best result so far, once each budget has a file; the same command continues.",
     )
     dry_run: bool = option(
-        False, group=RUNS, help="Print the stages and how long they take, and end."
+        False, group=RUNS, help="Print the stages and how long they take, and stop."
     )
-    out: PathLike = output(help=f"{OUT} A front: a folder.")
+    out: PathLike = output(help=f"{OUT} A folder for a front.")
 
     @property
     def paths(self) -> list[Path]:
-        """The checkpoints; files as paths."""
-        return [Path(each) for each in self.checkpoints]
+        """Checkpoints, with files as paths."""
+        return [Path(checkpoint) for checkpoint in self.checkpoints]
 
     @property
     def goal(self) -> str:
-        """The objective's name."""
+        """Name of the objective."""
         return self.objective or ("avg" if self.ood else "nll")
 
     @property
     def sees_ood(self) -> bool:
-        """Whether OOD data choose too."""
+        """True if OOD data take part in the choice."""
         return self.goal not in ("acc", "nll", "rmse")
 
     @property
     def choosing(self) -> str:
-        """The rows of VAL that choose: all of them, or a third where the others certify."""
+        """Rows of VAL that choose: all of them, or a third if the others certify."""
         return self.val if self.certifying is None else str(DataSpec.parse(self.val).part(0, THIRD))
 
     @property
     def certifying(self) -> str | None:
-        """The rows of VAL that choose nothing and certify what is promised; None without a promise."""
+        """Rows of VAL that certify a promise and choose nothing; None without a promise."""
         if self.risk is None and self.coverage is None:
             return None
         return str(DataSpec.parse(self.val).part(THIRD, 100))
 
     @property
     def work(self) -> Path:
-        """The folder of what is made and measured."""
+        """Folder of intermediate files and measurements."""
         if self.cache is not None:
             return Path(self.cache)
         out = Path(self.out)
@@ -522,11 +525,11 @@ class BuildOptions(ClassNames, Bare, Run, Force):
 
     @property
     def names(self) -> dict[str, Any]:
-        """The class names, as other commands take them."""
+        """Class names, in the form of other commands' options."""
         return {"classes": self.classes, "template": list(self.template)}
 
     @property
     def running(self) -> dict[str, Any]:
-        """How models run, where other commands must know."""
+        """Options of running models that other commands must get."""
         dtype = None if self.dtype == "float32" else self.dtype
         return {"dtype": dtype, "batch_size": self.batch_size, "skip_bad": self.skip_bad}

@@ -1,4 +1,4 @@
-"""The commands that measure checkpoints, take them elsewhere, and show and prove what they are: eval,
+"""Options of the commands that measure checkpoints, convert them, and show and verify them: eval,
 bench, export, inspect, verify.
 """
 
@@ -47,13 +47,13 @@ REPORT = option(
     group=WRITTEN,
     help="Write the report as JSON; - is stdout.",
 )
-"""--json where it takes a file."""
+"""Option --json that takes a file."""
 
 
 class EvaluateOptions(Engines, Bare, Run, Force):
     """Compare accuracy, calibration, OOD detection, diversity and cost in one table.
 
-    Of several data sets the first is the one that OOD sets, shifts, temperature and cost belong to.
+    OOD sets, shifts, temperature and cost refer to the first of several data sets.
     """
 
     requires: ClassVar = {
@@ -78,7 +78,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,
         metavar="CKPT...",
-        help="Checkpoints to compare, perhaps as NAME=CKPT; A+B+C is their Deep Ensemble.",
+        help="Checkpoints to compare, optionally as NAME=CKPT; A+B+C is their Deep Ensemble.",
         default=(),
     )
     data: Texts = option((), metavar="[NAME=]D", group=LABELLED, help=f"{DATA}; repeatable.")
@@ -92,26 +92,24 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         (),
         metavar="NAME[:S]=D",
         group=LABELLED,
-        help="Labelled shifted data by any name, of severity S, 1 to 5; repeatable.",
+        help="Labelled shifted data under any name, with severity S from 1 to 5; repeatable.",
     )
     val: str | None = option(
         None,
         metavar="D",
         group=LABELLED,
-        help="Labelled data that --temperature fit fits on.",
+        help="Labelled data for --temperature fit.",
     )
     classes: Texts = option(
         (),
         metavar="[NAME=]A,B,…|FILE|data",
         group=READ,
-        help=(
-            "CLIP: the class names, of all data sets or of one; else the recorded ones, else the "
-            "data's; repeatable."
-        ),
+        unset="the recorded ones, else the data's",
+        help="Class names for CLIP, of all data sets or of one; repeatable.",
     )
     template: Texts = TEMPLATE
     predictions_in: Paths = option(
-        (), metavar="F", group=READ, help="Evaluate logits from such a file; repeatable."
+        (), metavar="F", group=READ, help="Evaluate the logits of a predictions file; repeatable."
     )
     ensemble: bool = option(
         False,
@@ -120,15 +118,17 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] | Literal["fit"] | None = option(
         None,
         metavar="fit|T",
-        help="Temperature of the averaged prediction; else the decision state's, or 1.",
+        unset="the decision state's, or 1",
+        help="Temperature of the averaged prediction.",
     )
     ood_score: str | None = option(
         None,
         metavar="NAME,…|all",
-        help=(f"{', '.join(LOGITS)}, or what calibrate fitted, which is the default; else msp."),
+        unset="the fitted one, else msp",
+        help=f"OOD scores: {', '.join(LOGITS)}, or the fitted one.",
     )
     no_decision: bool = option(False, help="Ignore decision states.")
-    no_words: bool = option(False, help="Measure models without what reads words beside them.")
+    no_words: bool = option(False, help="Measure models without their readers of words.")
     cascade: bool = option(
         False, help="Measure the cascades of checkpoints, and the whole models next to them."
     )
@@ -137,10 +137,10 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         gt=0,
         lt=1,
         metavar="P",
-        help="Bootstrap confidence intervals of level P, of metrics and of paired differences.",
+        help="Level of bootstrap confidence intervals, for metrics and paired differences.",
     )
     reference: str | None = option(
-        None, metavar="NAME", help="The result that differences are from; else the first."
+        None, metavar="NAME", unset="the first", help="Result that the others are compared with."
     )
     asserts: Texts = option(
         (),
@@ -178,8 +178,7 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
         "auto",
         metavar="auto|torch|onnx|int8|all",
         group=RUNS,
-        help="What computes, as for predict; all measures every engine of this machine, and says "
-        "which to use.",
+        help="Engine, as for predict; all measures every engine of this machine and recommends one.",
     )
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,
@@ -210,8 +209,8 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
 class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     """Write a model or a hydra for other runtimes (onnx) or for its own library (stock).
 
-    Each is checked first. With -o DIR/ onnx is a folder that optimum, sentence-transformers and
-    transformers.js read; it and stock are calibrated for clients that read logits alone.
+    The result is checked first. With -o DIR/ onnx is a folder that optimum, sentence-transformers
+    and transformers.js read; it and stock are calibrated for clients that read logits alone.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -220,12 +219,12 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     format: Literal["onnx", "stock"] = option(
         "onnx",
         recorded=True,
-        help="onnx, or stock (no code of ours, calibrated).",
+        help="Format: onnx, or stock (no code of ours, calibrated).",
     )
     int8: bool = option(
         False,
         also=("quantize", "quantise"),
-        help="onnx: weights in 8 bits, if answers stay as good.",
+        help="onnx: store weights in 8 bits, if answers stay as good.",
     )
     check: str | None = option(
         None, metavar="D", group=LABELLED, help="onnx: labelled data to compare answers on."
@@ -234,25 +233,25 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
         (),
         metavar="[near|far:]NAME=D",
         group=UNLABELLED,
-        help="--check: OOD data to be detected as well as before; repeatable.",
+        help="--check: OOD data that must be detected as well as before; repeatable.",
     )
     tolerance: float = option(
         0.01,
         ge=0,
         le=1,
         metavar="X",
-        help="--check: by how much accuracy, ECE and AUROC may be worse.",
+        help="--check: maximum loss of accuracy, ECE and AUROC.",
     )
     limit: int | None = option(
-        None, ge=0, metavar="N", group=READ, help="Use a random N of the samples."
+        None, ge=0, metavar="N", group=READ, help="Use a random subset of N samples."
     )
     out: PathLike | None = output(
-        None, help="The file, or DIR/: stock, and onnx for others' clients; else beside CKPT."
+        None, help="File, or DIR/ for stock and for other programs' clients; else beside CKPT."
     )
 
 
 class InspectOptions(Bare):
-    """Show what a checkpoint is: kind, architecture, kept heads, parameters, history."""
+    """Show a checkpoint's kind, architecture, kept heads, parameters and history."""
 
     conflicts: ClassVar = (("schema_", "checkpoint"), ("schema_", "commands"))
 
@@ -260,24 +259,25 @@ class InspectOptions(Bare):
         reads=CHECKPOINTS, metavar="CKPT", help=CHECKPOINT, default=None
     )
     commands: bool = option(
-        False, help="Print its history as a shell script that makes the file again."
+        False, help="Print the history as a shell script that makes the file again."
     )
     schema_: bool = option(
         False,
         flags=("--schema",),
         alias="schema",
-        help="Instead of CKPT: print the JSON Schema of manifests.",
+        help="Print the JSON Schema of manifests, instead of reading a CKPT.",
     )
 
     def needed(self) -> PathLike:
-        """The checkpoint."""
+        """Return the checkpoint, which is required without --schema."""
         if self.checkpoint is None:
             raise UsageError("CKPT is required.", hint="Or give --schema.")
         return self.checkpoint
 
 
 class VerifyOptions(Checkpoint, Bare):
-    """Prove what can be proven about a checkpoint, and exit with 1 where something does not hold.
+    """Check everything that can be checked about a checkpoint; exit 1 if a check fails.
 
-    Hashes, finite weights, members, code in a directory, the links of the history.
+    The checks cover hashes, finite weights, members, code in a directory, and the links of the
+    history.
     """

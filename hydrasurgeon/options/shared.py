@@ -1,4 +1,4 @@
-"""What several commands can be told: how a model runs, how heads are chosen, how a checkpoint is
+"""Options that several commands share: how a model runs, how heads are chosen, how a checkpoint is
 written.
 """
 
@@ -29,7 +29,9 @@ from hydrasurgeon.options.base import (
 from hydrasurgeon.options.columns import Columns
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, steps done, steps in all; of none in all it is a line to be said once."""
+"""Function that reports progress: the task, finished steps, and all steps; with 0 of 0 steps it
+reports a line once.
+"""
 CHECKPOINT = (
     "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
 )
@@ -43,30 +45,32 @@ DTYPE = option(
     metavar="TYPE",
     group=RUNS,
     recorded=True,
-    help="float32, bfloat16 or float16: what models compute in.",
+    help="Dtype of the computation: float32, bfloat16 or float16.",
 )
-"""What models compute in."""
-DEVICE = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where models run.")
-"""Where they run."""
+"""Option for the dtype of the computation."""
+DEVICE = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Device that models run on.")
+"""Option for the device of the models."""
 TEMPLATE = option(
     (),
     metavar="TEXT",
     group=READ,
     recorded=True,
-    help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
+    help='Prompt of CLIP with {label} in it, such as "A photo of a {label}."; repeatable, or a file of prompts.',
 )
-"""What zero-shot models put class names in."""
+"""Option for the prompts of zero-shot models."""
 
 
 def output(default: Any = ..., *, help: str = OUT) -> Any:
-    """-o, a checkpoint."""
+    """Return the option -o for a checkpoint."""
     return option(default, flags=("-o", "--out"), metavar="OUT", group=WRITTEN, help=help)
 
 
 def _split(value: Any) -> Any:
-    """Data sets, of which one text may name several; names of columns have commas too."""
+    """Split a text that names several data sets; one with columns is kept, because these have
+    commas too.
+    """
     texts = map(str, _texts(value))
-    return tuple(part for each in texts for part in ([each] if "#" in each else each.split(",")))
+    return tuple(part for text in texts for part in ([text] if "#" in text else text.split(",")))
 
 
 def number_or_word(value: Any) -> Any:
@@ -82,9 +86,9 @@ def _batch(value: Any) -> Any:
 
 
 def _pairs(value: Any) -> Any:
-    """KEY=VALUE texts as a mapping."""
+    """Parse KEY=VALUE texts as a mapping."""
     if isinstance(value, Mapping):
-        return {key: str(each) for key, each in value.items()}
+        return {key: str(text) for key, text in value.items()}
     if value is None:
         return None
     pairs = {}
@@ -101,26 +105,26 @@ def _joined(value: Any) -> Any:
 
 
 def _texts(value: Any) -> Any:
-    """One text or path where several may be given."""
+    """Return a tuple from one text or path, where several may be given."""
     return () if value is None else (value,) if isinstance(value, str | Path) else tuple(value)
 
 
 Auto = Annotated[int | Literal["auto"] | None, BeforeValidator(number_or_word)]
 """A number, or `auto`."""
 Batch = Annotated[int | None, BeforeValidator(_batch)]
-"""How many samples run in one pass; None is `auto`."""
+"""Number of samples in one pass; None is `auto`."""
 Pairs = Annotated[Mapping[str, str] | None, BeforeValidator(_pairs)]
 """KEY=VALUE pairs; on the command line one by one."""
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
-"""What a model computes in."""
+"""Dtypes of the computation."""
 Engine = Literal["auto", "torch", "onnx", "int8"]
-"""What computes."""
+"""Engines that compute answers."""
 ENDING = ".onnx"
-"""How the names of graphs end that are checkpoints too."""
+"""Ending of exported graphs that are checkpoints too."""
 Search = Literal["exact", "attribution"]
-"""How a circuit is searched."""
+"""Methods of the search for a circuit."""
 Commas = Annotated[str | None, BeforeValidator(_joined)]
-"""Names with commas between them; on the command line perhaps one by one."""
+"""Names with commas between them; on the command line optionally one by one."""
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 """Texts; on the command line an option that may be repeated."""
 Specs = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_split)]
@@ -130,33 +134,34 @@ Paths = Annotated[tuple[PathLike, ...], BeforeValidator(_texts)]
 
 
 class Checkpoint(Options):
-    """The checkpoint that a command is about."""
+    """Checkpoint that a command works on."""
 
     checkpoint: PathLike = argument(reads=CHECKPOINTS, metavar="CKPT", help=CHECKPOINT)
 
 
 class Bare(Options):
-    """What is said of a checkpoint without a manifest."""
+    """Options for reading a checkpoint that has no manifest."""
 
     arch: str | None = option(
         None,
         metavar="timm:NAME",
-        unset="known by its tensors",
+        unset="recognised by its tensors",
         group=READ,
         recorded=True,
-        help="Architecture of a file without manifest; may end in ,key=value….",
+        help="Architecture of a file without a manifest; may end in ,key=value….",
     )
 
 
 class ClassNames(Options):
-    """What a zero-shot model is told of the classes."""
+    """Class names of a zero-shot model."""
 
     classes: str | None = option(
         None,
         metavar="A,B,…|FILE|data",
         group=READ,
         recorded=True,
-        help="CLIP: the class names; else the recorded ones, else the data's.",
+        unset="the recorded ones, else the data's",
+        help="Class names for CLIP.",
     )
     template: Texts = TEMPLATE
 
@@ -167,19 +172,19 @@ class ClassNames(Options):
             kept["classes"] = Path(self.classes)
         if self.template:
             kept["template"] = [
-                Path(each).name if os.path.isfile(each) else each for each in self.template
+                Path(entry).name if os.path.isfile(entry) else entry for entry in self.template
             ]
         return kept
 
 
 class Force(Options):
-    """Whether outputs may be replaced."""
+    """Permission to replace outputs."""
 
     force: bool = option(False, group=WRITTEN, help="Replace an existing output.")
 
 
 class Device(Options):
-    """Where a model runs, how its progress is shown, and what random choices follow from."""
+    """Device, progress and seed of a command."""
 
     seed: int = option(
         0, ge=0, le=LARGEST, metavar="N", group=RUNS, help="Seed of every random choice."
@@ -188,14 +193,14 @@ class Device(Options):
     progress: Progress | None = None
 
     def note(self, text: str) -> None:
-        """A line that stays, where progress is shown."""
+        """Print a line that stays, if progress is shown."""
         line = getattr(self.progress, "line", None)
         if line is not None and is_main_process():
             line(text)
 
 
 class Run(Device, Columns):
-    """How a model runs over samples."""
+    """Options for running a model on samples."""
 
     limit: int | None = option(
         None,
@@ -205,7 +210,7 @@ class Run(Device, Columns):
         unset="all",
         group=READ,
         recorded=True,
-        help="Use a random N of the samples.",
+        help="Use a random subset of N samples.",
     )
     dtype: Dtype = DTYPE
     batch_size: Batch = option(
@@ -221,41 +226,39 @@ class Run(Device, Columns):
         False,
         group=READ,
         recorded=True,
-        help="Leave out images that cannot be read, rows without text and, where labels are needed, "
-        "rows without a label, and name them.",
+        help="Skip and name unreadable images, rows without text and, where labels are needed, rows without a label.",
     )
 
-    def tick(self, what: str, done: int, total: int) -> None:
+    def tick(self, task: str, done: int, total: int) -> None:
         """Report how far the work is."""
         if self.progress is not None:
-            self.progress(what, done, total)
+            self.progress(task, done, total)
 
-    def tick_rows(self, what: str, done: int, total: int | None) -> None:
-        """Report how many rows of a table are done, of how many where that is known."""
+    def tick_rows(self, task: str, done: int, total: int | None) -> None:
+        """Report how many rows of a table are done, and of how many if that is known."""
         if self.progress is not None:
-            getattr(self.progress, "rows", self.progress)(what, done, total or 0)
+            getattr(self.progress, "rows", self.progress)(task, done, total or 0)
 
 
 class Engines(Options):
-    """What computes the answers."""
+    """Choice of the engine that computes answers."""
 
     engine: Engine = option(
         "auto",
         metavar="auto|torch|onnx|int8",
         group=RUNS,
         recorded=True,
-        help="What computes: PyTorch; on the CPU onnxruntime, in float32 or in 8 bits; "
-        "auto is what the decision state was fitted for.",
+        help="Engine that computes answers: PyTorch, or on the CPU onnxruntime in float32 (onnx) or in 8 bits (int8); auto is the one that the decision state was fitted for.",
     )
 
 
 class Scoring(Options):
-    """Which heads are scored, on what, and how many go."""
+    """Options for scoring and removing heads."""
 
     objective: str | None = option(
         None,
         metavar="acc|ood|avg",
-        help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
+        help="Quality that a circuit preserves: accuracy, OOD separability or their mean (avg).",
     )
     data: str | None = option(None, metavar="D", group=LABELLED, recorded=True, help=f"{DATA}.")
     ood: Texts = option(
@@ -270,16 +273,19 @@ class Scoring(Options):
         metavar="exact|attribution",
         unset="exact",
         recorded=True,
-        help="How a circuit is searched.",
+        help="Method of the search for a circuit.",
     )
     keep: Auto = option(
         None,
         metavar="K|auto",
         recorded=True,
-        help="Heads to keep in each layer; auto is cahp's own number.",
+        help="Number of heads to keep in each layer; auto is the number that cahp finds.",
     )
     remove: int | None = option(
-        None, metavar="N", recorded=True, help="Heads to remove in all, the lowest scores first."
+        None,
+        metavar="N",
+        recorded=True,
+        help="Number of heads to remove in total, lowest scores first.",
     )
     degree: int | None = option(
         None,
@@ -288,7 +294,7 @@ class Scoring(Options):
         ge=2,
         le=20,
         recorded=True,
-        help="cahp: degree of the polynomial that finds the knee of --keep auto.",
+        help="cahp: degree of the polynomial by which --keep auto finds the knee.",
     )
     layers: str | None = option(
         None,
@@ -301,5 +307,5 @@ class Scoring(Options):
         None,
         metavar="TOWER",
         recorded=True,
-        help="vision, text or both: where heads are scored and removed.",
+        help="Towers in which heads are scored and removed: vision, text or both.",
     )

@@ -1,4 +1,4 @@
-"""What a kind of question means: one file a kind, behind the verbs of `base.Problem`."""
+"""Kinds of problems: one file per kind, which implements `base.Problem`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydrasurgeon.problems.yes_no import YesNo
 
 
 class _Kinds(dict[str, Problem]):
-    """Kinds of problems by name; those of other packages come in when they are asked for."""
+    """Kinds of problems by name; those of other packages are loaded on first use."""
 
     def __missing__(self, name: str) -> Problem:
         self[name] = plugins("problems")[name]()
@@ -21,13 +21,13 @@ class _Kinds(dict[str, Problem]):
 
 
 PROBLEMS = _Kinds(
-    {each.name: each for each in (Classes(), YesNo(), ManyLabels(), Numbers(), Tokens())}
+    {problem.name: problem for problem in (Classes(), YesNo(), ManyLabels(), Numbers(), Tokens())}
 )
-"""Every kind of problem, by the name that manifests have for it."""
+"""Every kind of problem, by its name in manifests."""
 SINGLE = PROBLEMS["single_label"]
-"""The usual one."""
+"""Most common kind: one of several classes."""
 
 
 def problem_of(model: Model) -> Problem:
-    """How a model's logits are read."""
+    """Return the problem that a model solves."""
     return PROBLEMS[model.problem]

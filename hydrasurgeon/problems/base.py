@@ -1,4 +1,4 @@
-"""The verbs of a kind of problem, and what passes between them."""
+"""Interface of a kind of problem, and the records that its methods exchange."""
 
 from __future__ import annotations
 
@@ -32,53 +32,57 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TOP = 5
-"""Most probable labels that a row lists."""
+"""Number of most probable labels that a row lists."""
 DOUBTS = {
     **dict.fromkeys(("total", "aleatoric", "epistemic", "ood_score"), "number"),
     "unfamiliar": "flag",
     "members_run": "whole",
     **dict.fromkeys(("answer", "error"), "text"),
 }
-"""What a row says of how sure an answer is."""
+"""Columns about the certainty of an answer, with the kind of their values."""
 
 Columns = Mapping[str, Iterable[Any]]
-"""Name of a column → a value for each sample."""
+"""Values of each sample, by the name of a column."""
 Link = Literal["softmax", "sigmoid", "square"]
-"""Probabilities of classes, or of yes; or a number that errs by a square."""
+"""Function from outputs to probabilities of classes (softmax) or of yes (sigmoid); "square" for
+numbers with a squared error.
+"""
 Constants = Mapping[str, Any]
-"""What calibrates, as fields of a `Decision`."""
+"""Calibration constants, as fields of a `Decision`."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model said of some samples."""
+    """Outputs of a model for some samples."""
 
     logits: Float[ndarray, "sample member *klass"]
     features: Float[ndarray, "sample member width"] | None
-    """None where only scores of the logits are asked for."""
+    """Features; None if only scores of the logits are needed."""
     labels: ndarray | None = None
     shares: ndarray | None = None
-    """Of one logit how true yes is, of which the labels are the nearer class; the numbers, or the
-    tags of words, where OOD scores see one class.
+    """Labels before they were converted for OOD scores: the truth of yes in 0 to 1 for one logit,
+    of which `labels` are the nearer class; the numbers or tags where OOD scores see one class.
     """
     groups: Int[ndarray, " sample"] | None = None
-    """The number of each sample's group, which a split keeps whole."""
+    """Number of each sample's group, which a split does not divide."""
     certifies: Bool[ndarray, " sample"] | None = None
-    """Which samples certify, where the data say so: the others fit."""
+    """True for samples that certify; the others fit. None if the data do not divide them."""
     inputs: Int[ndarray, " sample"] | None = None
-    """The number of each sample's input, which copies share; None where copies cannot be told."""
+    """Number of each sample's input, which copies share; None if copies cannot be recognised."""
 
     def at(self, rows: ndarray | slice) -> Outputs:
         parts = vars(self).values()
         return Outputs(*(None if part is None else part[rows] for part in parts))  # type: ignore[arg-type]
 
     def joined(self, other: Outputs) -> Outputs:
-        """These and then the other's."""
+        """Return these outputs followed by the other's."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Outputs(*(None if pair[0] is None else words.joined(pair) for pair in pairs))  # type: ignore[arg-type]
 
     def of(self, member: int) -> tuple[ndarray, ndarray, ndarray]:
-        """What OOD scores of a member are fitted on: features, logits (of words their mean), labels."""
+        """Return what OOD scores of a member are fitted on: features, logits (for words, their
+        mean) and labels.
+        """
         assert self.features is not None
         logits = self.logits[:, member]
         if logits.ndim == 3:
@@ -86,48 +90,50 @@ class Outputs:
         return self.features[:, member], logits, self.truth
 
     def among(self, members: Sequence[int]) -> Outputs:
-        """The same of some members, in this order."""
+        """Return the outputs of some members, in this order."""
         at = list(members)
         features = None if self.features is None else self.features[:, at]
         return replace(self, logits=self.logits[:, at], features=features)
 
     def scores(self, kind: str, fitted: EnsembleScore | None) -> Scores:
-        """How unfamiliar they look."""
+        """Return an OOD score of each sample."""
         return scores_of(kind, self.logits, self.features, fitted)
 
     @property
     def truth(self) -> Labels:
-        """The labels, which are there."""
+        """Labels, which must be present."""
         assert self.labels is not None
         return self.labels
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Prediction(ABC):
-    """What is made of samples, which prints itself as rows; each kind of problem has its own."""
+    """Answers for some samples, printed as rows; each kind of problem has its own subclass."""
 
     members_run: Int[ndarray, " sample"]
-    """How many members the answer is of."""
+    """Number of members that computed the answer."""
     ood_score: Float[ndarray, " sample"]
-    """NaN without a decision state, by which then nothing is unfamiliar, and nobody abstains."""
+    """NaN without a decision state; then no sample is unfamiliar and none abstains."""
     unfamiliar: Bool[ndarray, " sample"]
     abstain: Bool[ndarray, " sample"]
-    """Not sure enough to keep the promised risk; never, where none was promised."""
+    """True if the answer is not certain enough to keep the promised risk; False without a
+    promise.
+    """
     decided: bool = False
-    """Whether a decision state made it."""
+    """True if a decision state was applied."""
     ids: Sequence[str | int] | None = None
-    """What the samples are called; else their numbers."""
+    """Names of the samples; None numbers them."""
     names: Sequence[str] | None = None
-    """The classes."""
+    """Names of the classes."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> ndarray:
-            """Each kind has tensors of its own."""
+            """Return a field of a subclass."""
 
     def overflow(self) -> str | None:
-        """Return the name of a field that holds what is not finite in float32, as some clients read
-        it; None where no decision state answered: then NaN stands for what is not known.
+        """Return the name of a field with values that are not finite in float32, which some clients
+        read; None without a decision state, because NaN then stands for unknown values.
         """
         if not self.decided:
             return None
@@ -139,42 +145,44 @@ class Prediction(ABC):
         return None
 
     def about(self, texts: Callable[[], Sequence[Any]]) -> Self:
-        """The same, that may speak of places in what was asked."""
+        """Return a copy that can refer to places in the texts."""
         return self
 
     @abstractmethod
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
-        """What a row says of each sample."""
+        """Return the columns of a row, with a value for each sample."""
 
     @property
     @abstractmethod
-    def given(self) -> Sequence[Any]:
-        """What is answered, whether or not it is familiar."""
+    def plain_answers(self) -> Sequence[Any]:
+        """Answers without verdicts: unfamiliar samples have one too."""
 
     @property
     @abstractmethod
     def uncertainty(self) -> Float[ndarray, " sample"]:
-        """How unsure each answer is, for `monitor`."""
+        """Uncertainty of each answer, for `monitor`."""
 
     @property
     @abstractmethod
     def tally(self) -> Int[ndarray, " klass"]:
-        """Answers counted by what `Problem.classes` names, for `monitor`."""
+        """Number of answers for each of the names that `Problem.watched` lists, for `monitor`."""
 
     @property
     def answer(self) -> list[Any]:
-        """`unfamiliar`, else `abstain`, else what is answered."""
-        return self.with_verdict(self.given)
+        """Answer of each sample: `unfamiliar`, `abstain`, or the answer itself."""
+        return self.with_verdict(self.plain_answers)
 
-    def with_verdict(self, given: Iterable[Any]) -> list[Any]:
-        """These answers, but of samples that have none."""
-        rows = zip(given, self.unfamiliar.tolist(), self.abstain.tolist(), strict=True)
+    def with_verdict(self, plain_answers: Iterable[Any]) -> list[Any]:
+        """Return answers with `unfamiliar` or `abstain` in place of those of samples without
+        one.
+        """
+        rows = zip(plain_answers, self.unfamiliar.tolist(), self.abstain.tolist(), strict=True)
         return [
-            "unfamiliar" if ood else "abstain" if unsure else each for each, ood, unsure in rows
+            "unfamiliar" if ood else "abstain" if unsure else answer for answer, ood, unsure in rows
         ]
 
     def verdict(self) -> Columns:
-        """Columns that every kind has."""
+        """Return the columns that every kind of problem has."""
         nothing = [None] * len(self.members_run)
         return {
             "ood_score": digits(self.ood_score) if self.decided else nothing,
@@ -183,30 +191,32 @@ class Prediction(ABC):
 
     @property
     def rows(self) -> Answers:
-        """A row for each sample, as `predict` writes it."""
+        """One row for each sample, as `predict` writes it."""
         ids = range(len(self.members_run)) if self.ids is None else self.ids
-        return Answers(rows_of(self, [{"id": each} for each in ids], names=self.names, top=TOP))
+        return Answers(
+            rows_of(self, [{"id": sample_id} for sample_id in ids], names=self.names, top=TOP)
+        )
 
     def __repr__(self) -> str:
         return repr(self.rows)
 
     def to_pandas(self) -> pd.DataFrame:
-        """A data frame with a row for each sample."""
+        """Return a data frame with a row for each sample."""
         return self.rows.to_pandas()
 
 
-Each = TypeVar("Each", bound="Prediction | Judged")
+Joinable = TypeVar("Joinable", bound="Prediction | Judged")
 
 
-def joined(parts: Sequence[Each], order: ndarray | slice = slice(None)) -> Each:
-    """One after another, or in this order."""
+def joined(parts: Sequence[Joinable], order: ndarray | slice = slice(None)) -> Joinable:
+    """Concatenate predictions, optionally in another order."""
     first = parts[0]
-    whole = {
-        each.name: words.joined([getattr(part, each.name) for part in parts])[order]
-        for each in fields(first)
-        if isinstance(getattr(first, each.name), ndarray)
+    merged = {
+        field.name: words.joined([getattr(part, field.name) for part in parts])[order]
+        for field in fields(first)
+        if isinstance(getattr(first, field.name), ndarray)
     }
-    return type(first)(**{**vars(first), **whole})
+    return type(first)(**{**vars(first), **merged})
 
 
 def rows_of(
@@ -217,8 +227,10 @@ def rows_of(
     top: int,
     where: str = "the decision state",
 ) -> list[dict[str, Any]]:
-    """One row for each sample, continuing what is `begun`; without a decision state some columns
-    are None. CheckpointError where a number is NaN or infinite, for which JSON has no word.
+    """Return one row for each sample that continues the row in `begun`; some columns are None
+    without a decision state.
+
+    Raises CheckpointError if a number is NaN or infinite, which JSON cannot express.
     """
     try:
         columns = prediction.columns(names, top)
@@ -233,23 +245,23 @@ def rows_of(
 
 
 def entities_in(row: Mapping[str, Any]) -> list[Any]:
-    """The entities of a row, which tables hold as JSON."""
+    """Return the entities of a row, which tables hold as JSON."""
     entities = row["entities"]
     return list(json.loads(entities) if isinstance(entities, str) else entities)
 
 
 def abstained(row: Mapping[str, Any]) -> bool:
-    """Whether a row, or one of its entities, gives no answer for want of certainty."""
+    """Return True if a row, or one of its entities, has no answer because it is too uncertain."""
     answers = entities_in(row) if "entities" in row else [row]
-    return any(each.get("answer") == "abstain" for each in answers)
+    return any(answer.get("answer") == "abstain" for answer in answers)
 
 
 class NotFinite(ValueError):
-    """A number of an answer is NaN or infinite."""
+    """Error: a number of an answer is NaN or infinite."""
 
 
 def digits(values: ndarray) -> list[float]:
-    """Nine digits: more than the model's float32 has."""
+    """Round to nine digits, more than the model's float32 has."""
     if not np.isfinite(values).all():
         raise NotFinite
     return [float(f"{value:.9g}") for value in values.tolist()]
@@ -257,12 +269,12 @@ def digits(values: ndarray) -> list[float]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a part of the validation data fitted, and what the other one says of it."""
+    """Constants fitted on one part of the validation data, and their quality on the other part."""
 
     constants: Constants
     accuracy: float | None
     losses: Mapping[str, float]
-    """NLL `before` and after, by what calibrates."""
+    """NLL `before` and after calibration, by its method."""
 
 
 @dataclass(frozen=True)
@@ -279,149 +291,159 @@ class Certifying:
     """Samples that thresholds are taken by."""
 
     fitting: Part
-    """Those that fitted the answers: they say in which order thresholds are tested."""
+    """Samples on which the answers were fitted: they determine the order in which thresholds are
+    tested.
+    """
     parts: Sequence[Part]
-    """Those that fitted nothing; and, where some are copies, the same without the copies. A promise
-    holds for each.
+    """Samples on which nothing was fitted and, if some are copies, these without the copies. A
+    promise must hold on every one of them.
     """
     promise: CalibrateOptions
     constants: Constants
 
 
 class Reads(Protocol):
-    """How predictions are read where they are measured."""
+    """Rule by which predictions are read when they are measured."""
 
     @property
     def record(self) -> Decision:
-        """What was promised."""
+        """Decision record with the promises."""
 
     @property
     def conformal(self) -> Conformal | None:
-        """What makes prediction sets."""
+        """Rule for prediction sets; None without one."""
 
     @property
     def constants(self) -> Constants:
-        """What calibrates."""
+        """Calibration constants."""
 
     def answers(self, logits: ndarray) -> ndarray:
-        """`Problem.answers`, by the members that ran."""
+        """Return `Problem.answers` of the members that ran."""
 
     def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
-        """How far those members are apart: mutual information, and whether they disagree."""
+        """Return the mutual information between these members, and whether they disagree."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged(ABC):
-    """Answers on a labelled set against the truth, sample by sample, without the logits."""
+    """Answers on a labelled set with their correctness, without the logits."""
 
     labels: ndarray
-    """What was true, by which is seen whether two models answered for the same samples."""
+    """True labels; they also show whether two models answered the same samples."""
 
     @property
     def count(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return len(self.labels)
 
     @abstractmethod
     def quality(self, rows: Rows) -> dict[str, Values]:
-        """What models are compared by, of each resample."""
+        """Return the metrics that models are compared by, on each resample."""
 
     @abstractmethod
     def measures(self) -> Callable[[Rows], dict[str, Values]]:
-        """A function that measures resamples, `quality` among it; NaN where one has none."""
+        """Return a function that computes all metrics of resamples, including `quality`; NaN where
+        a metric is undefined.
+        """
 
     def figures(self) -> dict[str, float | None]:
-        """What is measured once, of all samples."""
+        """Return the metrics that are computed once, on all samples."""
         return {}
 
     def familiar(self, unfamiliar: Bool[ndarray, " sample"]) -> Self:
-        """The same where these samples are not answered."""
+        """Return a copy in which unfamiliar samples have no answer."""
         return self
 
     def sure(self) -> tuple[Scores, Bool[ndarray, " answer"]]:
-        """How sure each answer is, and whether it is right; nothing where answers are numbers."""
+        """Return the confidence of each answer, and whether it is right; empty for numbers."""
         return np.zeros(0), np.zeros(0, dtype=bool)
 
     def against(self, logits: ndarray, reading: Reads) -> dict[str, float | None]:
-        """What tells these samples from OOD ones, besides a score."""
+        """Return metrics, besides scores, of how well these samples are told from OOD samples."""
         return {}
 
     def diversity(self) -> dict[str, float]:
-        """How far members are apart."""
+        """Return how much members differ."""
         return {}
 
     def by_class(self) -> Mapping[int, Mapping[str, float | None]]:
-        """Measures of each class, how many there are first; nothing where answers are no classes."""
+        """Return metrics of each class, the number of samples first; empty if answers are not
+        classes.
+        """
         return {}
 
     def class_names(self, names: Sequence[str]) -> Sequence[str]:
-        """What those are called, by the names of the model's classes."""
+        """Return the names of the classes in `by_class`, from the model's class names."""
         return names
 
     def unsteady(self, values: Mapping[str, Any]) -> Sequence[str]:
-        """Measures whose resamples say little about them."""
+        """Return the metrics whose bootstrap intervals are not meaningful."""
         return ()
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What `monitor` compares of answers."""
+    """Properties of answers that `monitor` compares."""
 
     names: Sequence[str | int]
-    """What they are counted by."""
+    """Names by which answers are counted."""
     most: float = math.inf
-    """How unsure one can be."""
+    """Maximum uncertainty of an answer."""
     promises: Mapping[str, float] = field(default_factory=dict)
     """Risks that labels can test."""
 
 
 class Problem(ABC):
-    """How the outputs of a model are read, and what its labels are."""
+    """A kind of problem: the meaning of a model's outputs and of its labels."""
 
     name: ClassVar[ProblemName]
     scores: ClassVar[Collection[str]]
-    """OOD scores of the logits that it has."""
+    """Available OOD scores of the logits."""
     features: ClassVar[Collection[str]] = ()
-    """OOD scores that it can have fitted to features."""
+    """Available OOD scores that are fitted on features."""
     axes: ClassVar[tuple[str, ...]] = ("sample", "member", "class")
-    """Those of logits."""
+    """Axes of logits."""
     label_axes: ClassVar[tuple[str, ...]] = ("sample",)
-    """Those of labels."""
+    """Axes of labels."""
     one_class: ClassVar[bool] = False
-    """Whether OOD scores see one class alone."""
+    """True if OOD scores treat all samples as one class."""
     numbers: ClassVar[tuple[float, float] | None] = None
-    """Between which labels lie, where they are no class numbers."""
+    """Range of labels; None if they are class numbers."""
     link: ClassVar[Link | None] = "softmax"
-    """What outputs mean; None where each is a word's."""
+    """Meaning of outputs; None if each word has outputs."""
     columns: ClassVar[Mapping[str, str]]
-    """What a row of `predict` holds, and what kind of value each is."""
+    """Columns of a row of `predict`, with the kind of their values."""
     in_torch: ClassVar[str] = "hydrasurgeon.runtime.kinds:OfClasses"
-    """What it means in graphs, as `module:class`."""
+    """Class that implements the problem in graphs, as `module:class`."""
     trained_by: ClassVar[str] = "hydrasurgeon.tuning.losses:OfClasses"
-    """What training minimizes, the same way."""
+    """Class that implements its training loss, as `module:class`."""
     labels: ClassVar[tuple[Match, str, str]] = READ["single_label"]
-    """How labels are fitted to a model, what a row must have, and a hint."""
+    """Function that fits labels to a model, the columns that a row must have, and a hint."""
     lacks: ClassVar[Mapping[str, str]] = {"--promise": "It says what is promised of entities."}
-    """Features of the tool that it has not → why, or what it has instead."""
+    """Unsupported features of the tool, with the reason or the alternative."""
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Processes exchange it by its class, which holds nothing."""
+        """Return the arguments for pickling: the class, because instances hold no state."""
         return type(self), ()
 
     @abstractmethod
     def validated(
         self, logits: Float[ndarray, "sample *member klass"], labels: ndarray
     ) -> dict[str, float]:
-        """What training logs of a validation set; weights are kept by the last, the lower the
+        """Return the validation metrics that training logs; the last one selects weights, lower is
         better.
         """
 
     @abstractmethod
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
-        """Logits as decisions take them; what was read already stays as it is."""
+        """Return logits in the form that decisions need; logits in this form are returned
+        unchanged.
+        """
 
     def classifier(self, weight: ndarray, bias: ndarray) -> tuple[ndarray, ndarray]:
-        """A classifier's weight and bias as OOD scores take them; one logit's are of no and yes."""
+        """Return a classifier's weight and bias in the form that OOD scores need: one logit becomes
+        no and yes.
+        """
         if self.one_class:
             return weight[:1], bias[:1]
         return yes_or_no(weight.T).T, yes_or_no(bias)
@@ -429,8 +451,8 @@ class Problem(ABC):
     def choices(
         self, logits: Float[ndarray, "sample member klass"], labels: ndarray | None = None
     ) -> tuple[Float[ndarray, "choice member klass"], Labels]:
-        """Each choice between classes, and the class that it should have made, where that is known;
-        of many labels each is a choice of its own.
+        """Return each choice between classes with its true class, if labels are given; each of many
+        labels is a choice of its own.
         """
         raise self._without_classes
 
@@ -439,8 +461,8 @@ class Problem(ABC):
         return SurgeryError(f"this is for models that choose one class, and not {self.name}")
 
     def outputs(self, outputs: Outputs) -> Outputs:
-        """Logits and labels as decisions take them; where OOD scores see one class, the labels are
-        the shares.
+        """Return logits and labels in the form that decisions need; if OOD scores see one class,
+        the labels become the shares.
         """
         if self.one_class:
             labels = None
@@ -450,30 +472,34 @@ class Problem(ABC):
         return replace(outputs, logits=self.read(outputs.logits))
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
-        """What calibrates, fitted to some outputs."""
+        """Fit calibration constants on some outputs."""
         raise self._without_classes
 
     @abstractmethod
     def constants(self, record: Decision) -> Constants:
-        """What calibrates, of a record."""
+        """Return the calibration constants of a decision record."""
 
     @abstractmethod
     def answers(self, logits: ndarray, constants: Constants) -> ndarray:
-        """What thresholds are taken on: calibrated probabilities, or numbers and deviations."""
+        """Return the values that thresholds apply to: calibrated probabilities, or numbers and
+        deviations.
+        """
 
     def chances(self, answers: ndarray) -> Float[ndarray, "choice klass"]:
-        """The probabilities of each choice."""
+        """Return the probabilities of each choice."""
         return answers
 
     @abstractmethod
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> Judged:
-        """Answers to some samples against the truth."""
+        """Return answers to labelled samples with their correctness."""
 
     def decide(
         self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
     ) -> Prediction:
-        """What is answered; by a decision state and the OOD score of each sample calibrated, with
-        prediction sets, with what is unfamiliar, and where to abstain.
+        """Answer samples.
+
+        With a decision record and OOD scores, answers are calibrated and have prediction sets,
+        unfamiliar samples are marked, and uncertain answers abstain.
         """
         plain = self.plain(logits, {} if record is None else self.constants(record))
         if record is None or score is None:
@@ -484,49 +510,51 @@ class Problem(ABC):
 
     @abstractmethod
     def plain(self, logits: ndarray, constants: Constants) -> Prediction:
-        """What is answered without an OOD score."""
+        """Return the answers without OOD scores."""
 
     def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
-        """What the limits of a decision state change, as fields."""
+        """Return the fields that the limits of a decision record change."""
         return {}
 
     @abstractmethod
     def watched(self, model: Model, decision: Decision) -> Watched:
-        """What `monitor` compares."""
+        """Return the settings of `monitor`."""
 
     @abstractmethod
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
-        """By which of the names a row of `predict` is counted."""
+        """Return the name under which `monitor` counts a row of `predict`."""
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
-        """The promises that an answer comes under, and whether it breaks them."""
+        """Return the promises that apply to an answer, and whether it breaks them."""
         return {}
 
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
-        """What `serve` counts a row by."""
+        """Return the names under which `serve` counts a row."""
         return ()
 
     def unsure(self, row: Mapping[str, Any]) -> float:
-        """How unsure a row's answer is."""
+        """Return the uncertainty of a row's answer."""
         return float(row["total"])
 
     @abstractmethod
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """Constants that the first part fits; DataError where the labels do not fit the answers."""
+        """Fit constants on the first part and measure them on the second; DataError if the labels
+        do not fit the answers.
+        """
 
     def graded(self, part: Part) -> Graded:
-        """Familiar answers, and whether they are right."""
+        """Return the confidence of familiar answers, and whether they are right."""
         raise self._without_classes
 
     @abstractmethod
     def promised(self, by: Certifying) -> dict[str, Any]:
-        """Thresholds, as fields of a `Decision`; Unpromised where none keeps the risk."""
+        """Return thresholds as fields of a `Decision`; Unpromised if none keeps the risk."""
 
 
 def need_feature(
     problem: Problem, feature: str, name: str, error: type[HydraError] = SurgeryError
 ) -> None:
-    """Refuse what a kind has not."""
+    """Raise an error if a kind of problem does not support a feature."""
     if feature in problem.lacks:
         raise error(
             f"{feature}: is for models that choose one class, and {name} is {problem.name}",

@@ -1,7 +1,7 @@
 """One of several classes: softmax over k logits, cross-entropy.
 
 Yes or no, and each of many labels, are such choices too, between two classes with the logits 0 and
-z: `read` makes them so, and what is measured of classes then holds for them.
+z: `read` converts them, and the metrics of classes then apply.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from hydrasurgeon.statistics.temperature import (
 )
 
 BIASED = ("ece", "aece")
-"""Measures without an interval: each resample adds its own noise to the errors of the bins, so that
+"""Metrics without an interval: each resample adds its own noise to the errors of the bins, so that
 the interval would lie above the truth.
 """
 ENOUGH = 1 << 22
-"""Of so many logits training takes all to calibrate by, of more an even part."""
+"""Number of logits above which training calibrates on an even part of them."""
 FEWEST_SURE = 200
-"""Samples that `cov5` must cover to have an interval: the ends of a smaller one are where a few
-answers happen to be wrong.
+"""Minimum number of samples covered by `cov5` for an interval: the ends of a smaller one depend on
+a few answers that happen to be wrong.
 """
 
 
@@ -78,7 +78,7 @@ class ClassPrediction(Prediction):
 
     probabilities: Float[ndarray, "sample klass"]
     labels: Int[ndarray, " sample"]
-    """The most probable class."""
+    """Most probable class."""
     probability: Float[ndarray, " sample"]
     total: Float[ndarray, " sample"]
     aleatoric: Float[ndarray, " sample"]
@@ -88,7 +88,7 @@ class ClassPrediction(Prediction):
 
     @classmethod
     def of(cls, problem: Classes, choices: ndarray, constants: Constants) -> ClassPrediction:
-        """What is said without thresholds."""
+        """Return the answers without thresholds."""
         probs = problem.answers(choices, constants)
         probability, labels = surest(probs)
         total, aleatoric = problem.uncertainties(choices, constants)
@@ -108,7 +108,7 @@ class ClassPrediction(Prediction):
         )
 
     @property
-    def given(self) -> Sequence[Any]:
+    def plain_answers(self) -> Sequence[Any]:
         return [called(label, self.names) for label in self.labels.tolist()]
 
     @property
@@ -121,7 +121,7 @@ class ClassPrediction(Prediction):
         return self.total
 
     def doubts(self) -> Columns:
-        """How sure it is, and whether it knows such inputs."""
+        """Return the columns about certainty and familiarity."""
         entropies = {
             name: digits(getattr(self, name)) for name in ("total", "aleatoric", "epistemic")
         }
@@ -130,7 +130,7 @@ class ClassPrediction(Prediction):
     def ranked(
         self, i: int, names: Sequence[str] | None, among: ndarray | None = None
     ) -> list[list[Any]]:
-        """The classes of a sample and their probabilities, the most probable first."""
+        """Return the classes of a sample with their probabilities, the most probable first."""
         order = falling(self.probabilities[i])
         if among is not None:
             order = order[among[i, order]]
@@ -152,7 +152,7 @@ class ClassPrediction(Prediction):
         }
 
     def held(self, i: int, names: Sequence[str] | None) -> list[Any] | None:
-        """The prediction set of a sample, the most probable class first."""
+        """Return the prediction set of a sample, the most probable class first."""
         if not self.decided:
             return None
         return [name for name, _ in self.ranked(i, names, self.sets)]
@@ -160,7 +160,7 @@ class ClassPrediction(Prediction):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedClasses(Judged):
-    """A row for each choice, of many labels one for each label of a sample."""
+    """One row for each choice: for many labels, one for each label of a sample."""
 
     labels: Int[ndarray, " choice"]
     confidence: Float[ndarray, " choice"]
@@ -172,29 +172,29 @@ class JudgedClasses(Judged):
     mutual_information: Float[ndarray, " choice"]
     disagreement: Float[ndarray, " choice"]
     covered: Bool[ndarray, " choice"] | None = None
-    """Whether the prediction set holds the truth; None without a decision state that makes such
+    """True if the prediction set contains the truth; None without a decision state that makes
     sets.
     """
     set_size: Float[ndarray, " choice"] | None = None
     answer: Int[ndarray, " choice"] | None = None
-    """The class that is answered, −1 where none is; None where no risk is promised."""
+    """Answered class, −1 if the answer abstains; None without a promised risk."""
 
     @property
     def promised(self) -> Float[ndarray, " choice"]:
-        """What calibration is measured of: confidence, or the probability of yes."""
+        """Probability whose calibration is measured: confidence, or the probability of yes."""
         return self.confidence
 
     @property
     def kept(self) -> Float[ndarray, " choice"]:
-        """What came true of it."""
+        """Outcome that `promised` predicts."""
         return self.correct.astype(np.float64)
 
     def choices(self, rows: Rows) -> Int[ndarray, "repeat choice"]:
-        """The choices of these samples."""
+        """Return the choices that belong to these samples."""
         return rows
 
     def quality(self, rows: Rows) -> dict[str, Values]:
-        """Accuracy, Brier score, NLL and ECE."""
+        """Return accuracy, Brier score, NLL and ECE."""
         rows = self.choices(rows)
         gap, bins = self.kept - self.promised.astype(np.float64), bins_of(self.promised)
         gaps = summed(bins[rows], gap[rows], BINS + 1)
@@ -212,7 +212,7 @@ class JudgedClasses(Judged):
         )
 
     def _promises(self, rows: Rows) -> dict[str, Values]:
-        """What came of promises: of sets, and of answers."""
+        """Return how well promises were kept: by prediction sets, and by answers."""
         values: dict[str, Values] = {}
         if self.covered is not None and self.set_size is not None:
             values["coverage"] = self.covered.astype(np.float64)[rows].mean(axis=1)
@@ -230,7 +230,7 @@ class JudgedClasses(Judged):
         return {"smece": smooth_ece(self.promised, self.kept)}
 
     def familiar(self, unfamiliar: Bool[ndarray, " sample"]) -> Self:
-        """As `Classes` answers: no set of a familiar sample is empty."""
+        """Apply the rules of `Classes.limited`: the set of a familiar sample is never empty."""
         changed: dict[str, ndarray] = {}
         if self.covered is not None and self.set_size is not None:
             empty = (self.set_size == 0) & ~unfamiliar
@@ -264,7 +264,7 @@ class JudgedClasses(Judged):
 
 
 def _brier(probs: Probs, truth: Labels) -> Scores:
-    """Σ_c (p_c − y_c)²."""
+    """Return Σ_c (p_c − y_c)²."""
     wrong: ndarray = np.square(probs)
     rows = np.arange(len(probs))
     wrong[rows, truth] = np.square(probs[rows, truth] - 1)
@@ -276,7 +276,7 @@ def called(klass: int, names: Sequence[str] | None) -> str | int:
 
 
 class Classes(Problem):
-    """One of several classes."""
+    """Problem of choosing one of several classes."""
 
     name: ClassVar[ProblemName] = "single_label"
     scores: ClassVar[Collection[str]] = LOGITS.keys()
@@ -287,13 +287,13 @@ class Classes(Problem):
         **dict.fromkeys(("top", "set"), "json"),
         **DOUBTS,
     }
-    made: type[ClassPrediction] = ClassPrediction
-    """What it answers with."""
+    prediction_type: type[ClassPrediction] = ClassPrediction
+    """Class of its predictions."""
 
     def validated(
         self, logits: Float[ndarray, "sample *member klass"], labels: ndarray
     ) -> dict[str, float]:
-        """The NLL too that is left once it is calibrated."""
+        """Return accuracy and NLL, and last the NLL that remains after calibration."""
         if logits.ndim == 2:
             logits = logits[:, None]
         outputs = self.outputs(Outputs(logits, None, labels))
@@ -306,7 +306,7 @@ class Classes(Problem):
         }
 
     def _roughly(self, outputs: Outputs) -> dict[str, Any]:
-        """What calibrates, found in a moment."""
+        """Return quickly fitted calibration constants."""
         return self.fitted(outputs)
 
     def _right(self, outputs: Outputs) -> Bool[ndarray, "*choice"]:
@@ -319,11 +319,11 @@ class Classes(Problem):
         return {"temperature": record.temperature, "bias": record.bias}
 
     def answers(self, logits: ndarray, constants: Constants) -> Probs:
-        """Calibrated probabilities: of classes, or of each label."""
+        """Return calibrated probabilities: of classes, or of each label."""
         return calibrated(self.read(logits), **constants)
 
     def uncertainties(self, choices: ndarray, constants: Constants) -> tuple[Scores, Scores]:
-        """Total and aleatoric uncertainty."""
+        """Return total and aleatoric uncertainty."""
         return uncertainties(choices, **constants)
 
     def choices(
@@ -344,7 +344,7 @@ class Classes(Problem):
             nll=-np.log(np.maximum(of_labels(probs, truth), TINY)),
             mutual_information=information,
             disagreement=disagreement,
-            answer=self.given(probs, reading.record),
+            answer=self.answered_class(probs, reading.record),
         )
         if reading.conformal is None:
             return judged
@@ -353,25 +353,27 @@ class Classes(Problem):
         return replace(judged, covered=of_labels(sets, truth), set_size=sizes)
 
     def plain(self, logits: ndarray, constants: Constants) -> ClassPrediction:
-        return self.made.of(self, self.read(logits), constants)
+        return self.prediction_type.of(self, self.read(logits), constants)
 
     def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
-        """No familiar sample has an empty set: it holds the most probable label then."""
+        """Return prediction sets and abstentions; an empty set of a familiar sample gets the most
+        probable label.
+        """
         probs = decided.probabilities
         sets = prediction_sets(record.conformal, probs)
         empty = ~sets.any(axis=-1) & ~decided.unfamiliar
         first = np.arange(sets.shape[-1]) == probs.argmax(axis=-1)[:, None]
         sets = sets | (first & empty[:, None])
-        answer = self.given(probs, record)
+        answer = self.answered_class(probs, record)
         if answer is None:
             return {"sets": sets}
         abstain = answer < 0
         labels = np.where(abstain, decided.labels, answer)
         return {"sets": sets, "abstain": abstain, "labels": labels}
 
-    def given(self, probs: Probs, record: Decision) -> Int[ndarray, " choice"] | None:
-        """The class that is answered, −1 where that would not keep the promised risk; None where none
-        is promised.
+    def answered_class(self, probs: Probs, record: Decision) -> Int[ndarray, " choice"] | None:
+        """Return the answered class, −1 where it would not keep the promised risk; None without a
+        promise.
         """
         if record.abstain is None:
             return None
@@ -379,19 +381,21 @@ class Classes(Problem):
         return np.where(chance >= record.abstain.threshold, label, -1)
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """Temperature, and the NLL before and after, cross-fitted."""
+        """Fit the temperature, and measure the NLL before and after by cross-fitting."""
         constants = self.fitted(fitting)
         losses = self._crossed((constants, certifying), (self.fitted(certifying), fitting))
-        answers, others = (self._answers(half, constants) for half in (fitting, certifying))
+        answers, certified = (self._answers(half, constants) for half in (fitting, certifying))
         classes = fitting.logits.shape[-1]
-        unfit.check_order((answers, fitting.truth), (others, certifying.truth), classes)
-        right = np.concatenate([answers == fitting.truth, others == certifying.truth])
+        unfit.check_order((answers, fitting.truth), (certified, certifying.truth), classes)
+        right = np.concatenate([answers == fitting.truth, certified == certifying.truth])
         accuracy = float(right.astype(np.float64).mean())
         self._check_fit(fitting.joined(certifying), accuracy)
         return Calibration(constants, accuracy, losses)
 
     def _check_fit(self, outputs: Outputs, accuracy: float) -> None:
-        """By constants of all rows: those of a part may be far off where it is small."""
+        """Refuse labels that do not fit; constants come from all rows, because those of a small
+        part may be far off.
+        """
         constants = self.fitted(outputs)
         unfit.check_fit(
             self.losses_of(outputs, constants)["temperature"],
@@ -403,12 +407,12 @@ class Classes(Problem):
         )
 
     def guessing(self, outputs: Outputs) -> float:
-        """The NLL of answering every sample with the shares of the classes."""
+        """Return the NLL of answering every sample with the class frequencies."""
         counts = np.bincount(outputs.truth)
         return float(entropy(counts / counts.sum()))
 
     def _answers(self, outputs: Outputs, constants: Constants) -> Labels:
-        """The most probable class of each sample."""
+        """Return the most probable class of each sample."""
         return by_pieces(
             lambda rows: calibrated(rows, **constants).argmax(axis=-1), outputs.logits, CALIBRATED
         )
@@ -417,7 +421,9 @@ class Classes(Problem):
         return {"temperature": temperature_of(outputs.logits, outputs.truth)}
 
     def watched(self, model: Model, decision: Decision) -> Watched:
-        """No distribution over the classes is less certain than the uniform one."""
+        """Return the settings of `monitor`; the maximum uncertainty is that of the uniform
+        distribution.
+        """
         names = model.labels or range(model.num_classes)
         risk = None if decision.abstain is None else decision.abstain.risk
         return Watched(names, math.log(len(names)), {} if risk is None else {"risk": risk})
@@ -434,7 +440,7 @@ class Classes(Problem):
         return [str(row["label"])]
 
     def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
-        """NLL `before`, and by `temperature`."""
+        """Return the NLL `before` calibration and with the `temperature`."""
         logits, labels = outputs.logits, outputs.truth
         return {
             "before": nll_of(logits, labels),
@@ -442,7 +448,7 @@ class Classes(Problem):
         }
 
     def _crossed(self, *pairs: tuple[Constants, Outputs]) -> dict[str, float]:
-        """The mean of `losses_of`: each part with constants that another one gave."""
+        """Return the mean of `losses_of` over parts, each with the constants of another part."""
         totals: dict[str, float] = {}
         for constants, part in pairs:
             for name, loss in self.losses_of(part, constants).items():
@@ -451,7 +457,7 @@ class Classes(Problem):
         return {name: total / count for name, total in totals.items()}
 
     def promised(self, by: Certifying) -> dict[str, Any]:
-        """Prediction sets, and when to abstain."""
+        """Return prediction sets, and the threshold for abstention."""
         coverage = by.promise.coverage
         sets = largest(
             fit_conformal(part.answers, part.outputs.truth, coverage=coverage) for part in by.parts
@@ -460,7 +466,9 @@ class Classes(Problem):
         return {"conformal": sets, **kept}
 
     def _kept(self, by: Certifying, risk: float) -> dict[str, Any]:
-        """What keeps a risk: a promise about familiar samples, which alone are answered."""
+        """Return the threshold that keeps a risk among familiar samples, which are the only ones
+        answered.
+        """
         certifying = [self.graded(part) for part in by.parts]
         abstain = fit_abstention(self.graded(by.fitting), certifying, risk=risk)
         return {"abstain": abstain.among(float(by.parts[0].familiar.mean()))}

@@ -1,4 +1,4 @@
-"""What a row of answers holds, as JSON and as a table."""
+"""Columns of a row of answers, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from hydrasurgeon.problems import PROBLEMS
 from hydrasurgeon.problems.base import Problem
 
 NUMBERS = {
-    name for each in PROBLEMS.values() for name in each.columns if each.columns[name] == "number"
+    name
+    for problem in PROBLEMS.values()
+    for name in problem.columns
+    if problem.columns[name] == "number"
 }
 """Columns of numbers."""
 
 
 CUT = "cut"
-"""The column that says whether a text was longer than what the model reads. Rows of JSON have it
-where it is true.
+"""Column that is True if a text was longer than the model's input; rows of JSON have it only
+then.
 """
 
 
@@ -29,8 +32,10 @@ def columns_of(
     errors: bool = False,
     cut: bool = False,
 ) -> dict[str, str]:
-    """The columns of a table; with `top` there are two for each of so many labels. `cut` adds the
-    column of models that read the beginning of long texts.
+    """Return the columns of a table with the kinds of their values.
+
+    With `top` there are two columns for each of so many labels. `cut` adds the column for models
+    that read the beginning of long texts.
     """
     columns: dict[str, str] = {"id": "text", **dict.fromkeys(kept, "text")}
     for name, kind in problem.columns.items():
@@ -45,12 +50,12 @@ def columns_of(
 
 
 def with_cut(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as a table has it, which says of every text that was read whether it was cut."""
+    """Return a row for a table, with a `cut` cell for every text that was read."""
     return {**row, CUT: None if "error" in row else row.get(CUT, False)}
 
 
 def spread(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as a spreadsheet reads it: no lists, and numbers with six digits."""
+    """Return a row for a spreadsheet: no lists, and numbers with six digits."""
     cells = {
         key: format_number(value, 6) if key in NUMBERS and value is not None else value
         for key, value in row.items()
@@ -66,7 +71,7 @@ def spread(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_state(name: str) -> str:
-    """A note on a checkpoint that was not calibrated."""
+    """Return a note on a checkpoint that was not calibrated."""
     return (
         f"{name} has no decision state: probabilities are not calibrated, and nothing is set "
         "aside; run calibrate"

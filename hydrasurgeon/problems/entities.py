@@ -1,4 +1,4 @@
-"""Entities as answers: tags of words, what rows say of them, and how they are judged."""
+"""Entities as answers: tags of words, their columns in rows, and their evaluation."""
 
 from __future__ import annotations
 
@@ -29,39 +29,40 @@ from hydrasurgeon.statistics.probabilities import sums_at, surest
 
 Chances = Float[ndarray, "text word klass"]
 WAYS: tuple[Literal["product", "least"], ...] = ("product", "least")
-"""How the probabilities of its words make that of an entity."""
+"""Functions that combine the probabilities of words into that of an entity."""
 FIELDS = ("start", "end", "text", "label", "probability", "answer")
-"""What a row says of an entity."""
+"""Fields of an entity in a row."""
 
 
 def tags_of(
     probs: Chances, cover: float | None = None
 ) -> tuple[Int[ndarray, "text word"], Float[ndarray, "text word"]]:
-    """Each word's most probable tag, and its probability; −1 where there is no word.
+    """Return each word's tag and its probability; −1 for places without a word.
 
-    With `cover`, a word belongs to an entity from this probability of not being O on, by the most
-    probable tag but O. An entity begins at a B, behind an O, and where the kind changes: in data an
-    I that continues nothing begins one too, and so it does in transformers' pipelines.
+    The tag is the most probable one. With `cover`, a word belongs to an entity if its probability
+    of not being O is at least `cover`, and gets the most probable tag but O. An entity begins at a
+    B, behind an O, and where the kind changes: in data an I that continues nothing begins one too,
+    and so it does in transformers' pipelines.
     """
     there = (probs > 0).any(axis=-1)
     chances, tags = surest(probs)
     if cover is not None:
-        others, which = surest(probs[..., 1:])
+        inner, which = surest(probs[..., 1:])
         belongs = not_outside(probs) >= cover
         tags = np.where(belongs, which + 1, 0)
-        chances = np.where(belongs, others, probs[..., 0])
+        chances = np.where(belongs, inner, probs[..., 0])
     tags = begun(tags)
     return np.where(there, tags, UNLABELLED), chances
 
 
 def how_of(constants: Constants) -> str:
-    """Which of the `WAYS` was chosen."""
+    """Return the chosen entry of `WAYS`."""
     entities = constants.get("entities")
     return WAYS[0] if entities is None else entities.probability
 
 
 def not_outside(probs: Chances) -> Float[ndarray, "text word"]:
-    """The probability that a word belongs to an entity."""
+    """Return the probability that a word belongs to an entity."""
     return probs[..., 1:].sum(axis=-1)
 
 
@@ -70,30 +71,30 @@ class TokensPrediction(Prediction):
     """Tags of words, and their probabilities."""
 
     tags: Int[ndarray, "text word"]
-    """Those that entities are made of; −1 where there is no word."""
+    """Tags that form entities; −1 for places without a word."""
     chances: Float[ndarray, "text word"]
-    """The probability of each tag."""
+    """Probability of each tag."""
     how: str = "product"
-    """How those of an entity's words make its own."""
+    """Entry of `WAYS` that gives the probability of an entity."""
     least: float = 0.0
-    """From which probability on an entity is answered."""
+    """Minimum probability of an answered entity."""
     kinds: int
-    """Kinds of entities."""
+    """Number of kinds of entities."""
     texts: Sequence[Any] | None = None
-    """What was asked."""
+    """Input texts."""
 
     def about(self, texts: Callable[[], Sequence[Any]]) -> Self:
         return replace(self, texts=texts())
 
     @property
     def entities(self) -> tuple[Entities, Float[ndarray, " entity"]]:
-        """All that were found, and their probabilities."""
+        """All predicted entities, with their probabilities."""
         entities = entities_of(self.tags)
         return entities, joint_chances(entities, self.chances, self.how)
 
     @property
     def answered(self) -> Int[ndarray, "text word"]:
-        """Tags of the entities that are answered."""
+        """Tags of the answered entities."""
         entities, chances = self.entities
         owner, text, word = entities.words()
         sure = (chances >= self.least)[owner]
@@ -102,12 +103,12 @@ class TokensPrediction(Prediction):
         return tags
 
     @property
-    def given(self) -> Sequence[Any]:
+    def plain_answers(self) -> Sequence[Any]:
         return [*self.columns(self.names, 0)["entities"]]
 
     @property
     def uncertainty(self) -> Float[ndarray, " text"]:
-        """How many of a text's entities are wrong, as far as their probabilities tell."""
+        """Expected number of wrong entities in each text, from their probabilities."""
         entities, chances = self.entities
         return sums_at(entities.text, 1 - chances, len(self.tags))
 
@@ -120,8 +121,8 @@ class TokensPrediction(Prediction):
         return np.bincount(first, minlength=1 + self.kinds)
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
-        """Entities by the characters of the texts, where these are known; else by the numbers of
-        their words.
+        """Return entities with character positions, or with word numbers if the texts are
+        unknown.
         """
         entities, chances = self.entities
         rows: list[list[dict[str, Any]]] = [[] for _ in self.tags]
@@ -145,17 +146,17 @@ class TokensPrediction(Prediction):
 
 
 def called_kind(kind: int, names: Sequence[str] | None) -> str | int:
-    """The name of a kind of entities, by those of the tags."""
+    """Return the name of a kind of entities, from the names of the tags."""
     return kind if names is None else names[2 * kind + 1].removeprefix("B-")
 
 
 def placed(entities: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Entities with their characters in place of the numbers of words, and what stands there."""
-    spans, made = words_of(text), []
+    """Return entities with character positions instead of word numbers, and with their texts."""
+    spans, moved = words_of(text), []
     for entity in entities:
         start, end = spans[entity["start"]][0], spans[entity["end"] - 1][1]
-        made.append({**entity, "start": start, "end": end, "text": str(text[start:end])})
-    return [{name: entity[name] for name in FIELDS} for entity in made]
+        moved.append({**entity, "start": start, "end": end, "text": str(text[start:end])})
+    return [{name: entity[name] for name in FIELDS} for entity in moved]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,17 +165,17 @@ class JudgedTokens(Judged):
 
     tags: Int[ndarray, "text word"]
     right: Bool[ndarray, "text word"]
-    """Whether the most probable tag is the true one, be it an I that begins an entity or not."""
+    """True if the most probable tag is the true one; an I that begins an entity counts as I."""
     confidence: Float[ndarray, "text word"]
     nll: Float[ndarray, "text word"]
     mutual_information: Float[ndarray, "text word"]
     disagreement: Float[ndarray, "text word"]
     chances: Float[ndarray, "text word"]
-    """At the first word of an entity its probability."""
+    """Probability of an entity, at its first word."""
     answered: Int[ndarray, "text word"] | None = None
-    """Tags of the entities that are answered; None where nothing is promised."""
+    """Tags of the answered entities; None without a promise."""
     abstains: bool = False
-    """Whether those are some of the entities."""
+    """True if some entities may be left unanswered."""
 
     @property
     def there(self) -> Bool[ndarray, "text word"]:
@@ -183,10 +184,10 @@ class JudgedTokens(Judged):
 
     @cached_property
     def _by_text(self) -> dict[str, ndarray]:
-        """What is summed over texts."""
-        said, true, there = entities_of(self.tags), entities_of(self.labels), self.there
+        """Quantities that are summed over texts."""
+        predicted, true, there = entities_of(self.tags), entities_of(self.labels), self.there
         right = self.right & there
-        hits = said.text[are_right(said, self.labels)]
+        hits = predicted.text[are_right(predicted, self.labels)]
         gap = (right.astype(np.float64) - self.confidence.astype(np.float64)) * there
         return {
             "words": there.sum(axis=1).astype(np.float64),
@@ -194,12 +195,12 @@ class JudgedTokens(Judged):
             "nll": self.nll.astype(np.float64).sum(axis=1),
             "gaps": summed(bins_of(self.confidence), gap, BINS + 1),
             "hits": np.bincount(hits, minlength=self.count).astype(np.float64),
-            "said": said.counts(self.count).astype(np.float64),
+            "said": predicted.counts(self.count).astype(np.float64),
             "true": true.counts(self.count).astype(np.float64),
         }
 
     def quality(self, rows: Rows) -> dict[str, Values]:
-        """F1 of entities; accuracy, NLL and ECE of words."""
+        """Return F1 of entities; accuracy, NLL and ECE of words."""
         sums = self._sums(rows)
         return {
             "f1": 2 * sums["hits"] / np.maximum(sums["said"] + sums["true"], 1),
@@ -224,7 +225,7 @@ class JudgedTokens(Judged):
         return measured
 
     def figures(self) -> dict[str, float | None]:
-        """What entities' probabilities are worth, and what came of promises."""
+        """Return the calibration of entities' probabilities, and how well promises were kept."""
         chances, right = self.sure()
         figures: dict[str, float | None] = {}
         if len(right):
@@ -245,8 +246,8 @@ class JudgedTokens(Judged):
                 wrong = ~are_right(answered, self.labels)
                 figures["wrong"] = float(wrong.astype(np.float64).mean())
             if len(true):
-                whole = joint_chances(true, (self.answered > 0).astype(np.float64), "least")
-                figures["missed"] = float((whole == 0).astype(np.float64).mean())
+                covered = joint_chances(true, (self.answered > 0).astype(np.float64), "least")
+                figures["missed"] = float((covered == 0).astype(np.float64).mean())
         return figures
 
     def sure(self) -> tuple[ndarray, ndarray]:
@@ -255,7 +256,9 @@ class JudgedTokens(Judged):
         return chances, are_right(entities, self.labels)
 
     def against(self, logits: ndarray, reading: Reads) -> dict[str, float | None]:
-        """Entities found in OOD texts are less probable than those found in these."""
+        """Return the AUROC of OOD detection by the probability of entities, which should be lower
+        in OOD texts.
+        """
         tags, chances = tags_of(reading.answers(logits))
         theirs = joint_chances(entities_of(tags), chances, how_of(reading.constants))
         return {"entity_auroc": auroc(1 - self.sure()[0], 1 - theirs)}
@@ -268,18 +271,18 @@ class JudgedTokens(Judged):
         }
 
     def by_class(self) -> Mapping[int, Mapping[str, float | None]]:
-        """By the type of entities."""
-        true, found = entities_of(self.labels), entities_of(self.tags)
-        size, given = Counter(true.kind.tolist()), Counter(found.kind.tolist())
-        right = Counter(found.kind[are_right(found, self.labels)].tolist())
+        """Return metrics of each type of entities."""
+        true, predicted = entities_of(self.labels), entities_of(self.tags)
+        size, predicted_size = Counter(true.kind.tolist()), Counter(predicted.kind.tolist())
+        right = Counter(predicted.kind[are_right(predicted, self.labels)].tolist())
         return {
             kind: {
                 "entities": size[kind],
-                "precision": right[kind] / given[kind] if given[kind] else None,
+                "precision": right[kind] / predicted_size[kind] if predicted_size[kind] else None,
                 "recall": right[kind] / size[kind] if size[kind] else None,
-                "F1": 2 * right[kind] / (given[kind] + size[kind]),
+                "F1": 2 * right[kind] / (predicted_size[kind] + size[kind]),
             }
-            for kind in size | given
+            for kind in size | predicted_size
         }
 
     def class_names(self, names: Sequence[str]) -> Sequence[str]:

@@ -1,12 +1,11 @@
-"""What is decided of many labels: each has a temperature and a threshold of its own, and sets miss
-few.
+"""Decisions on many labels: each has its own temperature and threshold, and sets miss few labels.
 
     p_l = σ(ℓ_l / T_l),   ℓ_l the log-odds of the members' mean probability of label l
 
 A label is answered from the threshold on that gives it the best F1. The set of a sample is every
 label of at least λ, the largest with  n/(n+1) R(λ) + 1/(n+1) ≤ 1 − coverage,  R the mean fraction
-of a sample's labels that is missed, over the n samples that have a label: of such samples so much is
-missed on average at most (conformal risk control, Angelopoulos et al., ICLR 2024).
+of a sample's labels that is missed, over the n samples that have a label: of such samples so much
+is missed on average at most (conformal risk control, Angelopoulos et al., ICLR 2024).
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from hydrasurgeon.statistics.temperature import calibrated, temperature_of, unce
 Choices = Float[ndarray, "sample member label 2"]
 Chances = Float[ndarray, "sample label"]
 EDGE = 1e-12
-"""How near to 0 and 1 thresholds count: beyond, a label is always or never answered."""
+"""Distance from 0 and 1 within which a threshold means that a label is always or never answered."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -68,7 +67,7 @@ class LabelsPrediction(ClassPrediction):
     """Any number of labels."""
 
     chosen: Bool[ndarray, "sample label"]
-    """Those that are answered."""
+    """Answered labels."""
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
         count = len(self.labels)
@@ -78,29 +77,31 @@ class LabelsPrediction(ClassPrediction):
             "top": [self.ranked(i, names)[:top] for i in range(count)],
             "set": [self.held(i, names) for i in range(count)],
             **self.doubts(),
-            "answer": self.with_verdict([name for name, _ in each] for each in held),
+            "answer": self.with_verdict([name for name, _ in ranking] for ranking in held),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedLabels(JudgedYesNo):
-    """Every label of a sample, one behind another."""
+    """Every label of every sample, sample by sample."""
 
-    each: int
-    """Labels of a sample."""
+    per_sample: int
+    """Number of labels of a sample."""
 
     @property
     def count(self) -> int:
-        return len(self.labels) // self.each
+        return len(self.labels) // self.per_sample
 
     def choices(self, rows: Rows) -> Int[ndarray, "repeat choice"]:
-        return (rows[..., None] * self.each + np.arange(self.each)).reshape(len(rows), -1)
+        return (rows[..., None] * self.per_sample + np.arange(self.per_sample)).reshape(
+            len(rows), -1
+        )
 
     def by_class(self) -> Mapping[int, Mapping[str, float | None]]:
         return {}
 
     def worth(self) -> dict[str, float | None]:
-        shape = (self.count, self.each)
+        shape = (self.count, self.per_sample)
         chosen, holds = (
             self.predicted.astype(bool).reshape(shape),
             self.labels.astype(bool).reshape(shape),
@@ -109,7 +110,7 @@ class JudgedLabels(JudgedYesNo):
 
 
 class ManyLabels(YesNo):
-    """For each label a choice of its own."""
+    """Problem of a separate choice for each label."""
 
     name: ClassVar[ProblemName] = "multi_label"
     in_torch = "hydrasurgeon.runtime.kinds:OfLabels"
@@ -136,14 +137,14 @@ class ManyLabels(YesNo):
         return Watched(names, len(names) * math.log(2))
 
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
-        """By its most probable label, which CSV has in a column of its own."""
+        """Return the most probable label, which CSV holds in its own column."""
         if "top1" in row:
             return str(row["top1"])
         top = json.loads(row["top"]) if isinstance(row["top"], str) else row["top"]
         return str(top[0][0])
 
-    def given(self, probs: ndarray, record: Decision) -> None:
-        """No risk is promised of many labels."""
+    def answered_class(self, probs: ndarray, record: Decision) -> None:
+        """Return None: no risk is promised of many labels."""
 
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         return [str(name) for name, _ in row["labels"]]
@@ -155,7 +156,7 @@ class ManyLabels(YesNo):
         return probs_of(self.read(logits), _temperatures(constants))
 
     def uncertainties(self, choices: Choices, constants: Constants) -> tuple[Scores, Scores]:
-        """Sums over labels."""
+        """Return the total and aleatoric uncertainty, summed over labels."""
         total, aleatoric = uncertainties(choices, _column(_temperatures(constants)))
         return total.sum(axis=-1), aleatoric.sum(axis=-1)
 
@@ -174,11 +175,11 @@ class ManyLabels(YesNo):
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedLabels:
         # Its sets promise what they miss, and not to hold one truth.
         fields = vars(super().judged(logits, labels, reading)) | {"covered": None, "set_size": None}
-        judged = JudgedLabels(**fields, each=labels.shape[1])
-        own = reading.constants.get("labels")
-        if own is None:
+        judged = JudgedLabels(**fields, per_sample=labels.shape[1])
+        constants = reading.constants.get("labels")
+        if constants is None:
             return judged
-        thresholds = np.tile(_row(own.thresholds), len(labels))
+        thresholds = np.tile(_row(constants.thresholds), len(labels))
         predicted = (judged.yes >= thresholds).astype(np.int64)
         return replace(judged, predicted=predicted, correct=predicted == judged.labels)
 
@@ -192,9 +193,9 @@ class ManyLabels(YesNo):
         count, truth = len(labels.temperatures), certifying.truth.astype(np.float64)
         chances = probs_of(certifying.logits, labels.temperatures)
         losses = self.losses_of(certifying, {"temperatures": labels.temperatures})
-        found = unfit.correlations(_log_odds(fitting.logits), fitting.truth)
+        correlated = unfit.correlations(_log_odds(fitting.logits), fitting.truth)
         answered, stands_for = np.divmod(np.arange(count * count), count)
-        order = unfit.best_order(answered, stands_for, found.reshape(-1), count)
+        order = unfit.best_order(answered, stands_for, correlated.reshape(-1), count)
         unfit.check_columns(_log_odds(certifying.logits), truth, order)
         right = (chances >= _row(labels.thresholds)) == truth.astype(bool)
         accuracy = float(right.astype(np.float64).mean())
@@ -210,7 +211,7 @@ class ManyLabels(YesNo):
         }
 
     def _roughly(self, outputs: Outputs) -> dict[str, Any]:
-        """One temperature for all labels."""
+        """Return one temperature for all labels."""
         truth = outputs.truth.astype(np.int64).reshape(-1)
         return {"temperatures": (temperature_of(_apart(outputs.logits), truth),)}
 
@@ -245,19 +246,21 @@ def _log_odds(choices: Choices) -> Chances:
 
 
 def _apart(choices: Choices) -> Float[ndarray, "choice member 2"]:
-    """Each label of a sample as a choice of its own."""
+    """Return each label of a sample as a choice of its own."""
     return np.swapaxes(choices, 1, 2).reshape(-1, choices.shape[1], 2)
 
 
 def _loss(chances: Chances, truth: Chances) -> float:
-    """The cross-entropy; a logarithm is −100 at least."""
+    """Return the cross-entropy, with logarithms of at least −100."""
     with np.errstate(divide="ignore"):
-        yes, no = (np.maximum(np.log(each), -100.0) for each in (chances, 1 - chances))
+        yes, no = (np.maximum(np.log(share), -100.0) for share in (chances, 1 - chances))
     return -float((truth * yes + (1 - truth) * no).mean())
 
 
 def _check_fit(outputs: Outputs, accuracy: float) -> None:
-    """Of the labels that some samples have and others lack, and by constants of all rows."""
+    """Refuse labels that do not fit, judged by labels that some samples have and others lack;
+    constants come from all rows.
+    """
     truth = outputs.truth.astype(np.float64)
     shares = truth.mean(axis=0)
     varies = (shares > 0) & (shares < 1)
@@ -279,18 +282,18 @@ def _row(values: Sequence[float]) -> ndarray:
 
 
 def probs_of(choices: Choices, temperatures: Sequence[float] | None = None) -> Chances:
-    """The probability of each label."""
+    """Return the probability of each label."""
     return calibrated(choices, _column(temperatures))[..., 1]
 
 
 def _column(temperatures: Sequence[float] | None) -> float | ndarray:
-    """A temperature for each label's choice, or one for all."""
+    """Return the temperatures of labels as a column, or one for all."""
     return 1.0 if temperatures is None else _row(temperatures)[:, None]
 
 
 def fit_labels(choices: Choices, truth: Bool[ndarray, "sample label"]) -> PerLabel:
-    """Each label's temperature, by the NLL, and threshold, by F1; a label without both a yes and a
-    no keeps 1 and ½.
+    """Fit the temperature of each label by NLL and its threshold by F1; a label without both a yes
+    and a no keeps 1 and ½.
     """
     temperatures, thresholds = [], []
     for label in range(truth.shape[1]):
@@ -303,8 +306,8 @@ def fit_labels(choices: Choices, truth: Bool[ndarray, "sample label"]) -> PerLab
 
 
 def best_threshold(chances: Float[ndarray, " sample"], holds: Bool[ndarray, " sample"]) -> float:
-    """From which probability on a yes makes the highest F1: halfway to the next lower one, the
-    highest of equals.
+    """Return the probability from which on a yes gives the highest F1: halfway to the next lower
+    one; the highest of equally good ones.
     """
     order = falling(chances)
     ordered, hits = chances[order], holds[order].cumsum()
@@ -316,18 +319,20 @@ def best_threshold(chances: Float[ndarray, " sample"], holds: Bool[ndarray, " sa
 
 
 def fit_sets(chances: Chances, truth: Bool[ndarray, "sample label"], coverage: float) -> Conformal:
-    """The largest λ that misses few enough, as 1 − λ: which labels a set holds then is LAC's rule."""
+    """Return the largest λ that misses few enough labels, as 1 − λ, so that LAC's rule selects the
+    labels of a set.
+    """
     # A sample without labels has none to miss, and would pass for one that is answered well.
     labelled = truth.any(axis=1)
     chances, truth = chances[labelled], truth[labelled]
     count, missed = len(truth), 1 - coverage
     if 1 / (count + 1) > missed:
-        what = (
+        message = (
             f"{count} samples with a label cannot promise that at most {missed:g} of the labels "
             "are missed"
         )
         raise DataError(
-            what, hint="Give more --data (two thirds certify), or a smaller --coverage."
+            message, hint="Give more --data (two thirds certify), or a smaller --coverage."
         )
     # What a sample's labels lose as λ passes each of their probabilities.
     weights = truth.astype(np.float64) / truth.sum(axis=1, keepdims=True)

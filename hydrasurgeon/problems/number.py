@@ -1,4 +1,4 @@
-"""A number: regression, similarity. One output is its value; a second one, where there is one, the
+"""A number: regression, similarity. The first output is its value, an optional second one the
 logarithm of its variance.
 
     value   ŷ = mean of the members' values        spread   v = their standard deviation
@@ -50,9 +50,9 @@ from hydrasurgeon.statistics.probabilities import Scores
 TINY = 1e-12
 """Smallest variance."""
 RANGES = 10
-"""Of values, in which `monitor` counts them."""
+"""Number of ranges in which `monitor` counts values."""
 LOSS = "The labels do not fit: check that each belongs to its row, and is on the model's scale."
-"""What to do about a model that predicts no better than the mean."""
+"""Hint for a model that predicts no better than the mean."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -61,15 +61,15 @@ class NumberPrediction(Prediction):
 
     value: Float[ndarray, " sample"]
     low: Float[ndarray, " sample"]
-    """NaN without a decision state, as `high`."""
+    """Lower end of the interval; NaN without a decision state, as `high`."""
     high: Float[ndarray, " sample"]
     spread: Float[ndarray, " sample"]
     deviation: Float[ndarray, " sample"]
     levels: tuple[float, ...] = ()
-    """Between which `monitor` counts them."""
+    """Bounds of the ranges in which `monitor` counts values."""
 
     @property
-    def given(self) -> Sequence[Any]:
+    def plain_answers(self) -> Sequence[Any]:
         return digits(self.value)
 
     @property
@@ -99,7 +99,7 @@ class JudgedNumbers(Judged):
 
     error: Float[ndarray, " sample"]
     nll: Float[ndarray, " sample"]
-    """NaN without a decision state, as the two below."""
+    """NaN without a decision state, as `covered` and `width`."""
     covered: Float[ndarray, " sample"]
     width: Float[ndarray, " sample"]
 
@@ -125,7 +125,7 @@ class JudgedNumbers(Judged):
 
 
 class Numbers(Problem):
-    """A number for each sample."""
+    """Problem of predicting a number."""
 
     name: ClassVar[ProblemName] = "number"
     in_torch = "hydrasurgeon.runtime.kinds:OfNumbers"
@@ -165,7 +165,7 @@ class Numbers(Problem):
         return {"joint": record.joint, "conformal": record.conformal}
 
     def answers(self, logits: ndarray, constants: Constants) -> Float[ndarray, "sample 2"]:
-        """Values, and their deviations: NaN where nothing is calibrated."""
+        """Return values with their deviations: NaN without calibration."""
         value, variance, unit = _moments(logits)
         joint = constants.get("joint")
         if joint is None:
@@ -195,7 +195,7 @@ class Numbers(Problem):
         return {"low": low, "high": high, "levels": record.levels}
 
     def watched(self, model: Model, decision: Decision) -> Watched:
-        """Ranges of values, each as frequent as the others on validation data."""
+        """Return ranges of values that were equally frequent on validation data."""
         return Watched(_ranges(decision))
 
     def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
@@ -205,8 +205,9 @@ class Numbers(Problem):
         return float(row["spread"])
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """How much members' own variance and their spread count, by the Gaussian NLL; the labels fit
-        where the values are nearer to them than their mean is.
+        """Fit the weights of the members' own variance and of their spread by the Gaussian NLL.
+
+        Raises DataError if the values are no nearer to the labels than the mean of the labels is.
         """
         constants = self.fitted(fitting)
         answers = self.answers(certifying.logits, constants)
@@ -216,7 +217,7 @@ class Numbers(Problem):
         guess = np.tile([mean, max(deviation, TINY)], (len(truth), 1))
         guessing = float(_nll(guess, truth).mean())
         error, spread = (
-            float(np.square(truth - each).mean()) for each in (answers[:, 0], guess[:, 0])
+            float(np.square(truth - guesses).mean()) for guesses in (answers[:, 0], guess[:, 0])
         )
         if error >= spread * (1 - ROUNDING):
             raise DataError(
@@ -263,13 +264,13 @@ def _ranges(decision: Decision) -> list[str]:
 
 
 def _moments(logits: Float[ndarray, "sample member klass"]) -> tuple[Scores, Scores, Scores]:
-    """The members' mean, their variance, and the mean of their own."""
+    """Return the members' mean, their variance, and the mean of the variances that they predict."""
     values = logits[..., 0].astype(np.float64)
-    own = np.ones_like(values)
+    variances = np.ones_like(values)
     if logits.shape[-1] == 2:
-        own = np.exp(logits[..., 1].astype(np.float64))
+        variances = np.exp(logits[..., 1].astype(np.float64))
     mean = values.mean(axis=1)
-    return mean, np.square(values - mean[:, None]).mean(axis=1), own.mean(axis=1)
+    return mean, np.square(values - mean[:, None]).mean(axis=1), variances.mean(axis=1)
 
 
 def _truth(outputs: Outputs) -> Scores:
@@ -285,10 +286,12 @@ def _nll(answers: Float[ndarray, "sample 2"], truth: Scores) -> Scores:
 
 
 def _fitted(outputs: Outputs) -> Joint:
-    """By L-BFGS over the logarithms, from the deviation of the errors; of one member in one step."""
-    value, variance, own = _moments(outputs.logits)
+    """Fit both weights by L-BFGS over logarithms, starting from the deviation of the errors; one
+    member has a closed form.
+    """
+    value, variance, unit = _moments(outputs.logits)
     squares = np.square(_truth(outputs) - value)
-    start = float(np.maximum(np.sqrt((squares / own).mean()), TINY))
+    start = float(np.maximum(np.sqrt((squares / unit).mean()), TINY))
     if outputs.logits.shape[1] == 1:
         return Joint(aleatoric=start, epistemic=1.0)
     from scipy.optimize import minimize
@@ -296,13 +299,13 @@ def _fitted(outputs: Outputs) -> Joint:
     floor = math.log(start) - 10
 
     def loss(point: ndarray) -> tuple[float, ndarray]:
-        """With its slope."""
-        parts = np.exp(2 * point)[:, None] * np.stack([own, variance])
+        """Return the loss with its gradient."""
+        parts = np.exp(2 * point)[:, None] * np.stack([unit, variance])
         total = np.maximum(parts.sum(axis=0), TINY)
         value = (np.log(total) + squares / total).mean() / 2
         return float(value), (parts * (1 / total - squares / total**2)).mean(axis=1)
 
-    found = minimize(
+    optimum = minimize(
         loss,
         np.clip([math.log(start), 0.0], floor, floor + 20),
         jac=True,
@@ -310,5 +313,5 @@ def _fitted(outputs: Outputs) -> Joint:
         bounds=[(floor, floor + 20)] * 2,
         options={"maxiter": 500, "ftol": 0.0, "gtol": 1e-10},
     )
-    aleatoric, epistemic = np.exp(found.x).tolist()
+    aleatoric, epistemic = np.exp(optimum.x).tolist()
     return Joint(aleatoric=aleatoric, epistemic=epistemic)

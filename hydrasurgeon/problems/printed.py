@@ -28,9 +28,9 @@ SHOWN = (
 )
 """Columns of a printed table."""
 MOST = 10
-"""Rows of it."""
+"""Maximum number of rows of a printed table."""
 WIDEST = 40
-"""Characters of one of its cells."""
+"""Maximum number of characters of a cell."""
 
 
 class Answers(Sequence[dict[str, Any]]):
@@ -62,7 +62,7 @@ class Answers(Sequence[dict[str, Any]]):
         return "\n".join(lines) if shown else "no answers"
 
     def to_pandas(self) -> pd.DataFrame:
-        """A data frame with a row for each sample."""
+        """Return a data frame with a row for each sample."""
         need("pandas", purpose="to_pandas")
         import pandas as pd
 
@@ -70,7 +70,7 @@ class Answers(Sequence[dict[str, Any]]):
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+    if isinstance(value, list) and any(isinstance(entity, dict) for entity in value):
         value = ", ".join(f"{entity.get('text', '')} {entity['answer']}" for entity in value)
     text = (
         "" if value is None else f"{value:.3f}" if isinstance(value, float) else visible(str(value))

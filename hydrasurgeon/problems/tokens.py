@@ -53,17 +53,17 @@ from hydrasurgeon.statistics.probabilities import TINY, Scores, of_labels, softm
 from hydrasurgeon.statistics.words import are_there, widened
 
 BEYOND = 0.01
-"""The fraction of entities that may stand in texts with more than count."""
+"""Maximum fraction of entities beyond the number that counts in a text."""
 FOUND = 0.5
-"""Words whose most probable tag is not O belong to an entity with more than this probability: a
-promise that few are missed gives none of them up.
+"""Maximum cover threshold. A word whose most probable tag is not O belongs to an entity with at least
+this probability, so a promise that few entities are missed drops none of these words.
 """
 NONE = "none"
-"""What a text without entities is counted by."""
+"""Name under which `monitor` counts a text without entities."""
 
 
 class Tokens(Problem):
-    """A tag for each word."""
+    """Problem of choosing a tag for each word."""
 
     name: ClassVar[ProblemName] = "tokens"
     in_torch = "hydrasurgeon.runtime.kinds:OfTokens"
@@ -106,20 +106,20 @@ class Tokens(Problem):
     def choices(
         self, logits: Float[ndarray, "text member word klass"], labels: ndarray | None = None
     ) -> tuple[Float[ndarray, "word member klass"], Int[ndarray, " word"]]:
-        """The words that are there; those that have a tag, where labels are given."""
+        """Return the words that are present; only those with a tag, if labels are given."""
         there, words = are_there(logits[:, 0]), np.moveaxis(logits, 2, 1)
         if labels is None:
             return words[there], np.zeros(0, dtype=np.int64)
         truth = _beside(labels, logits)
-        known = (truth != UNLABELLED) & there
-        return words[known], truth[known]
+        labelled = (truth != UNLABELLED) & there
+        return words[labelled], truth[labelled]
 
     def constants(self, record: Decision) -> Constants:
         names = ("temperature", "entities", "cover", "abstain")
         return {name: getattr(record, name) for name in names}
 
     def answers(self, logits: ndarray, constants: Constants) -> Chances:
-        """Probabilities; 0 where there is no word."""
+        """Return probabilities; 0 for places without a word."""
         there = are_there(logits[:, 0])[..., None]
         mean = softmax(logits.astype(np.float64)).mean(axis=1)
         return tempered(mean, constants.get("temperature", 1.0)) * there
@@ -145,7 +145,7 @@ class Tokens(Problem):
         return replace(prediction, abstain=np.bincount(unsure, minlength=len(logits)) > 0)
 
     def watched(self, model: Model, decision: Decision) -> Watched:
-        """Kinds of entities, by the first of a text."""
+        """Return the settings of `monitor`: a text counts under the kind of its first entity."""
         kinds = range(model.num_classes // 2)
         return Watched([NONE, *(called_kind(kind, model.labels) for kind in kinds)])
 
@@ -157,12 +157,12 @@ class Tokens(Problem):
         return sum(1 - float(entity["probability"]) for entity in entities_in(row))
 
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
-        """Each entity that is answered."""
+        """Return the label of each answered entity."""
         answers = [str(entity["answer"]) for entity in entities_in(row)]
         return [answer for answer in answers if answer != "abstain"]
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """The temperature of words, and how entities are as probable as they are."""
+        """Fit the temperature of words, and choose how the probability of an entity is computed."""
         by_word = Classes().calibrated(self._words(fitting), self._words(certifying))
         constants = self._with_entities(by_word.constants, fitting)
         return replace(by_word, constants=constants)
@@ -177,18 +177,23 @@ class Tokens(Problem):
     def _with_entities(self, constants: Constants, outputs: Outputs) -> dict[str, Any]:
         truth = _beside(_tags(outputs), outputs.logits)
         tags, chances = tags_of(self.answers(outputs.logits, constants))
-        said = entities_of(tags)
-        right = are_right(said, truth)
+        predicted = entities_of(tags)
+        right = are_right(predicted, truth)
         errors = {
-            how: ece_of(joint_chances(said, chances, how), right) if len(said) else 0.0
+            how: ece_of(joint_chances(predicted, chances, how), right) if len(predicted) else 0.0
             for how in WAYS
         }
-        most = max(_most(each.counts(len(truth))) for each in (said, entities_of(truth)))
+        most = max(
+            _most(entities_list.counts(len(truth)))
+            for entities_list in (predicted, entities_of(truth))
+        )
         entities = EntitiesRecord(probability=min(WAYS, key=errors.__getitem__), most=most)
         return {**constants, "entities": entities}
 
     def promised(self, by: Certifying) -> dict[str, Any]:
-        """Sets of tags that hold the true one of every word of a text, and what is answered."""
+        """Return sets of tags that hold the true one of every word of a text, and the threshold of
+        the promise.
+        """
         promise = by.promise
         sets = largest(sets_of(_least_sure(part), promise.coverage) for part in by.parts)
         if promise.risk is None:
@@ -206,9 +211,11 @@ class Tokens(Problem):
         probs = self.answers(logits, constants)
         of_truth = of_labels(probs, np.maximum(labels, 0))
         tags, confidence = tags_of(probs)
-        said = entities_of(tags)
+        predicted = entities_of(tags)
         chances = np.zeros_like(confidence)
-        chances[said.text, said.first] = joint_chances(said, confidence, how_of(constants))
+        chances[predicted.text, predicted.first] = joint_chances(
+            predicted, confidence, how_of(constants)
+        )
         information, disagreement = reading.apart(
             np.moveaxis(logits, 2, 1).reshape(-1, logits.shape[1], logits.shape[-1])
         )
@@ -231,12 +238,12 @@ class Tokens(Problem):
 
 
 def _are_said(answers: Chances) -> Bool[ndarray, "text word"]:
-    """Which words have probabilities."""
+    """Return True for words that have probabilities."""
     return np.any(answers > 0, axis=-1)
 
 
 def _least_sure(part: Part) -> Scores:
-    """How far the true tag of each text's least certain word is from certain."""
+    """Return 1 − the probability of the true tag at the least certain word of each text."""
     truth = _beside(_tags(part.outputs), part.answers)
     of_truth = of_labels(part.answers, np.maximum(truth, 0))
     labelled = (truth != UNLABELLED) & _are_said(part.answers)
@@ -245,13 +252,13 @@ def _least_sure(part: Part) -> Scores:
 
 
 def _kept(plan: Plan, promise: Risk, by: Certifying, parts: Sequence[Outcomes]) -> dict[str, Any]:
-    """The threshold that keeps a promise, as a field of a `Decision`."""
+    """Return the threshold that keeps a promise, as a field of a `Decision`."""
     threshold = plan.kept(parts, promise)
     outcomes, answers = parts[0], by.parts[0].answers
     if threshold is None:
-        what = "of true entities missed" if promise.missed else "of wrong entities"
+        errors = "of true entities missed" if promise.missed else "of wrong entities"
         raise Unpromised(
-            f"no threshold keeps a risk of {promise.risk:g} {what}",
+            f"no threshold keeps a risk of {promise.risk:g} {errors}",
             needed=plan.needed(outcomes, promise),
         )
     kept = {"risk": promise.risk, "delta": promise.delta}
@@ -266,8 +273,8 @@ def _kept(plan: Plan, promise: Risk, by: Certifying, parts: Sequence[Outcomes]) 
 
 
 def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> Outcomes:
-    """Entities that were found, by their probability; or the true ones, by the least probability
-    that a word of theirs belongs to one.
+    """Return the predicted entities with their probabilities; if the promise is about missed ones,
+    the true entities with the least probability that a word of theirs belongs to one.
     """
     truth = _beside(_tags(outputs), answers)
     if promise.missed:
@@ -275,13 +282,13 @@ def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> Ou
         value = joint_chances(true, not_outside(answers), "least")
         return Outcomes(len(truth), true.text, value, np.ones_like(value, dtype=bool))
     tags, chances = tags_of(answers)
-    said = entities_of(tags)
-    value = joint_chances(said, chances, how)
-    return Outcomes(len(truth), said.text, value, ~are_right(said, truth))
+    predicted = entities_of(tags)
+    value = joint_chances(predicted, chances, how)
+    return Outcomes(len(truth), predicted.text, value, ~are_right(predicted, truth))
 
 
 def _most(counts: Int[ndarray, " text"]) -> int:
-    """The fewest by which nearly all entities count."""
+    """Return the smallest number of entities per text with which nearly all entities count."""
     most = 1
     while int(np.maximum(counts - most, 0).sum()) > BEYOND * int(counts.sum()):
         most += 1
@@ -294,6 +301,6 @@ def _tags(outputs: Outputs) -> Int[ndarray, "text word"]:
 
 
 def _beside(labels: Int[ndarray, "text any"], logits: ndarray) -> Int[ndarray, "text word"]:
-    """Labels of as many words as the logits have."""
+    """Return labels for as many words as the logits have."""
     words = logits.shape[-2]
     return widened(labels[:, :words], words, 1)

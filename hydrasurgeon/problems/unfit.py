@@ -1,8 +1,8 @@
-"""Labels that do not fit what the model answers: `calibrate` refuses them.
+"""Labels that do not fit the model's answers: `calibrate` refuses them.
 
-How far answers and labels agree is Σ_i a_i·y_i of centred answers a and centred labels y, in standard
-deviations of the same over all orders of the labels: √(Σ (AᵀA ∘ YᵀY) / (n − 1)), exactly. It needs no
-fit, and so few samples suffice.
+The agreement of answers and labels is Σ_i a_i·y_i of centred answers a and centred labels y, in
+standard deviations of the same sum over all orders of the labels: √(Σ (AᵀA ∘ YᵀY) / (n − 1)),
+exactly. It needs no fit, and so few samples suffice.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ ORDER = (
     "Check that the classes of the data stand in the model's order, and that each label belongs to "
     "its row."
 )
-"""What to do about labels that do not fit."""
+"""Hint for labels that do not fit."""
 FAR_BETTER = 0.1
-"""How much more accurate another order of the classes must be to show that labels do not fit ..."""
+"""Minimum gain in accuracy by which another order of the classes shows that labels do not fit
+...
+"""
 BY_CHANCE = 3.0
-"""... and how many standard errors."""
+"""... and minimum gain in standard errors."""
 AGREEMENT = 2.0
-"""Standard deviations by which labels must agree better with the answers than in a random order."""
+"""Minimum agreement of labels with answers, in standard deviations over random orders."""
 ROUNDING = 1e-4
-"""Nats by which one loss must lie below another to be a lower one."""
+"""Minimum difference in nats for a loss to count as lower."""
 AT_BOUND = 0.999
-"""A temperature this close to its bound, as a share of it, would go further if it could."""
+"""Fraction of a bound from which on a temperature counts as being at the bound."""
 CONSTANT = 1e-6
-"""Columns with a smaller norm do not vary."""
+"""Maximum norm of a column that counts as constant."""
 
 
 def best_order(answers: Labels, labels: Labels, weights: ndarray, classes: int) -> Labels:
-    """Answered class → the label that it stands for, by the largest weights, each label once; -1
-    where there is none.
+    """Return the label that each answered class stands for, by the largest weights, each label
+    once; -1 for none.
     """
-    order, taken = np.full((classes,), -1), set()
+    order, assigned = np.full((classes,), -1), set()
     for pair in falling(weights).tolist():
         answer, label = int(answers[pair]), int(labels[pair])
-        if order[answer] < 0 and label not in taken:
+        if order[answer] < 0 and label not in assigned:
             order[answer] = label
-            taken.add(label)
+            assigned.add(label)
     return order
 
 
@@ -69,36 +71,41 @@ def check_order(
 
 
 def correlations(answers: ndarray, labels: ndarray) -> ndarray:
-    """Of each column of answers with each column of labels; 0 where one does not vary."""
+    """Return the correlation of each column of answers with each column of labels; 0 for a constant
+    column.
+    """
     return _directions(answers).T @ _directions(labels)
 
 
 def _directions(columns: ndarray) -> ndarray:
-    """Columns, centred and of length 1."""
+    """Return the columns, centred and of length 1."""
     centred = columns.astype(np.float64) - columns.astype(np.float64).mean(axis=0)
     lengths = np.linalg.norm(centred, axis=0)
     return np.where(lengths > CONSTANT, centred / np.maximum(lengths, CONSTANT), 0.0)
 
 
 def check_columns(answers: ndarray, labels: ndarray, order: Labels) -> None:
-    """The same of many labels, whose answers are correlated with them: `order` says which column of
-    labels each column of answers stands for.
+    """Refuse labels of a model with many labels if its answers fit another order far better.
+
+    `order` holds the column of labels that each column of answers stands for.
     """
-    found = correlations(answers, labels)
+    pairs = correlations(answers, labels)
     moved = np.flatnonzero((order != np.arange(len(order))) & (order >= 0))
-    own, other = (float(found[moved, of].sum()) for of in (moved, order[moved]))
+    same, other = (float(pairs[moved, of].sum()) for of in (moved, order[moved]))
     chance = BY_CHANCE * math.sqrt(2 * len(moved) / (len(labels) - 1))
-    if other - own > max(FAR_BETTER * len(moved), chance):
+    if other - same > max(FAR_BETTER * len(moved), chance):
         count = len(moved)
         raise DataError(
             f"the labels do not fit the model's answers: {count} of them are correlated with them by "
-            f"{own / count:.3f} on average, and by {other / count:.3f} in another order",
+            f"{same / count:.3f} on average, and by {other / count:.3f} in another order",
             hint=ORDER,
         )
 
 
 def agreement_with_classes(answers: ndarray, truth: Labels) -> float:
-    """`agreement` with labels of one class each, of which no column is held."""
+    """Return `agreement` with labels of one class each, without building a column for each
+    class.
+    """
     lengths = np.sqrt(answers.astype(np.float64).var(axis=0) * len(answers))
     varies = lengths > CONSTANT
     scale = np.where(varies, 1 / np.maximum(lengths, CONSTANT), 0.0)
@@ -113,7 +120,9 @@ def agreement_with_classes(answers: ndarray, truth: Labels) -> float:
 
 
 def agreement(answers: ndarray, labels: ndarray) -> float:
-    """Standard deviations by which they agree better than in a random order of the rows."""
+    """Return the agreement of answers with labels, in standard deviations over random orders of the
+    rows.
+    """
     a, y = _directions(answers), labels.astype(np.float64) - labels.astype(np.float64).mean(axis=0)
     spread = float(np.sqrt(np.maximum(((a.T @ a) * (y.T @ y)).sum(), 0)))
     if spread == 0:
@@ -130,9 +139,11 @@ def check_fit(
     agreement: float,
     separated: bool,
 ) -> None:
-    """Refuse labels of which the answers know no more than the shares of the classes, or than of
-    shuffled labels: often those of classes in another order. And logits that no temperature
-    calibrates, unless they are `separated`: where all is answered rightly, none is low enough.
+    """Refuse labels that answers predict no better than class frequencies do, or no better than
+    shuffled labels: often the classes are in another order.
+
+    Also refuse logits that no temperature calibrates, unless they are `separated`: where all
+    answers are right, no temperature is low enough.
     """
     facts = (
         f"accuracy {accuracy:.3f}, calibrated NLL {loss:.4f} (guessing by the shares of the classes: "

@@ -36,11 +36,11 @@ from hydrasurgeon.statistics.probabilities import (
 from hydrasurgeon.statistics.temperature import nll_of_shares, platt
 
 YES_NO = ("no", "yes")
-"""The answers."""
+"""Names of the answers."""
 
 
 class YesNoPrediction(ClassPrediction):
-    """Yes or no, and how likely yes is."""
+    """Yes or no, with the probability of yes."""
 
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
         no, yes = np.maximum(self.probabilities, TINY).T
@@ -54,7 +54,7 @@ class YesNoPrediction(ClassPrediction):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedYesNo(JudgedClasses):
-    """With the probability of yes, and how true yes is."""
+    """Answers with the probability of yes and the truth of yes."""
 
     yes: Float[ndarray, " choice"]
     truth: Float[ndarray, " choice"]
@@ -71,7 +71,7 @@ class JudgedYesNo(JudgedClasses):
         return {**super().figures(), **self.worth()}
 
     def worth(self) -> dict[str, float | None]:
-        """How well samples are ordered, or labels found."""
+        """Return ranking metrics: how well samples are ordered, or labels found."""
         return ranking(self.yes, self.truth)
 
 
@@ -92,7 +92,7 @@ class YesNo(Classes):
         **Classes.lacks,
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
     }
-    made = YesNoPrediction
+    prediction_type = YesNoPrediction
 
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return yes_or_no(logits)
@@ -106,13 +106,13 @@ class YesNo(Classes):
         plain = super().judged(logits, labels, reading)
         probs, shares = self.chances(reading.answers(logits)), labels.reshape(-1).astype(np.float64)
         logs = np.log(np.maximum(probs, TINY))
-        own = {
+        updates = {
             "yes": probs[:, 1],
             "truth": shares,
             "brier": np.square(probs[:, 1] - shares),
             "nll": -(1 - shares) * logs[:, 0] - shares * logs[:, 1],
         }
-        return JudgedYesNo(**{**vars(plain), **own})
+        return JudgedYesNo(**{**vars(plain), **updates})
 
     def watched(self, model: Model, decision: Decision) -> Watched:
         risk = None if decision.limits is None else decision.limits.risk
@@ -120,7 +120,9 @@ class YesNo(Classes):
         return Watched(YES_NO, math.log(2), promises)
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
-        """Of what is answered yes, what is not; of what is, what is answered no."""
+        """Return the broken promises: an answered yes that is a no, and a true yes that is answered
+        no.
+        """
         broken = {}
         if row.get("answer") == "yes":
             broken["risk of yes"] = truth == "no"
@@ -140,7 +142,7 @@ class YesNo(Classes):
         return float(entropy(np.stack([1 - yes, yes])))
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
-        """Platt's temperature and bias."""
+        """Fit Platt's temperature and bias."""
         if outputs.shares is None:
             return {**super().fitted(outputs), "bias": None}
         temperature, bias = platt(outputs.logits, outputs.shares)
@@ -166,7 +168,7 @@ class YesNo(Classes):
         familiar = part.familiar
         return Graded(part.answers[familiar, 1], part.outputs.truth[familiar].astype(bool))
 
-    def given(self, probs: ndarray, record: Decision) -> Int[ndarray, " choice"] | None:
+    def answered_class(self, probs: ndarray, record: Decision) -> Int[ndarray, " choice"] | None:
         if record.limits is None:
             return None
         chance = probs[:, 1]

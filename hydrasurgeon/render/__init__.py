@@ -1,5 +1,5 @@
-"""What people see: tables, progress, errors. The only folder that prints, and the only one that
-knows rich.
+"""Everything that people see: tables, progress, errors. The only package that prints, and the only
+one that uses rich.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ from hydrasurgeon.render.console import (
 )
 
 DESCRIBED = ("benched", "evaluated", "inspected", "monitored", "verified")
-"""Views of what measures."""
+"""Views of the commands that measure."""
 
 
 def __getattr__(name: str) -> Any:
-    """A view, which is imported when its command has something to show."""
+    """Import a view when its command has something to show."""
     if name.startswith("_"):
         raise AttributeError(name)
     module = "described" if name in DESCRIBED else "made"

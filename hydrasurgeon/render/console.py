@@ -1,6 +1,6 @@
-"""The one door to the terminal: whatever comes through it is text, shown as it is and never obeyed.
+"""The only access to the terminal: all output is text, shown literally and never interpreted.
 
-Streams are taken as they are: closed, full, no longer read, or unable to write every character.
+Streams may be closed, full, no longer read, or unable to encode every character.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 
 Part = str | tuple[str, str]
-"""A piece of a line, or a piece and its style."""
+"""Piece of a line, optionally with its style."""
 
 
 MOST_SKIPPED = 20
-"""Samples that were left out which are named."""
+"""Maximum number of skipped samples that are named."""
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
-"""What in the environment asks rich for a terminal's colours wherever a stream leads."""
+"""Environment variables that make rich write a terminal's colours to any stream."""
 
 
 def _print(*lines: Sequence[Part], stderr: bool = False) -> None:
-    """Lines of parts: nothing in a part starts another, or means anything to the terminal."""
+    """Print lines of parts; no part can begin another one or control the terminal."""
     stream = sys.stderr if stderr else sys.stdout
     with writing(stream):
         if stream.isatty() or any(map(os.environ.get, COLOURED)):
@@ -54,17 +54,17 @@ def _print(*lines: Sequence[Part], stderr: bool = False) -> None:
 
 
 def parted(part: Part) -> tuple[str, str]:
-    """A piece and its style."""
+    """Return a piece and its style."""
     return (part, "") if isinstance(part, str) else part
 
 
 def show(*parts: Part) -> None:
-    """A line of the result, on stdout."""
+    """Print a line of the result on stdout."""
     _print(parts)
 
 
 def put(renderable: RenderableType, cells: int) -> None:
-    """A table of so many columns on stdout, however wide that is."""
+    """Print a table of this width on stdout, however wide that is."""
     from hydrasurgeon.render.terminal import Terminal
 
     with writing(sys.stdout):
@@ -76,13 +76,13 @@ _SAID = set[str]()
 
 
 def say(text: str, *, style: str = "") -> None:
-    """A line about the work, on stderr."""
+    """Print a line about the work on stderr."""
     _SAID.add(text)
     _print([(text, style)], stderr=True)
 
 
 def say_skipped(reasons: Sequence[str]) -> None:
-    """How many samples were left out, and why the first of them, on stderr."""
+    """Print on stderr how many samples were skipped, and the reasons of the first."""
     if reasons:
         say(f"skipped: {len(reasons):,} sample{'s' * (len(reasons) > 1)}")
     for reason in reasons[:MOST_SKIPPED]:
@@ -92,14 +92,16 @@ def say_skipped(reasons: Sequence[str]) -> None:
 
 
 def failed(error: HydraError) -> None:
-    """A user's mistake: what and where, one line for each detail, then what to do next."""
+    """Print a user's mistake: the problem and its place, one line for each detail, then what to do
+    next.
+    """
     more = [*error.details, *([error.hint] if error.hint else [])]
     head = (("error:", "bold red"), f" {error.message}")
     _print(head, *((" " * len("error: ") + line,) for line in more), stderr=True)
 
 
 def as_json(value: Any) -> None:
-    """Strict JSON in ASCII: no terminal, encoding or parser finds anything in it but JSON."""
+    """Print strict JSON in ASCII, which no terminal, encoding or parser can misread."""
     # json escapes everything else that is not printable.
     raw(
         jsonlib.dumps(_strict(value), indent=1, allow_nan=False, default=str).replace(
@@ -109,7 +111,7 @@ def as_json(value: Any) -> None:
 
 
 def _strict(value: Any) -> Any:
-    """JSON has no word for a number that is not finite: null."""
+    """Replace numbers that are not finite, which JSON cannot express, by null."""
     if isinstance(value, dict):
         return {key: _strict(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -118,7 +120,7 @@ def _strict(value: Any) -> Any:
 
 
 def raw(text: str) -> None:
-    """Our own text on stdout, byte by byte."""
+    """Print our own text on stdout, byte by byte."""
     with writing(sys.stdout):
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
@@ -139,7 +141,7 @@ def view(
     prints, so `quiet` leaves out its notes alone.
     """
 
-    def made(shown: Callable[[Any], None]) -> Callable[..., None]:
+    def decorate(shown: Callable[[Any], None]) -> Callable[..., None]:
         def view_of(result: Any, *, json: bool, quiet: bool = False) -> None:
             if not is_main_process():
                 return
@@ -153,16 +155,16 @@ def view(
 
         return view_of
 
-    return made
+    return decorate
 
 
 def fields(*names: str) -> Callable[[Any], dict[str, Any]]:
-    """A record of a result's path and of these fields."""
+    """Return a function that makes a record of a result's path and these fields."""
     return lambda result: {name: getattr(result, name) for name in ("path", *names)}
 
 
 def prepare_streams() -> None:
-    """Once in a process, before anything is opened or printed."""
+    """Prepare the streams, once per process, before anything is opened or printed."""
     # A closed descriptor would be the number of the next file opened: what is printed would land in
     # a checkpoint.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -179,7 +181,7 @@ def _writer(descriptor: int) -> TextIO:
 
 
 def finish_streams() -> None:
-    """What is still buffered goes out now, where its failure can be reported."""
+    """Write out what is buffered, while a failure can still be reported."""
     for stream in (sys.stdout, sys.stderr):
         with writing(stream):
             stream.flush()
@@ -187,7 +189,9 @@ def finish_streams() -> None:
 
 @contextlib.contextmanager
 def writing(stream: TextIO) -> Iterator[None]:
-    """A reader who has gone is no error: the rest goes nowhere. A full device is one."""
+    """Ignore that a reader has gone, and discard the rest of the output; raise OutputError for a
+    full device.
+    """
     try:
         yield
     except OSError as error:
@@ -201,17 +205,20 @@ def writing(stream: TextIO) -> Iterator[None]:
 
 
 PLAIN_EVERY_SECONDS = 5.0
-"""Between two lines, where there is no terminal."""
+"""Seconds between two lines of progress without a terminal."""
 PACE_SECONDS = 600.0
-"""The time that is left is estimated from so long before: a step of a large model can take minutes.
+"""Seconds over which the pace is averaged to estimate the remaining time: a step of a large model
+can take minutes.
 """
 BAR_AND_TIME = 19
-"""Columns that the bar and the time take; beside these and the counts the name gives way."""
+"""Columns for the bar and the time; the name gets what remains beside these and the counts."""
 
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Tick | None]:
-    """A bar with an ETA on a terminal, a plain line now and then elsewhere, nothing when quiet."""
+    """Show a bar with an ETA on a terminal, a plain line now and then elsewhere, nothing when
+    quiet.
+    """
     _SAID.clear()
     if quiet:
         yield None
@@ -240,10 +247,10 @@ def _bar() -> Iterator[Tick]:
     ) as bar:
         task = bar.add_task("", total=None, visible=False, counts="")
 
-        def show_counts(what: str, done: int, total: int, counts: str) -> None:
+        def show_counts(task_name: str, done: int, total: int, counts: str) -> None:
             if (total or None) != bar.tasks[0].total or done < bar.tasks[0].completed:  # other work
                 bar.reset(task)
-            text, room = visible(what), max(console.width - BAR_AND_TIME - len(counts), 1)
+            text, room = visible(task_name), max(console.width - BAR_AND_TIME - len(counts), 1)
             # The end of a name that is too long says more than its beginning.
             name = text if len(text) <= room else f"…{text[1 - room :]}"
             bar.update(
@@ -265,16 +272,16 @@ def _bar() -> Iterator[Tick]:
 
 
 def _ticking(show_counts: Callable[[str, int, int, str], None]) -> Tick:
-    """Return what reports steps; its `rows` reports rows of a table, 0 in all where that is not
-    known.
+    """Return a function that reports steps; its `rows` reports rows of a table, with a total of 0
+    if it is unknown.
     """
 
-    def tick(what: str, done: int, total: int) -> None:
-        show_counts(what, done, total, f"{done}/{total}")
+    def tick(task_name: str, done: int, total: int) -> None:
+        show_counts(task_name, done, total, f"{done}/{total}")
 
-    def rows(what: str, done: int, total: int) -> None:
+    def rows(task_name: str, done: int, total: int) -> None:
         counts = f"{done:,} of {total:,} rows" if total else f"{done:,} rows"
-        show_counts(what, done, total, counts)
+        show_counts(task_name, done, total, counts)
 
     tick.rows = rows  # type: ignore[attr-defined]
     return tick
@@ -282,10 +289,10 @@ def _ticking(show_counts: Callable[[str, int, int, str], None]) -> Tick:
 
 def _plain() -> Tick:
     last = start = time.monotonic()
-    first, before, said = 0, (0, 0), ""
+    first, before, last_line = 0, (0, 0), ""
 
-    def show_counts(what: str, done: int, total: int, counts: str) -> None:
-        nonlocal last, start, first, before, said
+    def show_counts(task_name: str, done: int, total: int, counts: str) -> None:
+        nonlocal last, start, first, before, last_line
         now = time.monotonic()
         if total != before[1] or done < before[0]:  # other work has a pace of its own
             start, first = now, done
@@ -295,10 +302,10 @@ def _plain() -> Tick:
             left = 0
             if total and done > first:
                 left = round((total - done) * (now - start) / (done - first))
-            line = f"{what}: {counts}" + (f", {timedelta(seconds=left)} left" if left else "")
-            if line != said:
+            line = f"{task_name}: {counts}" + (f", {timedelta(seconds=left)} left" if left else "")
+            if line != last_line:
                 say(line)
-            said = line
+            last_line = line
 
     tick = _ticking(show_counts)
     tick.line = say  # type: ignore[attr-defined]

@@ -1,6 +1,4 @@
-"""What a checkpoint is, what was proven about it, what its heads are like, and tables of what was
-measured.
-"""
+"""Views of checkpoints, of checks, of heads, and of measurements."""
 
 from __future__ import annotations
 
@@ -44,13 +42,13 @@ OUTCOMES = {
     False: ("does not hold", "bold red"),
     None: ("not checked", "yellow"),
 }
-"""How the outcome of a check is drawn."""
+"""Mark and style of the outcome of a check."""
 MARK_CELLS = 15
-"""As wide as the longest mark and a gap."""
+"""Width of the longest mark with a gap, in characters."""
 
 
 def inspected(result: Inspection | DecisionFile | str, *, json: bool, quiet: bool) -> None:
-    """What a checkpoint is, its history as a script, or the schema of manifests."""
+    """Show a checkpoint, its history as a script, or the schema of manifests."""
     if isinstance(result, str):
         raw(result)
     elif isinstance(result, DecisionFile):
@@ -131,11 +129,11 @@ def verified(result: Verification, *, json: bool, quiet: bool) -> None:
         return as_json(result.to_json())
     if result.note and not quiet:
         notes([result.note])
-    what = ""
+    kind = ""
     if result.manifest is not None:
         model = result.manifest.model
-        what = f": {result.manifest.kind} of {model.family}:{model.arch}"
-    show((str(result.path), "bold"), what)
+        kind = f": {result.manifest.kind} of {model.family}:{model.arch}"
+    show((str(result.path), "bold"), kind)
     for check in result.checks:
         mark, style = OUTCOMES[check.holds]
         detail = f": {check.detail}" if check.detail else ""
@@ -147,8 +145,8 @@ def verified(result: Verification, *, json: bool, quiet: bool) -> None:
 def monitored(result: Monitored) -> None:
     answers, seen = result.drift.answers, result.drift.validation
 
-    def of(each: Seen | None, count: str) -> str:
-        return ABSENT if each is None else f"{getattr(each, count) / each.rows:.3f}"
+    def of(counts: Seen | None, name: str) -> str:
+        return ABSENT if counts is None else f"{getattr(counts, name) / counts.rows:.3f}"
 
     promised = {"unfamiliar": f"≤ {result.drift.id_flagged:g}"}
     rows = [
@@ -187,22 +185,22 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     for text in evaluation.printed.values():
         return raw(text)
     results = evaluation.report.results
-    for at, each in enumerate(brief(results)):
+    for at, table in enumerate(brief(results)):
         if at:
             show("")
-        heads = [(c.group, c.metric.brief) for c in each.columns]
+        heads = [(c.group, c.metric.brief) for c in table.columns]
         rows: list[list[Part]] = [
             [name, *((cell.text, "bold" if cell.rank == "best" else "") for cell in cells)]
-            for name, cells in each.lines()
+            for name, cells in table.lines()
         ]
-        show_table(each.title, heads, rows)
+        show_table(table.title, heads, rows)
     for note in cost_notes([result.cost for result in results]):
         show(note)
     if evaluation.headline:
         show("")
         show(f"{evaluation.headline}.")
     asserted = evaluation.report.asserts
-    if asserted and all(each.holds for each in asserted):
+    if asserted and all(record.holds for record in asserted):
         show("")
         show(f"all {len(asserted)} assertions hold")
     return None
@@ -213,7 +211,7 @@ def benched(benched: Benched) -> None:
     results = benched.results
     if benched.engines:
         return _engines(benched)
-    digits = [decimals_of([metric.of(each) for each in results]) for metric in COST[:2]]
+    digits = [decimals_of([metric.of(contender) for contender in results]) for metric in COST[:2]]
     rows = []
     for contender in results:
         name = f"{contender.name} ({contender.kind})"
@@ -236,14 +234,14 @@ def benched(benched: Benched) -> None:
 
 
 def _engines(benched: Benched) -> None:
-    """Every engine that runs here, and which to use."""
+    """Show every engine that runs here, and which one to use."""
     batches = benched.settings["batch"]
     heads = [("ms a sample", f"batch {count}") for count in batches]
     rows = []
-    for each in benched.engines:
-        times = [f"{each.ms[str(count)]:.2f}" for count in batches]
-        difference = ABSENT if each.difference is None else format_number(each.difference, 2)
-        rows.append([each.engine, *times, difference])
+    for engine in benched.engines:
+        times = [f"{engine.ms[str(count)]:.2f}" for count in batches]
+        difference = ABSENT if engine.difference is None else format_number(engine.difference, 2)
+        rows.append([engine.engine, *times, difference])
     show_table("", [*heads, ("largest difference", "of a probability")], rows)
     show("")
     show(f"use --engine {benched.use}: it takes least in batches of {max(batches)}")

@@ -1,4 +1,4 @@
-"""What a stage made: scores, members, hydras, decision states, answers and files."""
+"""Views of what stages write: scores, members, hydras, decision states, answers and files."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ WORTH = {
     "auroc": ("auroc", 100, 1),
     "fpr95": ("fpr95", 100, 1),
 }
-"""Column, factor and digits of each measure of `build`."""
+"""Column, factor and digits of each metric of `build`."""
 COST = ("macs", "params", "time")
 """Columns of cost of `build`."""
 TRIMMED = ("tokens", "texts", "changed", "rare")
-"""What is told of a vocabulary."""
+"""Fields that are shown of a trimmed vocabulary."""
 
 
 def identity(manifest: Manifest | None) -> dict[str, str]:
-    """Return the kind and hash of what was written; nothing of a decision state for any model."""
+    """Return the kind and hash of the written file; nothing for a decision state for any model."""
     if manifest is None:
         return {}
     return {"kind": manifest.kind, "weights_sha256": manifest.weights_sha256}
@@ -75,12 +75,12 @@ def scored(result: Scored) -> None:
     if score.order is not None:
         _removals(result.method, score)
     if result.method == "cahp":
-        said = score.settings
-        why = "the curve's knee" if said["knee"] else "no knee, so the curve's highest point"
+        settings = score.settings
+        why = "the curve's knee" if settings["knee"] else "no knee, so the curve's highest point"
         show(
-            f"CAHP keeps {said['count']} of {len(said['points'])} heads from "
-            f"{len(said['clusters'])} clusters; "
-            f"its own number of clusters is {said['automatic']} ({why})"
+            f"CAHP keeps {settings['count']} of {len(settings['points'])} heads from "
+            f"{len(settings['clusters'])} clusters; "
+            f"its own number of clusters is {settings['automatic']} ({why})"
         )
     show("written into ", (str(result.written or result.path), "bold"))
 
@@ -100,7 +100,7 @@ def _by_head(title: str, rows: Sequence[Sequence[float]]) -> None:
 
 
 def _removals(method: str, result: Score) -> None:
-    """The removal order, and what was left of the objective after each step."""
+    """Show the removal order, with the objective after each step."""
     start = result.settings.get("start")
     before = f", {start:.4f} before the first removal" if start is not None else ""
     show(f"{method}, heads in the order in which they go (layer.head){before}")
@@ -148,9 +148,9 @@ def pruned(result: Pruned) -> None:
 
 
 ACROSS = 4
-"""Heads of a line."""
+"""Number of heads in a line."""
 TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
-"""What is told of a training."""
+"""Fields that are shown of a training."""
 
 
 @view(
@@ -203,7 +203,7 @@ def _fused(result: Fused) -> dict[str, Any]:
 def fused(result: Fused) -> None:
     manifest, agreement = result.manifest, result.agreement
     saved = 1 - result.bytes_stored / result.bytes_members
-    what = (
+    contents = (
         f"{result.members} members" if manifest.fusion else f"the mean of {result.members} models"
     )
     less = (
@@ -211,7 +211,7 @@ def fused(result: Fused) -> None:
         f"({100 * saved:.0f} % saved)"
     )
     trunk = f", trunk of {manifest.fusion.trunk} layers" if manifest.fusion else ""
-    show((str(result.path), "bold"), f": {what}, {less}{trunk}")
+    show((str(result.path), "bold"), f": {contents}, {less}{trunk}")
     if agreement:
         show(
             f"  against its members on {agreement.samples} samples: probabilities differ by"
@@ -227,7 +227,7 @@ def fused(result: Fused) -> None:
 
 
 def built(result: Built, *, json: bool, quiet: bool) -> None:
-    """What was decided, next to the plain rivals."""
+    """Show the decision, next to the plain rivals."""
     if not is_main_process():
         return None
     if json:
@@ -283,10 +283,10 @@ def calibrated(result: Calibrated) -> None:
 
 @view(fields("rows", "answers", "cut", "notes"))
 def predicted(result: Predicted) -> None:
-    """How many answers there are; rows that went to stdout have been there."""
+    """Show the number of answers, unless the rows went to stdout."""
     if result.path is None:
         return
-    counts = ", ".join(f"{count} {what}" for what, count in result.answers.items())
+    counts = ", ".join(f"{count} {kind}" for kind, count in result.answers.items())
     show((str(result.path), "bold"), f": {result.rows} rows{f' ({counts})' if counts else ''}")
 
 
@@ -318,10 +318,10 @@ def exported(done: Export) -> None:
         ran = "in int8, a probability"
     differs = f"{ran} differs from torch by at most {done.max_difference:.2g}"
     show(path, f"{graph}{opset}; {differs}")
-    for what, compared in (("in int8", done.quantised), ("in the file", done.checked)):
+    for place, compared in (("in int8", done.quantised), ("in the file", done.checked)):
         if compared is not None:
             changes = [
                 f"{name} {value:.4f} → {compared['after'][name]:.4f}"
                 for name, value in compared["before"].items()
             ]
-            show(f"  {what}: {', '.join(changes)}")
+            show(f"  {place}: {', '.join(changes)}")

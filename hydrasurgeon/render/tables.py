@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Tower
 
 WIDEST = 1 << 16
-"""Columns that no table takes."""
+"""Width that no table reaches, in characters."""
 GAP = "  "
-"""Between two columns."""
+"""Gap between two columns."""
 
 Head = str | tuple[str, str]
-"""What stands above a column, or its group and that."""
+"""Heading of a column, optionally with the heading of its group."""
 
 
 def show_table(title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]]) -> None:
-    """Each row begins with what it is about, empty where it goes on with the row above."""
+    """Show a table; the first cell of a row names it, and is empty if it continues the row
+    above.
+    """
     from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
@@ -49,7 +51,7 @@ def show_table(title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]]
 
 
 def picture(kept: Kept, towers: Mapping[str, Tower]) -> None:
-    """A row for each layer: ■ kept, · removed."""
+    """Show a row for each layer: ■ kept, · removed."""
     widest = max(map(len, kept), default=0)
     for name, rows in kept.items():
         for layer, row in enumerate(rows):
@@ -59,7 +61,7 @@ def picture(kept: Kept, towers: Mapping[str, Tower]) -> None:
 
 
 def millions(count: int) -> str:
-    """1.36 M; of what would be 0.00 M, the number."""
+    """Return a count as 1.36 M, or in full if it is small."""
     return f"{count / 1e6:.2f} M" if count >= 5000 else f"{count:,}"
 
 

@@ -1,4 +1,4 @@
-"""rich, as far as it is used: text in colours, as it is."""
+"""The parts of rich that are used: coloured text, shown literally."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Terminal(Console):
 
 
 def styled(*parts: Part) -> Text:
-    """One line of these parts."""
+    """Return one line of these parts."""
     line = Text()
     for text, style in map(parted, parts):
         line.append(visible(text), style=style)

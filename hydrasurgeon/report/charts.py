@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Drawn = Sequence[tuple[int, str, Answered]]
-"""Rows: their number, what they are called, their answers."""
+"""Rows: their number, their name, and their answers."""
 Curve = list[tuple[float, float]]
 """Points of a line."""
 
 COLOURS = ["#1f5fbf", "#c2500a", "#0d7a5f", "#a02a8c", "#8a6a00", "#0b7d9c", "#b3261e", "#5b4bb7"]
-"""Of the rows, in turn; the page's style sheet has them too."""
+"""Colours of the rows, in turn; the page's style sheet repeats them."""
 GREY, GOOD, BAD = "#7a8294", "#0b7a4b", "#b3261e"
 STYLE: Any = {
     "svg.hashsalt": "hydrasurgeon",
@@ -47,25 +47,27 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-"""Grey is read on light and on dark pages; the salt makes equal charts equal bytes."""
+"""Style of all charts. Grey is legible on light and on dark pages; the salt makes equal charts
+equal bytes.
+"""
 FIRST = 0.02
-"""What a risk chart leaves out at its left: among the first few answers the risk jumps about."""
+"""Coverage at which a risk chart begins: the risk of the first few answers varies too much."""
 FLAGGED = 0.05
-"""The fraction of in-distribution samples above the line that stands for a threshold where none was
+"""Fraction of in-distribution samples above the line that represents a threshold where none was
 fitted.
 """
 BARS = 24
-"""Of a histogram."""
+"""Number of bars of a histogram."""
 POINTS = 160
-"""Points of a curve; a chart has no pixels for more."""
+"""Maximum number of points of a curve, given the width of a chart in pixels."""
 TAIL = 0.005
-"""The fraction of samples at either end that a histogram counts in its outermost bars: a few far ones
-would squeeze all others.
+"""Fraction of samples at either end that a histogram counts in its outermost bars, because a few
+distant ones would squeeze all others.
 """
 
 
 def colour(at: int) -> str:
-    """The class of row `at` in the style sheet."""
+    """Return the style sheet's class for row `at`."""
     return f"c{at % len(COLOURS)}"
 
 
@@ -78,8 +80,10 @@ def picture(
     *,
     percent: str = "",
 ) -> str:
-    """A chart under its caption; `says` is what it shows, for who cannot see it, and `percent` names
-    the axes of shares: "x", "y" or "xy".
+    """Return a chart with its caption as HTML.
+
+    `says` describes the chart for readers who cannot see it; `percent` names the axes of fractions:
+    "x", "y" or "xy".
     """
     from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.figure import Figure
@@ -106,19 +110,24 @@ def picture(
 
 
 def _lines(curves: Mapping[int, Curve], axes: Axes) -> None:
-    """A line for each row, in its colour."""
+    """Draw a line for each row, in its colour."""
     for at, points in curves.items():
         axes.plot(*zip(*points, strict=True), color=COLOURS[at % 8])
 
 
 def reliability(rows: Drawn) -> list[str]:
-    """A chart for each row: how often answers of some confidence are right."""
+    """Return a chart for each row: accuracy by confidence."""
     charts = []
     for at, name, row in rows:
         confidence, correct = row.inside.sure()
         if len(confidence):
             bins = bins_of_confidence(confidence, correct)
-            sure, right, count = max(bins, key=lambda each: each[2] * abs(each[1] - each[0]))
+            sure, right, count = max(
+                bins,
+                key=lambda confidence_bin: (
+                    confidence_bin[2] * abs(confidence_bin[1] - confidence_bin[0])
+                ),
+            )
             says = (
                 f"Of {len(confidence)} answers. The largest part of the calibration error: "
                 f"{count} answers of confidence {sure:.2f}, of which {right:.2f} are right."
@@ -141,23 +150,23 @@ def _bins(bins: Sequence[tuple[float, float, int]], colour: str, axes: Axes) -> 
 
 
 def histograms(rows: Drawn) -> list[str]:
-    """A chart for each row: the scores of in-distribution and of OOD samples, and the threshold."""
+    """Return a chart for each row: the scores of in-distribution and OOD samples, with the
+    threshold.
+    """
     charts = []
     for _, name, row in rows:
         inside, threshold = row.scores[row.used], row.threshold
         sets = {"in distribution": inside}
-        sets |= {each: scores[row.used] for each, scores in row.foreign.items()}
-        what, style = "The fitted threshold,", "-"
+        sets |= {set_name: scores[row.used] for set_name, scores in row.foreign.items()}
+        line_name, style = "The fitted threshold,", "-"
         if threshold is None:
             threshold = float(np.quantile(inside.astype(np.float64), 1 - FLAGGED))
-            what, style = "No threshold was fitted. One of", "--"
+            line_name, style = "No threshold was fitted. One of", "--"
         fractions = [
-            f"{100 * float((each > threshold).astype(np.float64).mean()):.1f} % of {which}"
-            for which, each in sets.items()
+            f"{100 * float((values > threshold).astype(np.float64).mean()):.1f} % of {which}"
+            for which, values in sets.items()
         ]
-        says = (
-            f"Scores by {row.used}. {what} {format_number(threshold)} flags {', '.join(fractions)}."
-        )
+        says = f"Scores by {row.used}. {line_name} {format_number(threshold)} flags {', '.join(fractions)}."
         charts.append(
             picture(
                 f"OOD scores: {name}",
@@ -173,18 +182,20 @@ def histograms(rows: Drawn) -> list[str]:
 
 def _scores(sets: Mapping[str, ndarray], threshold: float, style: str, axes: Axes) -> None:
     low, high = np.quantile(np.concatenate([*sets.values()]), (TAIL, 1 - TAIL))
-    for at, (name, each) in enumerate(sets.items()):
+    for at, (name, values) in enumerate(sets.items()):
         look: dict[str, Any] = {"color": COLOURS[(at - 1) % 8], "histtype": "step"}
         if not at:
             look = {"color": GREY, "histtype": "stepfilled", "alpha": 0.5}
-        each, share = np.clip(each, low, high), np.full(len(each), 1 / len(each))
-        axes.hist(each, BARS, range=(low, high), weights=share, label=visible(short(name)), **look)
+        values, share = np.clip(values, low, high), np.full(len(values), 1 / len(values))
+        axes.hist(
+            values, BARS, range=(low, high), weights=share, label=visible(short(name)), **look
+        )
     axes.legend(fontsize="small")
     axes.axvline(min(max(threshold, low), high), ls=style, color=GREY)
 
 
 def risk_coverage(rows: Drawn, results: Sequence[Result]) -> list[str]:
-    """One chart: how many of the most confident answers are wrong."""
+    """Return one chart: risk by coverage, for all rows."""
     curves, areas = {}, []
     for at, name, row in rows:
         confidence, correct = row.inside.sure()
@@ -202,14 +213,16 @@ def risk_coverage(rows: Drawn, results: Sequence[Result]) -> list[str]:
 def bins_of_confidence(
     confidence: Float[ndarray, " sample"], correct: Bool[ndarray, " sample"]
 ) -> list[tuple[float, float, int]]:
-    """Confidence, accuracy and count of the bins of the ECE that hold anything."""
+    """Return confidence, accuracy and count of each bin of the ECE that is not empty."""
     bins, rows = bins_of(confidence), (confidence, correct, np.ones_like(confidence))
     sums = np.stack([sums_at(bins, row.astype(np.float64), BINS + 1) for row in rows])
     return [(sure / n, right / n, int(n)) for sure, right, n in sums.T.tolist() if n]
 
 
 def risk_curve(confidence: Float[ndarray, " sample"], correct: Bool[ndarray, " sample"]) -> Curve:
-    """(share answered, share wrong among them), the surest first."""
+    """Return points (fraction answered, fraction wrong of these), the most confident answers
+    first.
+    """
     risk = risks(confidence, correct)
     some = spaced(len(risk) - 1, min(len(risk), POINTS)).round().astype(np.int64)
     return [(float((at + 1) / len(risk)), float(risk[at])) for at in np.unique(some)]

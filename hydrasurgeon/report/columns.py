@@ -1,4 +1,4 @@
-"""The tables of results, of columns that `measuring.results` declares.
+"""Tables of results, with the columns that `measuring.results` declares.
 
 The terminal, the page, Markdown, model cards and the README's tables are written from these.
 """
@@ -30,11 +30,15 @@ from hydrasurgeon.measuring.results import (
 Rank = Literal["best", "second", ""]
 
 PROMISED = ("width", "coverage", "set_size", "answered", "wrong", "missed")
-"""Metrics of what a decision state promises, which a terminal shows apart: a line has 80 characters."""
+"""Metrics of a decision state's promises, which a terminal shows in a separate table, because a
+line has 80 characters.
+"""
 DECIMALS = 3
-"""Decimals of fractions and losses."""
+"""Number of decimals of fractions and losses."""
 WIDEST = 52
-"""Characters of a name in a heading, a table or a legend; the verdicts have it whole."""
+"""Maximum number of characters of a name in a heading, a table or a legend; verdicts have the full
+name.
+"""
 
 
 WORDS = {
@@ -54,7 +58,7 @@ WORDS = {
     "risk": "The fraction of the given answers that are wrong.",
     "confidence interval": "Where a figure lies in that share of bootstrap resamples of the data.",
 }
-"""What the words of a report mean that are no metric."""
+"""Meanings of the report's words that are not metrics."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,14 @@ class Cell:
     rank: Rank = ""
     low: str = ""
     high: str = ""
-    """The ends of its interval, where there is one."""
+    """End of the confidence interval; `low` is the other one."""
     verdict: str = ""
-    """`better` or `worse` of a difference whose interval excludes 0."""
+    """`better` or `worse` if the cell is a difference whose interval excludes 0."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of every row; `group` stands above it and its neighbours of the same group."""
+    """One metric of every row; `group` is the heading above neighbouring columns."""
 
     metric: Metric
     group: str
@@ -84,14 +88,16 @@ class Table:
     columns: tuple[Column, ...]
     note: str = ""
     of: str = "model"
-    """What its rows are."""
+    """Kind of the rows."""
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
     def lines(self) -> Iterator[tuple[str, tuple[Cell, ...]]]:
-        """For a terminal: a line for each row, and two for the ends of its intervals."""
+        """Yield the lines of a terminal table: one for each row, and two for the ends of its
+        intervals.
+        """
         for name, cells in zip(self.names, self.rows, strict=True):
             yield name, cells
             if any(cell.low for cell in cells):
@@ -99,14 +105,14 @@ class Table:
                 yield "  to", tuple(Cell(cell.high) for cell in cells)
 
     def groups(self) -> list[tuple[str, int]]:
-        """The groups of neighbours, and how many columns each has."""
+        """Return the groups of neighbouring columns with their numbers of columns."""
         return [
-            (group, len(list(each)))
-            for group, each in groupby(column.group for column in self.columns)
+            (group, len(list(neighbours)))
+            for group, neighbours in groupby(column.group for column in self.columns)
         ]
 
     def __str__(self) -> str:
-        """As text, in columns."""
+        """Return the table as text, in columns."""
         heads = [c.metric.brief or c.metric.name for c in self.columns]
         grid = [
             [self.title, *heads],
@@ -122,27 +128,27 @@ class Table:
 
 
 def shown_name(result: Result) -> str:
-    """What a row is called: an ensemble without a name of its own by its size."""
+    """Return a row's name: an unnamed ensemble is named by its size."""
     if result.kind == "ensemble" and " + " in result.name:
         return f"ensemble of {result.members}"
     return result.name
 
 
 def short(text: str) -> str:
-    """A long name by its start and its end, where names of one family differ."""
+    """Shorten a long name to its start and its end, where names of one family differ."""
     shown = visible(text)
     tail = WIDEST * 3 // 8
     return shown if len(shown) <= WIDEST else f"{shown[: WIDEST - 1 - tail]}…{shown[-tail:]}"
 
 
 def tables(results: Sequence[Result]) -> list[Table]:
-    """In-distribution quality, cost, OOD detection, then data sets and shifts where there are
-    several.
+    """Return all tables: in-distribution quality, cost, OOD detection, then data sets and shifts if
+    there are several.
     """
-    mean = _mean_of(each.name for r in results for each in r.sets or ())
+    mean = _mean_of(named_set.name for r in results for named_set in r.sets or ())
     average = _mean_of(s.name for r in results for s in r.shift)
     by_shift = [{average: r.shift_average, **_over_severities(r)} for r in results]
-    made = {
+    by_title = {
         "In distribution": quality(results),
         "Between members": diversity(results),
         "Cost": columns(COST, [r.cost for r in results]),
@@ -153,30 +159,30 @@ def tables(results: Sequence[Result]) -> list[Table]:
     notes = {"Cost": " ".join(cost_notes([r.cost for r in results]))}
     names = tuple(map(shown_name, results))
     return [
-        Table(title, names, tuple(each), notes.get(title, ""))
-        for title, each in made.items()
-        if each
+        Table(title, names, tuple(table_columns), notes.get(title, ""))
+        for title, table_columns in by_title.items()
+        if table_columns
     ]
 
 
 def brief(results: Sequence[Result]) -> list[Table]:
-    """The same for a terminal: what has a brief name, OOD sets and shifts by their averages."""
+    """Return tables for a terminal: metrics with a brief name; OOD sets and shifts as averages."""
     averages = [
         {
-            group: each
-            for group, each in r.ood_average.items()
+            group: average
+            for group, average in r.ood_average.items()
             if group != "all" or len(r.ood_average) > 2
         }
         for r in results
     ]
     shifts = [r.shift_average for r in results]
     severities = [
-        {str(at): each.severities[at] for at in sorted(each.severities)} if each else {}
-        for each in shifts
+        {str(at): average.severities[at] for at in sorted(average.severities)} if average else {}
+        for average in shifts
     ]
     costs = columns(COST, [r.cost for r in results], " ")  # the blank gives them no heading
     inside = quality(results)
-    made = {
+    by_title = {
         "in distribution": [
             *(column for column in inside if column.metric.key not in PROMISED),
             *diversity(results),
@@ -191,28 +197,33 @@ def brief(results: Sequence[Result]) -> list[Table]:
         "by data set": _by_set(results, " mean"),
     }
     names = tuple(map(shown_name, results))
-    kept = {title: tuple(c for c in each if c.metric.brief) for title, each in made.items()}
-    return [Table(title, names, each) for title, each in kept.items() if each]
+    kept = {
+        title: tuple(c for c in table_columns if c.metric.brief)
+        for title, table_columns in by_title.items()
+    }
+    return [
+        Table(title, names, table_columns) for title, table_columns in kept.items() if table_columns
+    ]
 
 
 def _by_set(results: Sequence[Result], mean: str) -> list[Column]:
-    """How well each data set is answered, and what their mean is called."""
+    """Return quality by data set, with the mean under this heading."""
     sets = [{**{s.name: s for s in r.sets or ()}, mean: r.sets_average} for r in results]
     return _grouped((QUALITY[0], *QUALITY[2:4]), sets)
 
 
 def quality(results: Sequence[Result]) -> list[Column]:
-    """How well the labelled set is answered."""
+    """Return the quality on the labelled set."""
     return columns((*QUALITY, *ANSWERS), [r.id for r in results])
 
 
 def diversity(results: Sequence[Result]) -> list[Column]:
-    """How members differ, where there are some."""
+    """Return the differences between members, of models that have several."""
     return columns(DIVERSITY, [r.diversity if r.members > 1 else None for r in results])
 
 
 def columns(metrics: Iterable[Metric], records: Sequence[Any], group: str = "") -> list[Column]:
-    """A column for each metric that any of these records has."""
+    """Return a column for each metric that any of these records has."""
     return [
         Column(metric, group, _cells(metric, records))
         for metric in metrics
@@ -221,7 +232,7 @@ def columns(metrics: Iterable[Metric], records: Sequence[Any], group: str = "") 
 
 
 def _grouped(metrics: Sequence[Metric], rows: Sequence[Mapping[Any, Any]]) -> list[Column]:
-    """Columns for each group of records; in each row the same names may be missing."""
+    """Return columns for each group of records; rows may lack a group."""
     groups = dict.fromkeys(name for row in rows for name in row)
     return [
         column
@@ -231,7 +242,9 @@ def _grouped(metrics: Sequence[Metric], rows: Sequence[Mapping[Any, Any]]) -> li
 
 
 def _cells(metric: Metric, records: Sequence[Any]) -> tuple[Cell, ...]:
-    """One column, with as many decimals in each row; what looks alike ranks alike."""
+    """Return the cells of one column, with equal decimals; ranks are those of the rounded
+    values.
+    """
     values = [metric.of(record) for record in records]
     decimals = decimals_of(values) if metric.unit else DECIMALS
     texts = [ABSENT if value is None else f"{value:.{decimals}f}" for value in values]
@@ -251,13 +264,13 @@ def _cells(metric: Metric, records: Sequence[Any]) -> tuple[Cell, ...]:
 
 
 def decimals_of(values: Sequence[float | None]) -> int:
-    """So many that the least has three digits."""
+    """Return the number of decimals that gives the smallest value three digits."""
     least = min((value for value in values if value is not None and value > 0), default=1.0)
     return max(0, min(2 - math.floor(math.log10(least)), 6))
 
 
 def cost_notes(costs: Sequence[Any]) -> list[str]:
-    """Say what multiply-adds and times of a table are of: sentences for below it."""
+    """Return sentences below a table about the units of its multiply-adds and times."""
     notes = []
     present = [cost for cost in costs if cost is not None]
     lengths = sorted({cost.tokens for cost in present} - {None})
@@ -277,18 +290,18 @@ def cost_notes(costs: Sequence[Any]) -> list[str]:
 
 
 def _ood(result: Result) -> dict[str, Any]:
-    """OOD sets by name, then the means of groups of several."""
-    sets = {f"{each.name} ({each.group})": each for each in result.ood}
+    """Return OOD results by name, followed by the means of groups with several sets."""
+    sets = {f"{item.name} ({item.group})": item for item in result.ood}
     counts = {
         group: sum(group in ("all", o.group) for o in result.ood) for group in result.ood_average
     }
     return sets | {
-        f"mean, {group}": each for group, each in result.ood_average.items() if counts[group] > 1
+        f"mean, {group}": item for group, item in result.ood_average.items() if counts[group] > 1
     }
 
 
 def _mean_of(sets: Iterable[str]) -> str:
-    """What stands above an average over sets, none of which has that name."""
+    """Return the heading of an average over sets, none of which has that name."""
     names, title = set(sets), "mean"
     while title in names:
         title += " of all"
@@ -296,6 +309,6 @@ def _mean_of(sets: Iterable[str]) -> str:
 
 
 def _over_severities(result: Result) -> dict[str, ShiftLevel]:
-    """The mean of each shift over its severities."""
-    names = dict.fromkeys(each.name for each in result.shift)
-    return {name: level([each for each in result.shift if each.name == name]) for name in names}
+    """Return the mean of each shift over its severities."""
+    names = dict.fromkeys(shift.name for shift in result.shift)
+    return {name: level([shift for shift in result.shift if shift.name == name]) for name in names}

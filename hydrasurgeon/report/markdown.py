@@ -11,7 +11,7 @@ from hydrasurgeon.report.columns import Cell, Table
 from hydrasurgeon.report.page import Material
 
 RANKS = "Bold is the best number of a column, underlined the second best."
-"""What bold and underlined mean, wherever they are."""
+"""Explanation of bold and underlined numbers."""
 
 
 def markdown(material: Material) -> str:
@@ -19,28 +19,31 @@ def markdown(material: Material) -> str:
     pairs = zip(material.heads, material.names, strict=True)
     listed = [f"- {head}: {code(name)}" for (_, head), name in pairs]
     listed += [f"- Note: {plain(note)}" for note in material.notes]
-    parts = ["\n".join(listed)] + [RANKS] * bool(material.others)
-    for each in material.tables:
-        parts += [f"### {each.title}", results_table(each, map(code, each.names))]
-        parts += [each.note] if each.note else []
+    parts = ["\n".join(listed)] + [RANKS] * bool(material.other_names)
+    for result_table in material.tables:
+        parts += [
+            f"### {result_table.title}",
+            results_table(result_table, map(code, result_table.names)),
+        ]
+        parts += [result_table.note] if result_table.note else []
     return "\n\n".join(parts) + "\n"
 
 
 def results_table(results: Table, names: Iterable[str]) -> str:
-    """A row for each result, under these names."""
+    """Return results as a table, with a row for each name."""
     heads = [(f"{c.group}: " if c.group.strip() else "") + c.metric.head for c in results.columns]
     rows = [[name, *map(_marked, cells)] for name, cells in zip(names, results.rows, strict=True)]
     return table(["", *map(plain, heads)], rows)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Words in the first column, figures in the others."""
+    """Return a table with words in the first column and numbers in the others."""
     lines = [heads, [":---", *["---:"] * (len(heads) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def plain(text: str) -> str:
-    """A sentence that holds names, as Markdown that means nothing but itself."""
+    """Escape a sentence that holds names, so that Markdown shows it literally."""
     return "".join(f"\\{c}" if c in r"\`*_[]<>|#&~!$" else c for c in visible(text))
 
 

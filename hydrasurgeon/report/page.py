@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
+from operator import itemgetter
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -42,18 +43,18 @@ PASSED = (
     "notes",
     "chances",
 )
-"""What the template gets of the material as it is."""
+"""Attributes of the material that the template gets unchanged."""
 LEVEL = 0.01
-"""By how much costs may differ and be called the same."""
+"""Relative difference below which costs count as equal."""
 NAMED = 3
-"""Models that the headline names; of more it says how many."""
+"""Number of models that the headline names; the rest is counted."""
 WORDS_SHOWN = {"equal": "not distinguishable", "unknown": "not compared"}
-"""What a word on differences is in a sentence, where it is another."""
+"""Words on differences as a sentence shows them, where they differ."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a report is made of."""
+    """Contents of a report."""
 
     report: Report
     rows: tuple[Row, ...]
@@ -62,7 +63,7 @@ class Material:
     seed: int = 0
     notes: tuple[str, ...] = ()
     classes: Sequence[str] = ()
-    """The names of the classes, by number."""
+    """Class names, by number."""
     hashes: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of weights and of data."""
 
@@ -72,60 +73,64 @@ class Material:
 
     @cached_property
     def differing(self) -> list[tuple[Difference, ...]]:
-        """How every other row differs from the reference."""
+        """Differences of every other row from the reference."""
         reference = self.rows[self.reference]
-        others = (row for row in self.rows if row is not reference)
-        return [differences(row, reference, level=self.level, seed=self.seed) for row in others]
+        other_rows = (row for row in self.rows if row is not reference)
+        return [differences(row, reference, level=self.level, seed=self.seed) for row in other_rows]
 
     @property
-    def others(self) -> list[str]:
-        """What the other rows are called."""
+    def other_names(self) -> list[str]:
+        """Names of the rows besides the reference."""
         return [name for at, name in enumerate(self.names) if at != self.reference]
 
     @property
     def paired(self) -> tuple[PairedDifference, ...]:
-        """The same as records of the report."""
+        """Differences as records of the report."""
         reference = self.rows[self.reference]
-        others = [row for row in self.rows if row is not reference]
+        other_rows = [row for row in self.rows if row is not reference]
         return tuple(
             PairedDifference(
                 name=row.name,
                 reference=reference.name,
-                metric=each.metric,
-                difference=each.value,
-                low=each.low,
-                high=each.high,
+                metric=difference.metric,
+                difference=difference.value,
+                low=difference.low,
+                high=difference.high,
             )
-            for row, differing in zip(others, self.differing, strict=True)
-            for each in differing
+            for row, differing in zip(other_rows, self.differing, strict=True)
+            for difference in differing
         )
 
     @property
     def heads(self) -> list[tuple[str, str]]:
-        """Each row's difference from the reference in a word, and as it is shown."""
-        words = [word_of(each) for each in self.differing]
+        """Summary of each row's differences from the reference: the word, and its displayed
+        form.
+        """
+        words = [word_of(differences_of_row) for differences_of_row in self.differing]
         heads = [(word, WORDS_SHOWN.get(word, word)) for word in words]
         heads.insert(self.reference, ("reference", "reference"))
         return heads
 
     @property
     def tables(self) -> list[Table]:
-        """Differences first."""
-        first = [table_of(self.others, self.differing)] if any(self.differing) else []
+        """Tables of the report, differences first."""
+        first = [table_of(self.other_names, self.differing)] if any(self.differing) else []
         return [*first, *tables([row.result for row in self.rows])]
 
     @property
     def headline(self) -> str:
-        """One sentence over all rows."""
+        """Sentence that summarizes all rows."""
         reference = short(self.names[self.reference])
-        if not self.others:
+        if not self.other_names:
             return f"The quality of {reference}"
-        clauses = [clause for _, clause in sorted(self._clauses(), key=lambda each: each[0])]
+        clauses = [clause for _, clause in sorted(self._clauses(), key=itemgetter(0))]
         more = [f"{len(clauses) - NAMED} more below"] if len(clauses) > NAMED else []
         return f"Compared with {reference}: {'; '.join([*clauses[:NAMED], *more])}"
 
     def _clauses(self) -> Iterator[tuple[bool, str]]:
-        """half is not distinguishable at 0.71 × the cost; what is cheaper and no worse comes first."""
+        """Yield a sort key and a clause for each row, such as "half is not distinguishable at 0.71
+        × the cost"; cheaper models that are no worse come first.
+        """
         base = _macs(self.rows[self.reference])
         for row, name, (word, head) in zip(self.rows, self.names, self.heads, strict=True):
             if word == "reference":
@@ -137,7 +142,7 @@ class Material:
 
     @property
     def chances(self) -> str:
-        """Many intervals are many chances to exclude 0 where nothing differs."""
+        """Note that some of many intervals exclude 0 by chance."""
         count = sum(map(len, self.differing))
         expected = count * (1 - self.level)
         return (
@@ -148,7 +153,7 @@ class Material:
 
 
 def _macs(row: Row) -> int | None:
-    """Multiply-adds of a sample on average."""
+    """Return the average multiply-adds of a sample."""
     cost = row.result.cost
     return None if cost is None else cost.expected_macs or cost.macs
 
@@ -162,7 +167,7 @@ def _cost(ratio: float | None) -> str:
 
 
 def state_line(row: Answered) -> str:
-    """Whether its answers are calibrated, and by what it detects OOD samples."""
+    """Return a line on calibration and on OOD detection."""
     calibrated = f"Calibrated: {'yes' if row.calibrated else 'no'}."
     if not row.scores:
         return calibrated
@@ -173,7 +178,7 @@ def state_line(row: Answered) -> str:
 
 
 def document(material: Material) -> str:
-    """The whole file."""
+    """Return the HTML file."""
     environment = Environment(
         autoescape=True, finalize=shown, undefined=StrictUndefined, keep_trailing_newline=True
     )
@@ -182,11 +187,11 @@ def document(material: Material) -> str:
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     results, reference = [row.result for row in material.rows], material.rows[material.reference]
     data = material.report.settings.get("data")
-    metrics = [column.metric for each in material.tables for column in each.columns]
+    metrics = [column.metric for table in material.tables for column in table.columns]
 
     def named(name: str) -> str:
-        """Names leave room for numbers, and are whole where they would look alike."""
-        alike = len({short(each) for each in material.names}) < len(set(material.names))
+        """Shorten a name, to leave room for numbers, unless shortened names would look alike."""
+        alike = len({short(other) for other in material.names}) < len(set(material.names))
         if alike or short(name) == visible(name):
             return name
         return Markup('<span title="{}">{}</span>').format(visible(name), short(name))
@@ -203,7 +208,7 @@ def document(material: Material) -> str:
         ood_sizes={o.name: o.n for r in results for o in r.ood},
         level=f"{100 * material.level:.4g}",
         tables=material.tables,
-        glossary={each.name: each.meaning for each in metrics if each.meaning} | WORDS,
+        glossary={metric.name: metric.meaning for metric in metrics if metric.meaning} | WORDS,
         facts=_facts(material),
         colour=charts.colour,
         named=named,
@@ -211,7 +216,7 @@ def document(material: Material) -> str:
 
 
 def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
-    """What is drawn, by section."""
+    """Return the charts by section."""
     drawn = [
         (at, name, row.answers)
         for at, (name, row) in enumerate(zip(material.names, material.rows, strict=True))
@@ -225,22 +230,22 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def shown(value: object) -> object:
-    """Names from anywhere show what is in them; what we wrote ourselves stays as it is."""
+    """Escape invisible characters of foreign text; our own markup stays unchanged."""
     return value if isinstance(value, Markup) else visible(value)
 
 
 def part(name: str) -> str:
-    """A file of this folder."""
+    """Return the text of a file of this folder."""
     return (files("hydrasurgeon") / "report" / name).read_text(encoding="utf-8")
 
 
 def digest(content: str) -> str:
-    """As a policy names it."""
+    """Return the hash of a script or a style in the form of a policy."""
     return f"sha256-{b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
 def _facts(material: Material) -> dict[str, Any]:
-    """How it was measured."""
+    """Return the settings of the measurement, for display."""
     facts = {
         key.replace("_", " "): ", ".join(map(str, value))
         if isinstance(value, list | tuple)

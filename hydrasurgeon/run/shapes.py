@@ -1,5 +1,5 @@
-"""Shapes of arrays in signatures: jaxtyping's where it is in use, which tests check; nothing to import
-for an answer.
+"""Shapes of arrays in signatures: jaxtyping's where it is loaded, so that tests check them;
+otherwise without any import.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Texts → token ids by the tokenizers library, as transformers calls it.
 
-What pads and cuts is part of a tokenizer's JSON: one text holds all that reading needs.
+A tokenizer's JSON includes padding and truncation, so one text holds all that reading needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TYPES = "token_type_ids"
-"""The input that says which of two texts a token is of."""
+"""Input that holds the number of the text (0 or 1) of each token."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Stored:
 
 
 def stored(text: str, *, names: Sequence[str], where: str) -> Stored:
-    """The tokenizer that `settled` was written as; `names` are the model's inputs."""
+    """Return the tokenizer that `settled` wrote as JSON; `names` are the model's inputs."""
     from tokenizers import Tokenizer
 
     try:
@@ -69,7 +69,7 @@ def settled(tokenizer: Any, max_length: int) -> Tokenizer:
 
 
 def overlapping(tokenizer: Tokenizer, stride: int) -> Tokenizer:
-    """The same, which cuts long texts into windows that share so many tokens."""
+    """Return a copy that cuts long texts into windows with `stride` tokens in common."""
     from tokenizers import Tokenizer
 
     inner = Tokenizer.from_str(tokenizer.to_str())
@@ -79,10 +79,12 @@ def overlapping(tokenizer: Tokenizer, stride: int) -> Tokenizer:
 
 
 def encoded(tokenizer: Tokenizer, texts: Sequence[Any]) -> dict[str, NDArray[np.int64]]:
-    """Ids, mask and types of texts, or of pairs of them."""
-    made = tokenizer.encode_batch_fast(list(texts))
+    """Return ids, mask and types of the tokens of texts, or of pairs of texts."""
+    encodings = tokenizer.encode_batch_fast(list(texts))
     return {
-        "input_ids": np.array([each.ids for each in made], dtype=np.int64),
-        "attention_mask": np.array([each.attention_mask for each in made], dtype=np.int64),
-        TYPES: np.array([each.type_ids for each in made], dtype=np.int64),
+        "input_ids": np.array([encoding.ids for encoding in encodings], dtype=np.int64),
+        "attention_mask": np.array(
+            [encoding.attention_mask for encoding in encodings], dtype=np.int64
+        ),
+        TYPES: np.array([encoding.type_ids for encoding in encodings], dtype=np.int64),
     }

@@ -2,9 +2,9 @@
 
     v_j = count_j · idf_j,    outputs = W v / |v| + b
 
-Columns are the ids that occurred in the texts it was fitted on and, where they help, hashed pairs of
-neighbouring ids. It errs elsewhere than a transformer does, costs a gather and a sum, and reads a
-text to its end, however long it is.
+Columns are the ids that occurred in the texts it was fitted on and, where they help, hashed pairs
+of neighbouring ids. Its errors differ from a transformer's, it costs a gather and a sum, and it
+reads a text to its end, however long it is.
 """
 
 from __future__ import annotations
@@ -20,95 +20,97 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
-"""Token ids of one text: all of them, and no special tokens."""
+"""All token ids of one text, without special tokens."""
 Floats = NDArray[np.float64]
 
 BUCKETS = 1 << 14
-"""Columns that pairs of neighbouring ids share."""
+"""Number of columns that pairs of neighbouring ids share."""
 FACTOR = 1_000_003
-"""Prime by which a pair's first id is multiplied before the remainder by the buckets is taken."""
+"""Prime factor of a pair's first id, in the hash modulo the number of buckets."""
 
 MOST = 1 << 24
-"""Ids lie below: float32 holds them."""
+"""Upper limit of ids, which float32 can represent."""
 
 
 def hashed(text: str) -> Ids:
-    """Ids of a text without a tokenizer: of its words and signs, in small letters, by their CRC."""
+    """Return the ids of a text without a tokenizer: CRCs of its lower-case words and signs."""
     words = re.findall(r"\w+|[^\w\s]", text.lower())
     return np.array([zlib.crc32(word.encode()) % MOST for word in words], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class WordIds:
-    """What any model's texts are to a reader of words."""
+    """Word ids of texts, for a reader of words beside any model."""
 
     made_of: Literal["texts", "tokens"]
     ids: list[Ids]
 
     @classmethod
     def of(cls, words: Any) -> WordIds:
-        """Of texts, without a tokenizer, or of the ids that one made; negative ones fill rows up."""
+        """Return the ids of texts, hashed, or the given rows of token ids without their negative
+        padding.
+        """
         if len(words) and isinstance(words[0], str):
             return cls("texts", [hashed(str(text)) for text in words])
         rows = [np.asarray(row, dtype=np.int64) for row in words]
         return cls("tokens", [row[row >= 0] for row in rows])
 
     def at(self, rows: Iterable[int]) -> WordIds:
-        """Of some rows."""
+        """Return the ids of some rows."""
         return WordIds(self.made_of, [self.ids[row] for row in rows])
 
     @property
     def tokenizer(self) -> str:
-        """What stands for the hash of a tokenizer."""
+        """Substitute for the hash of a tokenizer."""
         return hashlib.sha256(self.made_of.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What some texts hold: a row, a column and a count for each distinct column of a text."""
+    """Counts of some texts: a row, a column and a count for each distinct column of a text."""
 
     rows: Ids
     columns: Ids
     counts: Floats
     texts: int
     flat: tuple[Ids, Ids]
-    """The text of each id, one after another, and its column; -1 where it has none."""
+    """Text and column of each id, in order; the column is -1 for an unknown id."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """A fitted reader."""
+    """Fitted reader."""
 
     ids: Ids
-    """The ids that have a column, ascending."""
+    """Ids that have a column, ascending."""
     idf: Floats
-    """What a count in each column weighs: first of ids, then of pairs, where there are any."""
+    """Weight of a count in each column: first of ids, then of pairs, if there are any."""
     weight: Floats
     """[column, output]."""
     bias: Floats
 
     @property
     def pairs(self) -> bool:
-        """Whether pairs of neighbouring ids have columns."""
+        """True if pairs of neighbouring ids have columns."""
         return len(self.idf) > len(self.ids)
 
     def outputs(self, texts: Sequence[Ids]) -> Floats:
-        """[text, output]; the bias alone for a text without a known id."""
+        """Return [text, output]; only the bias for a text without a known id."""
         return self.read(texts)[:, :-1]
 
     def read(self, texts: Sequence[Ids]) -> Floats:
-        """Outputs, and in the last column how novel each text is: the fraction of its weight that lies
-        on ids without a column; 1 for a text without ids. An unknown id weighs as much as the rarest
-        known one.
+        """Return outputs, and in the last column the novelty of each text: the fraction of its
+        weight on ids without a column, 1 for a text without ids. An unknown id weighs as much as
+        the rarest known one.
         """
-        found = counted(texts, self.ids, pairs=self.pairs)
+        text_counts = counted(texts, self.ids, pairs=self.pairs)
         read = np.zeros((len(texts), len(self.bias) + 1))
-        if len(found.rows):
-            starts = _starts(found.rows)
-            summands = unit(found, self.idf)[:, None] * self.weight[found.columns]
-            read[found.rows[starts], :-1] = np.add.reduceat(summands, starts)
+        if len(text_counts.rows):
+            starts = _starts(text_counts.rows)
+            summands = unit(text_counts, self.idf)[:, None] * self.weight[text_counts.columns]
+            read[text_counts.rows[starts], :-1] = np.add.reduceat(summands, starts)
         read[:, :-1] += self.bias
-        rows, columns = found.flat
+        rows, columns = text_counts.flat
         weights = np.append(self.idf, self.idf.max(initial=1.0))[columns]
         total = np.bincount(rows, weights, len(texts))
         unknown = np.bincount(rows, weights * (columns < 0), len(texts))
@@ -117,15 +119,15 @@ class Words:
 
 
 def counted(texts: Sequence[Ids], ids: Ids, *, pairs: bool) -> Counts:
-    """How often each column occurs in each text; `ids` are those that have one, ascending."""
+    """Count the columns of each text; `ids` are those that have a column, ascending."""
     flat = np.concatenate([np.zeros(0, np.int64), *texts])
     rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     columns = np.full(len(flat), -1)
     if len(ids):
         nearest = np.minimum(np.searchsorted(ids, flat), len(ids) - 1)
         columns = np.where(ids[nearest] == flat, nearest, -1)
-    known, width = columns >= 0, len(ids) + BUCKETS * pairs
-    owners, places = [rows[known]], [columns[known]]
+    has_column, width = columns >= 0, len(ids) + BUCKETS * pairs
+    owners, places = [rows[has_column]], [columns[has_column]]
     if pairs:
         within = rows[:-1] == rows[1:]
         buckets = (flat[:-1] * FACTOR + flat[1:]) % BUCKETS
@@ -139,15 +141,15 @@ def counted(texts: Sequence[Ids], ids: Ids, *, pairs: bool) -> Counts:
 
 
 def _starts(ordered: Ids) -> Ids:
-    """Where each distinct value begins."""
+    """Return the position at which each distinct value begins."""
     changes = np.ones(len(ordered), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=changes[1:])
     return np.flatnonzero(changes)
 
 
-def unit(found: Counts, idf: Floats) -> Floats:
-    """Counts × idf, each text of unit length."""
-    values = found.counts * idf[found.columns]
-    lengths = np.sqrt(np.bincount(found.rows, values**2, found.texts))
-    result: Floats = values / np.maximum(lengths, 1e-12)[found.rows]
+def unit(text_counts: Counts, idf: Floats) -> Floats:
+    """Return counts × idf, with each text scaled to unit length."""
+    values = text_counts.counts * idf[text_counts.columns]
+    lengths = np.sqrt(np.bincount(text_counts.rows, values**2, text_counts.texts))
+    result: Floats = values / np.maximum(lengths, 1e-12)[text_counts.rows]
     return result
