@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 DEMO = files("hydrasurgeon") / "demo"
 GUIDES = (
     "commands",
+    "paper-pipeline",
     "building",
     "decision",
     "cascade",

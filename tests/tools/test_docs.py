@@ -20,6 +20,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 from pages import benchmarks, entities, front, showdown  # noqa: E402
 from render_docs import result  # noqa: E402
 
+PLAIN = [*sorted((ROOT / "docs" / "guide").glob("*.md")), ROOT / "docs" / "glossary.md"]
+"""Pages whose sentences are counted."""
+
 
 def test_the_api_page_names_what_there_is() -> None:
     page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
@@ -34,7 +37,27 @@ def test_the_docs_stay_short() -> None:
     assert words.pop(ROOT / "README.md") <= 1200
     assert sum(words.values()) <= 27_000
     for page, count in words.items():
-        assert count <= 900 or page.parent.name != "guide", page
+        assert count <= 800 or page.parent.name != "guide", page
+
+
+def sentences_of(text: str) -> Iterator[str]:
+    """Yield the sentences of a page, without code, tables, headings and the targets of links."""
+    text = re.sub(r"<!--.*?-->|^```.*?^```$", "", text, flags=re.S | re.M)
+    text = re.sub(r"^(?:    |#|\|).*$", "", text, flags=re.M)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    for block in re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", text, flags=re.M):
+        yield from (s for s in re.split(r"(?<=[.!?])\W*\s+", block) if re.search(r"\w", s))
+
+
+@pytest.mark.parametrize("page", PLAIN, ids=lambda page: page.stem)
+def test_a_page_is_easy_to_read(page: Path) -> None:
+    """At most 20 words a sentence on average, none over 40, and none that begins with "Of"."""
+    sentences = list(sentences_of(page.read_text(encoding="utf-8")))
+    lengths = [len(re.findall(r"\S*\w\S*", sentence)) for sentence in sentences]
+    assert sum(lengths) <= 20 * len(lengths)
+    for sentence, length in zip(sentences, lengths, strict=True):
+        assert length <= 40, sentence
+        assert not re.match(r"\W*(Of|By|In what)\b", sentence), sentence
 
 
 def test_ci_runs_the_commands_that_the_readme_names() -> None:
