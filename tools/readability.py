@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -51,7 +52,8 @@ SENTENCE_END = re.compile(r"(?<=[.!?])[\"')”]*\s+(?=[^\s])(?<!e\.g\. )(?<!i\.e
 def blocks(text: str) -> Iterator[tuple[int, str]]:
     """Yield the paragraphs and list items of a page, each with the number of its first line."""
     text = CODE_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
-    start, lines, in_code, after_blank = 0, [], False, True
+    lines: list[str] = []
+    start, in_code, after_blank = 0, False, True
     for number, line in enumerate([*text.splitlines(), ""], 1):
         in_code = line.startswith("    ") and (in_code or (after_blank and not lines))
         after_blank = not line.strip()
@@ -68,14 +70,14 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
     """Yield the sentences of a page, each with the number of its first line."""
     for start, block in blocks(text):
         for pattern, replacement in INLINE:
-            block = pattern.sub(lambda match, to=replacement: seen(match, to), block)
+            block = pattern.sub(partial(visible_words, replacement), block)
         position = 0
         for end in [*(match.end() for match in SENTENCE_END.finditer(block)), len(block)]:
             yield start + block.count("\n", 0, position), block[position:end].strip()
             position = end
 
 
-def seen(match: re.Match[str], replacement: str) -> str:
+def visible_words(replacement: str, match: re.Match[str]) -> str:
     """Return the words that a reader sees for a piece of markup, with its line breaks."""
     words = match.expand(replacement)
     return words + "\n" * (match[0].count("\n") - words.count("\n"))
