@@ -109,10 +109,8 @@ def _setting(name: str, seeds: Points) -> dict[str, Any]:
     }
 
 
-RULES = ("never", "unshrunk", "old", "always", "new")
+RULES = ("never", "unshrunk", "always", "new")
 """Rules for the bag-of-words model, as the table lists them."""
-CHOOSE = ("old", "new")
-"""Rules of which it is told how often they kept it."""
 
 
 def tuned_tasks(words: dict[str, Any]) -> bool:
@@ -126,6 +124,6 @@ def words_rows(words: dict[str, Any]) -> Iterator[list[str]]:
         for rows, rules in sizes.items():
             cells = []
             for rule in RULES:
-                kept = f" ({100 * rules[rule]['kept']:.0f} %)" if rule in CHOOSE else ""
+                kept = f" ({100 * rules[rule]['kept']:.0f} %)" if rule == "new" else ""
                 cells.append(f"{rules[rule]['nll']:.3f}{kept}")
             yield [task, f"{int(rows):,}", *cells]

@@ -47,11 +47,11 @@ ROWS = (
     ("other intents refused ↑", "refused near-intents", "{:.1%}"),
 )
 GOALS: tuple[tuple[str, str, str, Callable[[float], bool]], ...] = (
-    ("ms/1", "{} ms a text", "0.4 ms", lambda ms: ms <= 0.4),
-    ("accuracy", "{} right", "97 % right", lambda right: right >= 0.965),
+    ("ms/1", "{} ms a text", "0.4 ms a text", lambda ms: ms <= 0.4),
+    ("accuracy", "{} accuracy", "97 % accuracy", lambda right: right >= 0.965),
     (
         "risk 0.02/broken",
-        "of what it answers at most 2 % wrong, broken on {} of halvings",
+        "at most 2 % of answers wrong (broken on {} of halvings)",
         "kept on 95 % of halvings",
         lambda broken: broken <= 0.05,
     ),
