@@ -159,7 +159,7 @@ def cost_of(engines: Iterable[Any], inputs: Any) -> Cost:
 
 def _cost_of_one(engine: Any, inputs: Any) -> Cost:
     """Return the cost of one model, or what an exported graph says of it."""
-    told, tokens = getattr(engine, "told", None), tokens_of(inputs)
+    told, tokens = getattr(engine, "costs", None), tokens_of(inputs)
     if told is not None:
         return Cost(
             params=told.params,
