@@ -32,7 +32,7 @@ RESULTS = HERE / "results" / "showdown.json"
 MINUTES = 2.0
 """CPU minutes that a training may take, with whatever it writes."""
 MORE = 10.0
-"""Those of `build` where nobody gives any."""
+"""CPU minutes of `build` when none are given."""
 TASKS = {"clinc": 5, "movie": 3}
 """Seeds of each."""
 OOD = {"clinc": ("far-scope", "near-intents"), "movie": ()}

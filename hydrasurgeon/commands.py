@@ -24,7 +24,7 @@ class Command(NamedTuple):
     name: str
     group: str
     examples: tuple[str, ...]
-    """As they are typed behind its name; those of all commands run in one folder, in this order."""
+    """Words behind its name; the examples of all commands run in one folder, in this order."""
     record: str = ""
     """Its options, `module:class` in hydrasurgeon.options; empty where the command line alone has
     it.
@@ -206,4 +206,4 @@ COMMANDS = (
 NAMED = {command.name: command for command in COMMANDS}
 """Commands by name."""
 RECORDED = {command.name: command for command in COMMANDS if command.recorded}
-"""Those that make checkpoints, which history records."""
+"""Commands that make checkpoints, which history records."""

@@ -19,7 +19,7 @@ AGAIN = {"demo": ("--force",)}
 """Options with which commands start again that leave finished files behind."""
 
 _RECEIVED: list[int] = []
-"""Those that came, in their order."""
+"""Signals that came, in their order."""
 
 
 def ended(command: Callable[[], int]) -> int:

@@ -88,10 +88,11 @@ def check_engine(options: Engines, dtype: str) -> None:
 def chosen(
     checkpoint: Checkpoint, engine: str, *, device: str, dtype: str, rows: int | None = None
 ) -> str:
-    """Return the engine that `auto` stands for. On a GPU it is torch. On the processor it is the
-    engine that the decision state was fitted for, else a graph in float32 if there is one, or if so
-    many `rows` pay for making it. Without `rows` no graph is looked for: answers are torch's to the
-    last digit.
+    """Return the engine that `auto` stands for.
+
+    On a GPU it is torch. On the processor it is the engine that the decision state was fitted for,
+    else a graph in float32 if there is one, or if so many `rows` pay for making it. Without `rows`
+    no graph is looked for: answers are torch's to the last digit.
     """
     if isinstance(checkpoint, Graph) and device == "cuda":
         raise UsageError(f"--device cuda: {checkpoint.name} is a graph, which runs on the CPU")

@@ -79,9 +79,11 @@ def to_onnx(
     model: Classifier, *, plain: bool = False, stock: bool = False, of: Classifier | None = None
 ) -> Exported:
     """Export a model to ONNX with a dynamic batch (and text length). Raise CheckFailed if
-    onnxruntime's outputs differ from torch's. With `plain` the graph does not decide, but gives
-    what decisions are taken by. `stock` adds outputs for other clients, and the members' outputs
-    for ours. The file's metadata is that of `of`, if given.
+    onnxruntime's outputs differ from torch's.
+
+    With `plain` the graph does not decide, but gives what decisions are taken by. `stock` adds
+    outputs for other clients, and the members' outputs for ours. The file's metadata is that of
+    `of`, if given.
     """
     inputs = sample(model, batch=BATCH, length=LENGTH)
     text = "input_ids" in inputs

@@ -45,8 +45,9 @@ CALIBRATE = "Run `hydrasurgeon calibrate --cascade` on it first."
 
 FirstReader = Callable[[Any, bool], tuple[Said, Callable[[Any], Said]]]
 """The first stage of a cascade: (inputs, True if features are wanted) → its outputs, and a function
-from row numbers to the outputs of the full model for the rows that go on. Logits are [row, 1,
-class]; features [row, 1, width] come along if the OOD score needs them.
+from row numbers to the outputs of the full model for the rows that go on.
+
+Logits are [row, 1, class]; features [row, 1, width] come along if the OOD score needs them.
 """
 
 

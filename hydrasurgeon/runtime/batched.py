@@ -119,16 +119,9 @@ class _SideBySide:
     def biases(self, modules: Sequence[Biased], filled: Filled) -> Tensor:
         """Return biases that are computed from parameters; one vector if all members share them."""
         places = [module.places for module in modules]
-        self.copied += [place for places_of_one in places for place in places_of_one]
-        shared = (
-            len(
-                {
-                    tuple(id(owner[name]) for owner, name in places_of_one)
-                    for places_of_one in places
-                }
-            )
-            == 1
-        )
+        self.copied += [place for group in places for place in group]
+        identities = {tuple(id(owner[name]) for owner, name in group) for group in places}
+        shared = len(identities) == 1
         biases = [module.bias.detach() for module in (modules[:1] if shared else modules)]
         self.copies.append(biases[0] if shared else torch.stack([filled(one) for one in biases]))
         return self.copies[-1]

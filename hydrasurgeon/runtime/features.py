@@ -163,10 +163,8 @@ class WithFeatures:
                 read.setdefault(self._places[part], []).append(features)
         # Member after member, whether they were read one by one or in one piece.
         joined = torch.cat([torch.cat(read[place]) for place in sorted(read)], dim=-1)
-        features_of_members = joined.unflatten(0, (logits.shape[1], -1)).transpose(0, 1)
+        member_features = joined.unflatten(0, (logits.shape[1], -1)).transpose(0, 1)
         if isinstance(inputs, Mapping) and WORDS in inputs:
-            features_of_members = of_words(features_of_members, inputs[WORDS])
-            return logits, features_of_members if self.each_word else mean_of_words(
-                features_of_members
-            )
-        return logits, features_of_members
+            member_features = of_words(member_features, inputs[WORDS])
+            return logits, member_features if self.each_word else mean_of_words(member_features)
+        return logits, member_features

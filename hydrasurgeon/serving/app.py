@@ -105,8 +105,9 @@ class Batcher:
 
 
 def summed(folder: Path) -> CollectorRegistry:
-    """Return a registry that sums the counts of all processes that use this folder. Each process
-    must set `PROMETHEUS_MULTIPROC_DIR` before it imports prometheus_client.
+    """Return a registry that sums the counts of all processes that use this folder.
+
+    Each process must set `PROMETHEUS_MULTIPROC_DIR` before it imports prometheus_client.
     """
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=str(folder))

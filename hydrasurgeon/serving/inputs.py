@@ -56,7 +56,7 @@ protocol describes itself besides.
 Row = dict[str, Any]
 """An answer, as `predict` writes it."""
 ALL = sys.maxsize
-"""So many of the most probable labels: each."""
+"""Number of labels that lists all of them."""
 
 
 class Full(Exception):

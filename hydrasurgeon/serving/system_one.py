@@ -46,7 +46,7 @@ class Model:
 
     name: str
     columns: Mapping[str, str]
-    """Those of its rows."""
+    """Kinds of its rows' columns, by name."""
     labels: Sequence[str]
     """Its classes or labels; none where their probabilities cannot be told apart."""
     released: str

@@ -292,6 +292,7 @@ def _time_batch(
     runs: int,
 ) -> tuple[Mapping[str, float], Mapping[str, Callable[[], object]]]:
     """Return the seconds that one batch takes, by contender, and calls that run one input each.
+
     With samples, the time includes everything that answering them takes.
     """
     if samples is None:

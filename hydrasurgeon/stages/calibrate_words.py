@@ -185,8 +185,9 @@ def with_words_first(
     most_on: float | None,
 ) -> tuple[State, tuple[str, ...]]:
     """Let words answer first if that saves something, else return the state unchanged with a note.
-    The first `real_count` OOD sets are real data. Perturbed sets follow; they count only where no real
-    OOD data are given, and never within a budget.
+
+    The first `real_count` OOD sets are real data. Perturbed sets follow; they count only where no
+    real OOD data are given, and never within a budget.
     """
     from hydrasurgeon.decision.cascade_fit import LOST, fit_cascade, lost
     from hydrasurgeon.decision.state import with_seen

@@ -111,9 +111,10 @@ def _check(arguments: ExportOptions) -> None:
 
 
 def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
-    """Write one graph into a file, or into a folder that clients of ONNX Runtime can load. A
-    folder's graph has calibrated logits. An int8 graph is added with --int8, or where the decision
-    state was fitted to one.
+    """Write one graph into a file, or into a folder that clients of ONNX Runtime can load.
+
+    A folder's graph has calibrated logits. An int8 graph is added with --int8, or where the
+    decision state was fitted to one.
     """
     folder = arguments.out is not None and named(arguments.out)[1]
     path = _place(opened, arguments, folder=folder)

@@ -33,7 +33,7 @@ class Verification:
     manifest: Manifest | None = None
     """None where there are several, and they disagree."""
     weights_sha256: str | None = None
-    """As the tensors hash, whatever the manifest says."""
+    """Hash of the tensors, whatever the manifest records."""
     note: str | None = None
 
     @property

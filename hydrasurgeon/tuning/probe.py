@@ -35,11 +35,11 @@ from hydrasurgeon.tuning.losses import losses_of
 PENALTY = 0.01
 """λ, how much large weights cost, without a validation set."""
 PENALTIES = (0.1, 0.03, 0.003, 0.001, 0.0003)
-"""Those that a validation set chooses from besides."""
+"""Further values of λ that a validation set chooses from."""
 MOST = 20_000
 """Samples that a classifier is fitted to at most, evenly spaced over the data."""
 SOME = 64
-"""Samples by which the length of features is told."""
+"""Samples that the length of features is measured on."""
 ITERATIONS = 200
 """Steps of L-BFGS at most."""
 
