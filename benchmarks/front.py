@@ -1,5 +1,5 @@
-"""What every millisecond is worth: the probe, one model, its mean, parts and hydras, the Deep Ensemble, and a reader of words
-beside and before them, in float32 and in 8 bits.
+"""Worth of every millisecond: the probe, one model, its mean, parts and hydras, the Deep Ensemble,
+and a reader of words beside and before them, in float32 and in 8 bits.
 
 Three trainings of one body, each from the probe and with its own order of samples, are the Deep Ensemble that a seed has. Parts keep some
 heads and neurons of every layer, chosen by taylor and repaired by least squares; they are measured as they are, or distilled from the three models.
@@ -59,14 +59,16 @@ ENGINES = {"float32": "onnx", "int8": "int8"}
 OOD = 500
 """OOD samples of each kind, at most."""
 RISKS = (0.02, 0.05)
-"""What of the answers may be wrong."""
+"""Fractions of the answers that may be wrong."""
 TIMED = 128
 """Samples whose time is taken."""
 BATCHES = (1, 16)
 RUNS = 3
-"""Of which the median is taken."""
+"""Runs behind a median."""
 METRICS = ("accuracy", "nll", "ece", "auroc")
-"""What has a standard error; auroc is the mean of near and far, by the score that `calibrate` chose."""
+"""Metrics with a standard error. auroc is the mean of near and far, by the score that `calibrate`
+chose.
+"""
 
 
 Choices = tuple[NDArray[np.float64], NDArray[np.int64]]
@@ -80,7 +82,7 @@ class Row:
     make: Callable[[Place], Path]
     words: str = "off"
     taught: bool = False
-    """Whether the reader learns what the model says of texts without labels."""
+    """True if the reader also learns from the model's answers to texts without labels."""
 
     @property
     def way(self) -> str:
@@ -88,41 +90,41 @@ class Row:
 
 
 def rows(place: Place) -> dict[str, Row]:
-    """In the order in which they are worth having."""
+    """Return the rows, the most useful ones first."""
     alone: dict[str, Callable[[Place], Path]] = {
         "probe": Place.probe,
-        "single": lambda p: p.whole(0),
+        "single": lambda p: p.unpruned(0),
         "mean": Place.mean,
         "half of the mean": lambda p: p.part(p.mean(), "half"),
     }
     text = place.task.recipe == "text"
-    found: dict[str, Row] = {}
+    table: dict[str, Row] = {}
     for name, make in alone.items():
-        found[name] = Row(make)
+        table[name] = Row(make)
         if text:
-            found[f"{name}, words beside"] = Row(make, "beside")
-            found[f"{name}, words first"] = Row(make, "first")
+            table[f"{name}, words beside"] = Row(make, "beside")
+            table[f"{name}, words first"] = Row(make, "first")
     if place.task.tuned:
-        return {name: row for name, row in found.items() if name.startswith(("probe", "single"))}
+        return {name: row for name, row in table.items() if name.startswith(("probe", "single"))}
     if "unlabelled" in place.task.sets:
         for way in ("beside", "first"):
-            found[f"single, words {way}, taught"] = Row(alone["single"], way, taught=True)
-    found["Deep Ensemble"] = Row(Place.ensemble)
-    found["hydra behind the mean trunk"] = Row(Place.behind_mean)
-    found |= {f"hydra of three: {size}": Row(partial(_hydra, size=size)) for size in COSTS}
-    found["single, tuned longer"] = Row(lambda p: p.whole(0, times=2))
-    found["single, distilled"] = Row(lambda p: p.distilled(p.whole(0)))
-    found["half of the mean, distilled"] = Row(lambda p: p.distilled(p.part(p.mean(), "half")))
-    return found
+            table[f"single, words {way}, taught"] = Row(alone["single"], way, taught=True)
+    table["Deep Ensemble"] = Row(Place.ensemble)
+    table["hydra behind the mean trunk"] = Row(Place.behind_mean)
+    table |= {f"hydra of three: {size}": Row(partial(_hydra, size=size)) for size in COSTS}
+    table["single, tuned longer"] = Row(lambda p: p.unpruned(0, times=2))
+    table["single, distilled"] = Row(lambda p: p.distilled(p.unpruned(0)))
+    table["half of the mean, distilled"] = Row(lambda p: p.distilled(p.part(p.mean(), "half")))
+    return table
 
 
 def _hydra(place: Place, size: str) -> Path:
-    return place.fused(f"hydra {size}", [place.part(whole, size) for whole in place.wholes])
+    return place.fused(f"hydra {size}", [place.part(model, size) for model in place.wholes])
 
 
 @dataclass(frozen=True)
 class Said:
-    """What one row said, sample by sample."""
+    """Outputs of one row, sample by sample."""
 
     arrays: Mapping[str, NDArray[Any]]
     """chances and truth of test and val; of all sets the OOD score, what was flagged, and what the model
@@ -130,10 +132,10 @@ class Said:
     """
 
     def figures(self, drawn: Mapping[str, NDArray[np.int64]] | None = None) -> dict[str, float]:
-        """METRICS, of all samples or of some."""
+        """Return METRICS, of all samples or of some."""
         arrays = self.arrays
         if drawn is not None:
-            arrays = {name: each[drawn[name.split()[0]]] for name, each in arrays.items()}
+            arrays = {name: values[drawn[name.split()[0]]] for name, values in arrays.items()}
         chances, truth = choices(arrays["test chances"], arrays["test truth"])
         inside = arrays["test ood"]
         return {
@@ -158,16 +160,18 @@ class Said:
         return np.array(every)
 
     def all(self) -> dict[str, Any]:
-        """Every figure of a row."""
-        found: dict[str, Any] = self.figures()
-        found["val"] = nll(*choices(self.arrays["val chances"], self.arrays["val truth"]))
+        """Return every figure of a row."""
+        figures: dict[str, Any] = self.figures()
+        figures["val"] = nll(*choices(self.arrays["val chances"], self.arrays["val truth"]))
         for name in ("test", "near", "far"):
-            found[f"{name} flagged"] = float(self.arrays[f"{name} flagged"].mean())
-            found[f"{name} on"] = float(self.arrays[f"{name} on"].mean())
-        return found | {f"at {risk:g}": self.kept(risk) for risk in RISKS}
+            figures[f"{name} flagged"] = float(self.arrays[f"{name} flagged"].mean())
+            figures[f"{name} on"] = float(self.arrays[f"{name} on"].mean())
+        return figures | {f"at {risk:g}": self.kept(risk) for risk in RISKS}
 
     def kept(self, risk: float) -> list[float]:
-        """What of TEST is answered where at most a risk may be wrong, by half of VAL; and how much of that is wrong."""
+        """Return the fraction of TEST that is answered at a risk, with a threshold fitted to VAL,
+        and the fraction of wrong answers among them.
+        """
         rows = split_rows(len(self.arrays["val truth"]), 0)
         parts = [self.familiar("val", part) for part in (rows.fitting, rows.certifying)]
         ordering, certifying = (
@@ -179,31 +183,31 @@ class Said:
             threshold = 2.0
         every = np.arange(len(self.arrays["test truth"]))
         chances, truth = self.familiar("test", every)
-        given = chances.max(-1) >= threshold
+        is_answered = chances.max(-1) >= threshold
         wrong = chances.argmax(-1) != truth
-        share = given.mean() * (~self.arrays["test flagged"]).mean()
-        return [float(share), float(wrong[given].mean()) if given.any() else 0.0]
+        share = is_answered.mean() * (~self.arrays["test flagged"]).mean()
+        return [float(share), float(wrong[is_answered].mean()) if is_answered.any() else 0.0]
 
     def familiar(self, name: str, rows: NDArray[np.int64]) -> Choices:
-        """Of some rows of a set those that are not flagged."""
+        """Return the choices for those of some rows that are not flagged."""
         rows = rows[~self.arrays[f"{name} flagged"][rows]]
         return choices(self.arrays[f"{name} chances"][rows], self.arrays[f"{name} truth"][rows])
 
 
 def choices(chances: NDArray[np.float64], truth: NDArray[np.int64]) -> Choices:
-    """Choices between classes; each of many labels is one between no and yes."""
+    """Return choices between classes. For many labels, each label is a choice between no and yes."""
     if truth.ndim == 1:
         return chances, truth
     return np.stack([1 - chances, chances], axis=-1).reshape(-1, 2), truth.reshape(-1)
 
 
 def nll(chances: NDArray[np.float64], truth: NDArray[np.int64]) -> float:
-    own = chances[np.arange(len(truth)), truth]
-    return float(-np.log(own.clip(1e-12)).mean())
+    true_chances = chances[np.arange(len(truth)), truth]
+    return float(-np.log(true_chances.clip(1e-12)).mean())
 
 
 def decided(place: Place, row: Row, engine: str) -> Path:
-    """The row's file, with a decision state for the engine."""
+    """Return the row's file, with a decision state for the engine."""
     import hydrasurgeon as hs
 
     path = row.make(place)
@@ -225,13 +229,17 @@ def decided(place: Place, row: Row, engine: str) -> Path:
     )
 
 
-def said(place: Place, row: Row, engine: str) -> Said:
-    """What a row says of VAL, TEST and OOD data; from the cache, where an interrupted run left it."""
+def answers_of(place: Place, row: Row, engine: str) -> Said:
+    """Return a row's outputs for VAL, TEST and OOD data; from the cache, if an interrupted run left
+    them.
+    """
     path = row.make(place)
     kept = place.cache / f"{path.stem} {row.way} {engine}.npz"
     if not kept.exists():
-        made = decided(place, row, engine)
-        model = engine_of(open_checkpoint(made), engine=ENGINES[engine], device="cpu", keep=True)
+        calibrated = decided(place, row, engine)
+        model = engine_of(
+            open_checkpoint(calibrated), engine=ENGINES[engine], device="cpu", keep=True
+        )
         arrays: dict[str, NDArray[Any]] = {}
         for name in ("val", "test", "near", "far"):
             samples = open_data(place.data(name), limit=OOD if name in ("near", "far") else None)
@@ -249,21 +257,21 @@ def said(place: Place, row: Row, engine: str) -> Said:
 
 
 def answered(model: Engine, samples: Samples) -> Prediction:
-    """What is decided of all samples."""
+    """Return the decisions for all samples."""
     cascade = model.in_stages(None)
     pieces = Answering([model], samples, Run(), features=model.reads, cascade=cascade)
-    each = [(piece.index, model.prediction_of(piece.parts, cascade)) for piece in pieces]
-    order = np.concatenate([index for index, _ in each]).argsort()
-    return joined([part for _, part in each], order)
+    predictions = [(piece.index, model.prediction_of(piece.parts, cascade)) for piece in pieces]
+    order = np.concatenate([index for index, _ in predictions]).argsort()
+    return joined([part for _, part in predictions], order)
 
 
 def truth_of(samples: Samples, model: Engine) -> NDArray[np.int64]:
-    """The model's numbers of the true classes."""
+    """Return the true classes by the model's numbers."""
     assert samples.labels is not None
     names, labels = [str(name) for name in model.facts.labels or ()], np.asarray(samples.labels)
     if samples.classes is None or not names:
         return labels.astype(int)
-    order = np.array([names.index(str(each)) for each in samples.classes])
+    order = np.array([names.index(str(name)) for name in samples.classes])
     if labels.ndim == 1:
         return order[labels]
     return labels[:, order.argsort()].astype(int)
@@ -271,7 +279,7 @@ def truth_of(samples: Samples, model: Engine) -> NDArray[np.int64]:
 
 @contextmanager
 def remembered(readers: dict[Any, Any]) -> Iterator[None]:
-    """A model's outputs and the readers of its task are made once, however often it is calibrated."""
+    """Compute a model's outputs and the readers of its task once, however often it is calibrated."""
     outputs: dict[Any, Any] = {}
 
     def once(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,7 +305,7 @@ def remembered(readers: dict[Any, Any]) -> Iterator[None]:
 
 
 def errors(row: Said, rival: Said) -> dict[str, float]:
-    """Standard error of each metric's difference, both measured on the same resamples."""
+    """Return the standard error of each metric's difference, both measured on the same resamples."""
     differences = row.resampled - rival.resampled
     return dict(zip(METRICS, differences.std(axis=0).tolist(), strict=True))
 
@@ -305,8 +313,10 @@ def errors(row: Said, rival: Said) -> dict[str, float]:
 def measured(
     place: Place, wanted: Sequence[str], before: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one seed, each time that there is one more; `before`: what was measured already."""
-    every, found = rows(place), dict(before)
+    """Yield the rows of one seed whenever there is one more. `before` holds those that are measured
+    already.
+    """
+    every, table = rows(place), dict(before)
     chosen = {name: row for name, row in every.items() if name in wanted or not wanted}
     by_model: dict[Path, list[str]] = {}
     readers: dict[Any, Any] = {}
@@ -316,54 +326,56 @@ def measured(
         for engine in ENGINES:
             with remembered(readers):
                 for name in names:
-                    says = said(place, chosen[name], engine)
+                    says = answers_of(place, chosen[name], engine)
                     cost = place.cost(chosen[name].make(place))
-                    found[name] = found.get(name, {}) | {"cost": cost, engine: says.all()}
-                    told = "  ".join(f"{key} {found[name][engine][key]:.3f}" for key in METRICS)
-                    print(f"{name:40} {engine:8} {told}", flush=True)
-        yield {name: found[name] for name in every if name in found}
-    known = {name: said(place, every[name], "float32") for name in RIVALS if name in found}
-    for name, engines in found.items():
+                    table[name] = table.get(name, {}) | {"cost": cost, engine: says.all()}
+                    line = "  ".join(f"{key} {table[name][engine][key]:.3f}" for key in METRICS)
+                    print(f"{name:40} {engine:8} {line}", flush=True)
+        yield {name: table[name] for name in every if name in table}
+    rivals = {name: answers_of(place, every[name], "float32") for name in RIVALS if name in table}
+    for name, engines in table.items():
         for engine in [engine for engine in ENGINES if engine in engines]:
-            says = said(place, every[name], engine)
-            against = {rival: errors(says, other) for rival, other in known.items()}
+            says = answers_of(place, every[name], engine)
+            against = {rival: errors(says, other) for rival, other in rivals.items()}
             engines[engine]["against"] = against
-    yield {name: found[name] for name in every if name in found}
+    yield {name: table[name] for name in every if name in table}
 
 
 def timed(place: Place, names: Sequence[str]) -> dict[str, Any]:
-    """Text or image to answer: row → engine → batch → a multiple of the single model's time; and its milliseconds."""
+    """Time text or image to answer; return times relative to the single model's by row, engine and
+    batch, and its milliseconds.
+    """
     every = rows(place)
     samples = open_data(place.data("test"), limit=TIMED)
-    asked = [samples.read(i) for i in range(len(samples))]
-    found: dict[str, Any] = {"ms": {}, "rows": {name: {} for name in names}}
+    inputs = [samples.read(i) for i in range(len(samples))]
+    times: dict[str, Any] = {"ms": {}, "rows": {name: {} for name in names}}
     for size in BATCHES:
-        batches = [asked[at : at + size] for at in range(0, len(asked), size)]
+        batches = [inputs[at : at + size] for at in range(0, len(inputs), size)]
         calls: dict[str, list[Engine]] = {}
         for name in names:
             for column, engine in ENGINES.items():
-                made = open_checkpoint(decided(place, every[name], column))
-                model = engine_of(made, engine=engine, device="cpu", keep=True)
+                opened = open_checkpoint(decided(place, every[name], column))
+                model = engine_of(opened, engine=engine, device="cpu", keep=True)
                 calls[f"{name}: {column}"] = [model]
-        made = open_checkpoint(decided(place, every["single"], "float32"))
-        model = engine_of(made, engine="torch", device="cpu")
+        opened = open_checkpoint(decided(place, every["single"], "float32"))
+        model = engine_of(opened, engine="torch", device="cpu")
         calls["torch"] = [model]
-        taken = seconds_of(calls, batches, runs=RUNS)
-        single = min(taken["single: float32"], taken["torch"])
-        found["ms"][str(size)] = 1000 * single / size
+        seconds = seconds_of(calls, batches, runs=RUNS)
+        single = min(seconds["single: float32"], seconds["torch"])
+        times["ms"][str(size)] = 1000 * single / size
         for name in names:
             for column in ENGINES:
-                value = taken[f"{name}: {column}"] / single
-                found["rows"][name].setdefault(column, {})[str(size)] = value
-    return found
+                value = seconds[f"{name}: {column}"] / single
+                times["rows"][name].setdefault(column, {})[str(size)] = value
+    return times
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to four digits."""
+    """Round numbers to four digits."""
     if isinstance(value, dict):
-        return {name: rounded(each) for name, each in value.items()}
+        return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [rounded(each) for each in value]
+        return [rounded(item) for item in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
@@ -391,8 +403,8 @@ def main() -> None:
             names = [name for name in rows(place) if name in (wanted or before)]
             write(options.task, times=machine() | timed(place, names))
             break
-        for found in measured(place, wanted, before):
-            seeds = results().get(options.task, {}).get("seeds", {}) | {str(seed): found}
+        for table in measured(place, wanted, before):
+            seeds = results().get(options.task, {}).get("seeds", {}) | {str(seed): table}
             write(options.task, **machine(), seeds=dict(sorted(seeds.items())))
 
 
@@ -400,10 +412,10 @@ def results() -> dict[str, Any]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
-def write(task: str, **found: Any) -> None:
-    """Into the file as it is now: another task's run may have written since."""
+def write(task: str, **fields: Any) -> None:
+    """Write into the file as it is now: another task's run may have written since."""
     every = results()
-    every[task] = every.get(task, {}) | rounded(found)
+    every[task] = every.get(task, {}) | rounded(fields)
     write_text(RESULTS, json.dumps({name: every[name] for name in TASKS if name in every}) + "\n")
 
 

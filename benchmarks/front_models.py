@@ -30,7 +30,7 @@ COSTS = {"third": 1 / 3, "half": 1 / 2}
 SCORED = 960
 """Training samples that heads and neurons are scored, and parts repaired, on."""
 KEPT = (0.65, 0.67)
-"""Of the heads and of the neurons of a branch behind a mean trunk."""
+"""Fractions of the heads and of the neurons of a branch behind a mean trunk."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Task:
 
     start: Callable[[Place], str]
     recipe: str
-    """Of a whole model. It starts from a probe."""
+    """Recipe of an unpruned model. It starts from a probe."""
     tuning: Mapping[str, str]
-    """What is overridden in it."""
+    """Fields that replace those of the recipe."""
     distilling: Mapping[str, str]
-    """What is overridden in the recipe teach."""
+    """Fields that replace those of the recipe teach."""
     sets: Mapping[str, str]
     """train, val, test, near, far, and choose: OOD data that the score is chosen by; and unlabelled, if any."""
     epochs: int = 3
@@ -52,9 +52,9 @@ class Task:
     tuned: Path | None = None
     """A model that is tuned already, in place of the trainings."""
     from_probe: bool = False
-    """Whether trainings go on from the probe's file, where fitting one anew takes minutes."""
+    """True if trainings go on from the probe's file, where fitting a new one takes minutes."""
     dtype: Dtype = "bfloat16"
-    """What trainings compute in; measured is in float32."""
+    """Dtype of trainings; measurements are in float32."""
 
 
 def _minilm(place: Place) -> str:
@@ -64,7 +64,7 @@ def _minilm(place: Place) -> str:
 
 
 def _dinov2(place: Place) -> str:
-    """DINOv2-small, reading images of 56 pixels: 16 patches."""
+    """Write DINOv2-small for images of 56 pixels: 16 patches."""
     from transformers import AutoModel, BitImageProcessor
 
     folder = place.cache.parent / "dinov2"
@@ -227,7 +227,7 @@ TOPICS_PARTS = ("train", "val", "test", "near", "unlabelled")
 FOREIGN = ("video", "mail", "fonts")
 """Sections that are near those."""
 FACETS = ("field", "interface", "use", "web", "works-with")
-"""What tags of Debian packages speak of, as far as a description may tell it."""
+"""Facets of Debian's tags that a description may tell."""
 LABELS = 24
 """Tags that are classes."""
 TAGGED = {"train": 3000, "val": 1000, "test": 2000}
@@ -239,7 +239,7 @@ def _jsonl(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _packages() -> Iterator[Mapping[str, str]]:
-    """Fields of Debian's packages that have a description."""
+    """Yield the fields of Debian's packages that have a description."""
     import subprocess
 
     listing = subprocess.run(
@@ -252,8 +252,9 @@ def _packages() -> Iterator[Mapping[str, str]]:
 
 
 def _tags(out: Path, shared: Path) -> None:
-    """Descriptions of Debian packages with their most frequent tags; games are near those. And pairs of
-    a description and a claim such as "use: editing", which it entails, contradicts, or says nothing of.
+    """Write descriptions of Debian packages with their most frequent tags; games are near those.
+    Also write pairs of a description and a claim such as "use: editing", which it entails,
+    contradicts, or says nothing of.
     """
     tagged: dict[str, list[str]] = {}
     games: set[str] = set()
@@ -266,7 +267,7 @@ def _tags(out: Path, shared: Path) -> None:
         if few:
             tagged.setdefault(package["Description"], few)
     counts = Counter(tag for tags in tagged.values() for tag in tags)
-    classes = [tag for tag, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
+    classes = [tag for tag, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     classes = sorted(classes[:LABELS])
     texts = sorted(text for text, tags in tagged.items() if {*tags} & {*classes})
     rng, at = np.random.default_rng(0), 0
@@ -274,8 +275,8 @@ def _tags(out: Path, shared: Path) -> None:
     for name, count in TAGGED.items():
         rows = [(text, {*tagged[text]} & {*classes}) for text in order[at : at + count]]
         at += count
-        made = [{"text": text, "labels": sorted(tags)} for text, tags in rows]
-        _jsonl(out.parent / f"tags-{name}.jsonl", made)
+        records = [{"text": text, "labels": sorted(tags)} for text, tags in rows]
+        _jsonl(out.parent / f"tags-{name}.jsonl", records)
         claims = [_claim(text, tags, classes, rng) for text, tags in rows]
         _jsonl(out.parent / f"claims-{name}.jsonl", claims)
     near = [sorted(games - {*texts})[i] for i in rng.permutation(len(games - {*texts}))[:1000]]
@@ -290,7 +291,9 @@ def _tags(out: Path, shared: Path) -> None:
 
 
 def _claim(text: str, tags: set[str], classes: Sequence[str], rng: Any) -> dict[str, str]:
-    """A text with a claim, and whether it holds, is false, or is not spoken of; of none if it has no tags."""
+    """Pair a text with a claim, and the label that says whether it holds, is false, or is not
+    spoken of. A text without tags gets no label.
+    """
     facets = {tag.partition("::")[0] for tag in tags}
     rest = [tag for tag in classes if tag not in tags]
     kinds = {
@@ -309,7 +312,9 @@ def _texts_of(path: Path) -> list[str]:
 
 
 def _topics(out: Path, shared: Path) -> None:
-    """Descriptions of Debian packages by section; a description that two sections share is in neither."""
+    """Write descriptions of Debian packages by section; a description that two sections share is in
+    neither.
+    """
     sections: dict[str, set[str]] = {}
     for package in _packages():
         if "Section" in package:
@@ -351,7 +356,7 @@ def _digits_and_shapes(out: Path, shared: Path) -> None:
 
 
 def _few_texts(out: Path, shared: Path) -> None:
-    """A thousand of them."""
+    """Write a thousand of the texts."""
     source = shared / "data" / out.name.removeprefix("few-")
     lines = source.read_text(encoding="utf-8").splitlines(keepends=True)
     drawn = np.random.default_rng(0).permutation(len(lines))[:1000]
@@ -359,11 +364,11 @@ def _few_texts(out: Path, shared: Path) -> None:
 
 
 def _movies_unlabelled(out: Path, shared: Path) -> None:
-    """What trainings do not read."""
+    """Write the texts that trainings do not read."""
     source = str(shared / "data" / "movie-train.jsonl")
     few, every = (open_data(source, limit=limit) for limit in (TASKS["movies"].limit, None))
-    known = {few.read(i) for i in range(len(few))}
-    texts = [text for i in range(len(every)) if (text := every.read(i)) not in known]
+    trained_texts = {few.read(i) for i in range(len(few))}
+    texts = [text for i in range(len(every)) if (text := every.read(i)) not in trained_texts]
     _jsonl(out, [{"text": text} for text in texts])
 
 
@@ -372,7 +377,7 @@ KINDS = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG
 
 
 def _wnut_shift(out: Path, shared: Path) -> None:
-    """WNUT's tweets, with the kinds of entities that the other tweets have."""
+    """Write WNUT's tweets, with the kinds of entities that the other tweets have."""
     rows = []
     for line in (shared / "data" / "ner-wnut-test.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)
@@ -412,10 +417,10 @@ class Place:
             return spec
         if spec not in MADE:
             return str(self.shared / "data" / spec)
-        made = self.cache.parent / spec
-        if not made.exists():
-            MADE[spec](made, self.shared)
-        return str(made)
+        path = self.cache.parent / spec
+        if not path.exists():
+            MADE[spec](path, self.shared)
+        return str(path)
 
     @cached_property
     def train(self) -> str:
@@ -438,7 +443,7 @@ class Place:
         return self.cache / f"{name.replace(' ', '-').replace(',', '')}.safetensors"
 
     def once(self, name: str, make: Callable[[Path], object]) -> Path:
-        """The file, made where it is not there."""
+        """Return the file, and make it if it is missing."""
         out = self.file(name)
         if not out.exists():
             make(out)
@@ -446,7 +451,7 @@ class Place:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What scores and repairs read."""
+        """Data and settings of scores and repairs."""
         return {"data": self.data("train"), "limit": SCORED, "device": "cpu"}
 
     def _finetune(self, source: Any, out: Path, recipe: str, fields: Any, **more: Any) -> None:
@@ -471,8 +476,8 @@ class Place:
             "probe", lambda out: self._finetune(self.task.start(self), out, "probe", fields)
         )
 
-    def whole(self, number: int, *, times: int = 1) -> Path:
-        """A model of a training of its own, from the probe."""
+    def unpruned(self, number: int, *, times: int = 1) -> Path:
+        """Train an unpruned model from the probe."""
         if self.task.tuned is not None:
             return self.task.tuned
         fields = {
@@ -493,7 +498,7 @@ class Place:
 
     @cached_property
     def wholes(self) -> list[Path]:
-        return [self.whole(number) for number in range(3)]
+        return [self.unpruned(number) for number in range(3)]
 
     def ensemble(self) -> Path:
         return self.fused("ensemble", self.wholes)
@@ -502,11 +507,13 @@ class Place:
         return self.once(name, lambda out: hs.fuse(members, mlp="separate", out=out))
 
     def mean(self) -> Path:
-        """One model of the mean of their weights."""
+        """Fuse the models into one of the mean of their weights."""
         return self.once("mean", lambda out: hs.fuse(self.wholes, mean=True, device="cpu", out=out))
 
     def distilled(self, source: Path, *teachers: Path) -> Path:
-        """Trained on what teachers answer, all three wholes unless there are others."""
+        """Train a model on the teachers' answers: those of all three unpruned models, unless others
+        are given.
+        """
         fields = {**self.task.distilling, "epochs": str(self.task.epochs)}
         taught = list(teachers or self.wholes)
         return self.once(
@@ -517,7 +524,7 @@ class Place:
         )
 
     def scored(self, source: Path) -> Path:
-        """The model with the worth of its heads and neurons."""
+        """Score the heads and neurons of a model."""
 
         def score(out: Path) -> None:
             hs.score(source, method="taylor", **self.about, out=out)
@@ -526,7 +533,9 @@ class Place:
         return self.once(f"{source.stem} scored", score)
 
     def part(self, source: Path, size: str) -> Path:
-        """Some heads and neurons of each layer, repaired: at most so much of the single model's cost."""
+        """Keep some heads and neurons of each layer, repaired, at no more than a part of the single
+        model's cost.
+        """
 
         def prune(out: Path) -> None:
             keep, neurons = self.shares(source, COSTS[size])
@@ -536,10 +545,10 @@ class Place:
         return self.once(f"{source.stem} {size}", prune)
 
     def branch(self, number: int) -> Path:
-        """A whole model with its second half thinned."""
+        """Thin the second half of an unpruned model."""
 
         def prune(out: Path) -> None:
-            scored = self.scored(self.whole(number))
+            scored = self.scored(self.unpruned(number))
             (tower,) = open_checkpoint(scored).manifest.towers.values()
             layers = f"{tower.layers // 2}-{tower.layers - 1}"
             heads, neurons = KEPT
@@ -550,7 +559,9 @@ class Place:
         return self.once(f"whole {number} branch", prune)
 
     def behind_mean(self) -> Path:
-        """The thinned second half of each whole model behind the mean of their first halves."""
+        """Fuse the thinned second half of each unpruned model behind the mean of their first
+        halves.
+        """
         branches = [self.branch(number) for number in range(3)]
         (tower,) = open_checkpoint(branches[0]).manifest.towers.values()
         return self.once(
@@ -558,7 +569,9 @@ class Place:
         )
 
     def shares(self, source: Path, cost: float) -> tuple[int, float]:
-        """Heads of every layer, and the share of neurons that still fits: a multiply-add is linear in both."""
+        """Return the number of heads of every layer, and the fraction of neurons that still fits: a
+        multiply-add is linear in both.
+        """
         scored = self.scored(source)
         (tower,) = open_checkpoint(scored).manifest.towers.values()
         keep = round((0.35 + 0.55 * cost / self.cost(source)) * tower.heads)
@@ -571,9 +584,9 @@ class Place:
         return keep, math.floor(1000 * share) / 1000
 
     def cost(self, path: Path, *, fresh: bool = False) -> float:
-        """Multiply-adds of one sample, times the whole model's."""
-        whole = self.whole(0)
-        for model_path in (whole, path):
+        """Return the multiply-adds of one sample, relative to the unpruned model's."""
+        reference = self.unpruned(0)
+        for model_path in (reference, path):
             if model_path not in self.counted or fresh:
                 # As hydras run their members: single models too, the last layer for the tokens that are read alone.
                 model = as_classifier(open_checkpoint(model_path), device="cpu", lean=True)
@@ -582,10 +595,10 @@ class Place:
                     facts, 1, device=torch.device("cpu"), dtype=torch.float32
                 )
                 self.counted[model_path] = macs(model, inputs)
-        return self.counted[path] / self.counted[whole]
+        return self.counted[path] / self.counted[reference]
 
     def ready(self, path: Path, engine: Any = "float32") -> Path:
-        """With a decision state fitted on VAL, to what the engine answers."""
+        """Calibrate on VAL, on the answers of the engine."""
         return self.once(
             f"{path.stem}.ready" if engine == "float32" else f"{path.stem}.{engine}",
             lambda out: hs.calibrate(
@@ -604,7 +617,9 @@ class Place:
 def seconds_of_a_batch(
     place: Place, opened: Mapping[str, Checkpoint], size: int, runs: int
 ) -> dict[str, dict[str, float]]:
-    """Of each model, by engine, all in turn; `float32` is the faster of torch and onnxruntime."""
+    """Return the seconds of each model by engine, all in turn. `float32` is the faster of torch and
+    onnxruntime.
+    """
     single = as_classifier(next(iter(opened.values())), device="cpu")
     samples = open_data(place.data("test"), limit=size)
     (batch, *_) = Batches(samples, single.transform, batch_size=size)
@@ -618,9 +633,10 @@ def seconds_of_a_batch(
     }
     with torch.inference_mode():
         seconds = in_turn(calls, runs)
-    taken: dict[str, dict[str, float]] = {
-        name: {each: seconds[f"{name}: {each}"] for each in engines} for name in opened
+    by_model: dict[str, dict[str, float]] = {
+        name: {engine: seconds[f"{name}: {engine}"] for engine in engines} for name in opened
     }
     return {
-        name: {**each, "float32": min(each["torch"], each["onnx"])} for name, each in taken.items()
+        name: {**by_engine, "float32": min(by_engine["torch"], by_engine["onnx"])}
+        for name, by_engine in by_model.items()
     }

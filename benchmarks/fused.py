@@ -1,4 +1,5 @@
-"""What a hydra of three members costs against one model, its members in sequence, and other ways to run ensembles.
+"""Cost of a hydra of three members against one model, its members in sequence, and other ways to
+run ensembles.
 
 Random weights of real shapes; all contenders are timed in turn in one process, figures are ratios of medians.
 Writes benchmarks/results/fused-<cpu|cuda>.json, from which tools/render_docs.py makes docs/reference/benchmarks.md.
@@ -36,13 +37,14 @@ BERT = "bert-base"
 
 
 def members(backbone: Path, *, first: int, tuned: bool, folder: Path) -> list[Path]:
-    """Three prunings that keep two thirds of the heads, the first `first` layers untouched.
+    """Write three prunings that keep two thirds of the heads, with the first `first` layers
+    untouched.
 
     `tuned` members differ in everything but the layers before `first`, as after separate finetuning.
     """
     manifest = open_checkpoint(backbone).manifest
     ((tower, size),) = manifest.towers.items()
-    made = []
+    paths = []
     for i in range(MEMBERS):
         generator = torch.Generator().manual_seed(i)
         rows = [
@@ -59,8 +61,8 @@ def members(backbone: Path, *, first: int, tuned: bool, folder: Path) -> list[Pa
         hs.prune(backbone, mask=mask, out=path, force=True)
         if tuned:
             perturb(path, first=first, seed=i)
-        made.append(path)
-    return made
+        paths.append(path)
+    return paths
 
 
 def perturb(path: Path, *, first: int, seed: int) -> None:
@@ -85,7 +87,7 @@ def perturb(path: Path, *, first: int, seed: int) -> None:
 
 
 def stock(model: Classifier) -> nn.Module:
-    """The library's own module."""
+    """Return the library's own module."""
     inner = getattr(model.module, "model", model.module)
     assert isinstance(inner, nn.Module)
     return inner
@@ -106,9 +108,9 @@ class Vmapped(nn.Module):
         how = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         state = {name.replace("/", "."): p for name, p in self.state.items()}
 
-        def run(own: dict[str, torch.Tensor]) -> torch.Tensor:
-            made = torch.func.functional_call(self.base[0], own, *how)
-            return made if isinstance(made, torch.Tensor) else made.logits
+        def run(member_state: dict[str, torch.Tensor]) -> torch.Tensor:
+            outputs = torch.func.functional_call(self.base[0], member_state, *how)
+            return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
 
         return torch.func.vmap(run, randomness="same")(state)
 
@@ -157,7 +159,7 @@ class Packed(nn.Module):
 
 
 def random_backbone(arch: str, folder: Path) -> Path:
-    """A classifier of this shape with random weights."""
+    """Write a classifier of this shape with random weights."""
     if arch != BERT:
         import timm
         from timm.models import save_for_hf
@@ -176,30 +178,32 @@ def contenders(arch: str, folder: Path) -> dict[str, Callable[[], nn.Module]]:
     """Name → how to load it, so that only one dtype's worth of weights is in memory."""
     backbone = random_backbone(arch, folder)
     depth = next(iter(open_checkpoint(backbone).manifest.towers.values())).layers
-    found: dict[str, Callable[[], nn.Module]] = {"single": lambda: hs.load(backbone)}
-    made = {}
+    loaders: dict[str, Callable[[], nn.Module]] = {"single": lambda: hs.load(backbone)}
+    member_paths = {}
     for name, first, tuned in (
         ("tuned", 0, True),
         ("training-free", 0, False),
         (f"tuned, trunk {depth // 2}", depth // 2, True),
         (f"tuned, trunk {3 * depth // 4}", 3 * depth // 4, True),
     ):
-        made[name] = members(backbone, first=first, tuned=tuned, folder=folder)
-        fused = folder / f"hydra-{len(made)}.safetensors"
-        hs.fuse(made[name], out=fused)
-        found[f"hydra, {name}"] = partial(hs.load, fused)
-    parts = made["tuned"]
-    found["members in sequence"] = lambda: InTurn([hs.load(p) for p in parts])
-    found["Deep Ensemble in sequence"] = lambda: InTurn([hs.load(backbone) for _ in range(MEMBERS)])
-    found["torch.func.vmap of the members"] = lambda: Vmapped([stock(hs.load(p)) for p in parts])
-    found["torch-uncertainty's packed layers"] = lambda: Packed(hs.load(backbone))
-    return found
+        member_paths[name] = members(backbone, first=first, tuned=tuned, folder=folder)
+        fused = folder / f"hydra-{len(member_paths)}.safetensors"
+        hs.fuse(member_paths[name], out=fused)
+        loaders[f"hydra, {name}"] = partial(hs.load, fused)
+    parts = member_paths["tuned"]
+    loaders["members in sequence"] = lambda: InTurn([hs.load(p) for p in parts])
+    loaders["Deep Ensemble in sequence"] = lambda: InTurn(
+        [hs.load(backbone) for _ in range(MEMBERS)]
+    )
+    loaders["torch.func.vmap of the members"] = lambda: Vmapped([stock(hs.load(p)) for p in parts])
+    loaders["torch-uncertainty's packed layers"] = lambda: Packed(hs.load(backbone))
+    return loaders
 
 
 def measure(
     arch: str, batches: list[int], dtypes: list[str], runs: int, device: str, only: str | None
 ) -> list[dict[str, Any]]:
-    """One row for each contender, batch size and dtype."""
+    """Return one row for each contender, batch size and dtype."""
     where = torch.device(device)
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -213,8 +217,8 @@ def measure(
             models = {k: make().to(where, precision).eval() for k, make in ways.items()}
             single = models["single"]
             assert isinstance(single, Classifier)
-            told = single.manifest.model
-            example = partial(family_of(told).example, told, device=where, dtype=precision)
+            facts = single.manifest.model
+            example = partial(family_of(facts).example, facts, device=where, dtype=precision)
             if not sizes:
                 one = example(1)
                 # A vmapped call hides its operations from the counters.
@@ -230,7 +234,7 @@ def measure(
                 passes = {k: partial(m, inputs) for k, m in models.items()}
                 peaks = {k: peak_bytes(m, passes[k]) for k, m in models.items()}
                 seconds = interleaved(passes, runs=runs)
-                for k, taken in seconds.items():
+                for k, median in seconds.items():
                     params, products, calls = sizes[k]
                     rows.append(
                         {
@@ -238,8 +242,8 @@ def measure(
                             "batch": batch,
                             "dtype": dtype,
                             "runs": runs,
-                            "ms": 1000 * taken,
-                            "ratio": taken / seconds["single"],
+                            "ms": 1000 * median,
+                            "ratio": median / seconds["single"],
                             "macs_ratio": products / sizes["single"][1] or None,
                             "launches_ratio": calls / sizes["single"][2] or None,
                             "params_ratio": params / sizes["single"][0],
@@ -260,20 +264,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", help="contenders whose name this regular expression finds")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args()
+    options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"fused-{given.device}.json"
-    for arch in given.arch.split(","):
+    path = RESULTS / f"fused-{options.device}.json"
+    for arch in options.arch.split(","):
         rows = measure(
             arch,
-            [int(b) for b in given.batch.split(",")],
-            given.dtype.split(","),
-            given.runs,
-            given.device,
-            given.only,
+            [int(b) for b in options.batch.split(",")],
+            options.dtype.split(","),
+            options.runs,
+            options.device,
+            options.only,
         )
         stored = json.loads(path.read_text()) if path.exists() else {"results": {}}
-        stored["machine"] = machine(torch.device(given.device))
+        stored["machine"] = machine(torch.device(options.device))
         # Ratios refer to the single model of their own run: a run replaces all of the points at its sizes.
         measured = {(r["batch"], r["dtype"]) for r in rows}
         kept = [

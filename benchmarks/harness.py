@@ -1,4 +1,6 @@
-"""What the benchmarks share: runs in turn, so that a slow moment hits all sides alike; medians; and what they ran on."""
+"""Shared parts of the benchmarks: runs in turn, so that a slow moment hits all sides alike;
+medians; and a description of the machine.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from pathlib import Path
 
 
 def machine() -> dict[str, object]:
-    """Processor, cores and versions."""
+    """Return the processor, cores and versions."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -29,7 +31,7 @@ def machine() -> dict[str, object]:
 
 
 def in_turn(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
-    """Median seconds of each call; the first round warms up."""
+    """Return the median seconds of each call; the first round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for run in range(runs + 1):
         for name, call in calls.items():
@@ -41,7 +43,9 @@ def in_turn(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, f
 
 
 def processes(*commands: list[str], runs: int, cwd: Path) -> list[tuple[float, float]]:
-    """Median seconds of the processor and peak megabytes of each command, each run in a process of its own."""
+    """Return the median processor seconds and peak megabytes of each command, each run in a process
+    of its own.
+    """
     times: list[list[float]] = [[] for _ in commands]
     peaks: list[list[float]] = [[] for _ in commands]
     for run in range(runs + 1):
@@ -61,5 +65,5 @@ def processes(*commands: list[str], runs: int, cwd: Path) -> list[tuple[float, f
 
 
 def hydrasurgeon(*arguments: str) -> list[str]:
-    """The command line of this Python's hydrasurgeon."""
+    """Return the command line of this Python's hydrasurgeon."""
     return [sys.executable, "-m", "hydrasurgeon", *arguments]

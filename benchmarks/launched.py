@@ -22,7 +22,7 @@ class Launches(TorchDispatchMode):
 
 @torch.no_grad()
 def launches(model: nn.Module, inputs: Any) -> int:
-    """Kernel launches of one pass: the launch overhead that a small batch is dominated by."""
+    """Count the kernel launches of one pass, whose overhead dominates a small batch."""
     model(inputs)  # what is settled once is no part of a pass
     with Launches() as counter:
         model(inputs)

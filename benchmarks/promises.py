@@ -1,4 +1,4 @@
-"""How much promises let a model answer, and how often they are broken.
+"""Rates at which promises let a model answer, and at which they are broken.
 
 Simulated: the confidence of an answer is drawn from Beta(4.6 a, 4.6 (1 − a)), a the accuracy, and the answer is right as often as
 it says, so that what a threshold answers and how often it is wrong are known exactly. In each draw VAL is drawn anew. Beside
@@ -67,14 +67,14 @@ class Population:
         return Graded(confidence, np.asarray(random.random(count) < confidence))
 
     def outcome(self, threshold: float) -> tuple[float, float]:
-        """The share that a threshold answers, and how often these answers are wrong."""
+        """Return the fraction that a threshold answers, and how often these answers are wrong."""
         first, second = self.shape
         answered = float(beta.sf(threshold, first, second))
         right = self.accuracy * float(beta.sf(threshold, first + 1, second))
         return answered, 1 - right / max(answered, 1e-12)
 
     def best(self, risk: float) -> float:
-        """The share that the lowest threshold answers which keeps the risk."""
+        """Return the fraction that is answered at the lowest threshold that keeps the risk."""
         tried = (self.outcome(threshold) for threshold in np.linspace(0, 1, 20_001))
         return next(answered for answered, wrong in tried if wrong <= risk)
 
@@ -87,7 +87,7 @@ def ours(fitting: Graded, certifying: Graded, risk: float) -> float | None:
 
 
 def mapies(fitting: Graded, certifying: Graded, risk: float) -> float | None:
-    """An answer is a positive, and precision what is controlled."""
+    """Return MAPIE's threshold: an answer is a positive, and precision is controlled."""
     from mapie.risk_control import BinaryClassificationController
 
     controller = BinaryClassificationController(
@@ -115,7 +115,9 @@ METHODS: dict[str, Callable[[Graded, Graded, float], float | None]] = {
 
 
 def risks(draws: int) -> Iterator[dict[str, Any]]:
-    """Each cell: the answered share, and how often the promise is broken and refused."""
+    """Yield a row for each cell: the answered fraction, and how often the promise is broken and
+    refused.
+    """
     for accuracy, rows, risk in CELLS:
         population, random = Population(accuracy), np.random.default_rng(0)
         outcomes: dict[str, list[tuple[float, float] | None]] = {name: [] for name in METHODS}
@@ -149,7 +151,7 @@ def seen(count: int, random: np.random.Generator, centres: ndarray, shift: float
 
 
 def splits(draws: int) -> Iterator[dict[str, Any]]:
-    """What comes of VAL of which one row in so many fits."""
+    """Yield figures of decision states of which a half, a third or a quarter of VAL is fitted on."""
     centres = np.random.default_rng(1).normal(size=(CLASSES, WIDTH)) * 0.45
     biases = 2 * (-(centres**2).sum(axis=1) / 2)
     options = [
@@ -187,7 +189,7 @@ def splits(draws: int) -> Iterator[dict[str, Any]]:
                 )
             row: dict[str, Any] = {"rows": rows, "fits": fits}
             for name in figures[0]:
-                values = [each[name] for each in figures]
+                values = [figure[name] for figure in figures]
                 row[name] = [round(fmean(values), 4), round(float(np.std(values)), 4)]
             print(row, flush=True)
             yield row

@@ -24,7 +24,9 @@ FROM_SCRATCH = {"epochs": "4", "dropout": "0", "lr": "2e-3"}
 
 
 def full_train(place: Path, shared: Path) -> str:
-    """All of the training set's eight classes but the demo's validation images; the demo's own part without them."""
+    """Write the training set's eight classes without the demo's validation images. Without the data
+    set, return the demo's own part.
+    """
     archive = shared / "data" / "fashion-mnist-train.npz"
     out = place / "full.npz"
     if not archive.exists():
@@ -43,7 +45,7 @@ def full_train(place: Path, shared: Path) -> str:
 
 
 def scratch_vit(name: str, shared: Path = Path("../shared")) -> Path:
-    """One of the three, made where it is not there."""
+    """Return one of the three, and train it if it is missing."""
     out = PLACE / f"{name}.safetensors"
     if not out.exists():
         PLACE.mkdir(parents=True, exist_ok=True)

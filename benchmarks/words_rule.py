@@ -47,7 +47,7 @@ RESULTS = Path(__file__).parent / "results" / "words_rule.json"
 TEXTS = ("clinc", "movies", "topics", "tags", "claims")
 """Tasks of texts."""
 ROWS = (100, 200, 400, 1000)
-"""Of VAL."""
+"""Numbers of rows of VAL."""
 DRAWS = 20
 NOISE = "topics"
 """The task whose words are also mixed up."""
@@ -58,7 +58,7 @@ Weights = tuple[float, float]
 
 @dataclass(frozen=True)
 class Pool:
-    """What a model and bag-of-words models say of VAL and TEST together."""
+    """Outputs of a model and of bag-of-words models for VAL and TEST together."""
 
     problem: Classes
     logits: Floats
@@ -76,35 +76,35 @@ class Pool:
         return targets_of(self.labels, self.kind, self.logits.shape[-1])[1]
 
     def mixed_up(self) -> Pool:
-        """With the words of other rows."""
+        """Return the pool with the words of other rows."""
         order = np.random.default_rng(0).permutation(len(self.labels))
         return replace(self, read=self.read[:, order])
 
 
 def pool_of(task: str, shared: Path, cache: Path, *, tuned: bool) -> Pool:
-    """From the cache, where it is there."""
+    """Compute the outputs, or read them from the cache."""
     kept = cache / f"{task}{'-tuned' * tuned}.npz"
     (cache / task).mkdir(parents=True, exist_ok=True)
     place = Place(TASKS[task], shared, cache / task, 0)
     if not kept.exists():
-        opened = open_checkpoint(place.whole(0) if tuned else place.probe())
+        opened = open_checkpoint(place.unpruned(0) if tuned else place.probe())
         facts, model = opened.manifest.model, as_classifier(opened, device="cpu")
         sets = [open_data(place.data(name), model=facts) for name in ("val", "test")]
-        said = [collected([model], each, Run(device="cpu")) for each in sets]
+        outputs = [collected([model], samples, Run(device="cpu")) for samples in sets]
         train, see = open_data(place.train, model=facts), seer(model.transform)
         kind = problem_of(facts).link or "softmax"
-        known, targets = targets_of(train.labels, kind, said[0].logits.shape[-1])
-        texts, foreign = see(train), [ids for each in sets for ids in see(each)]
-        seen = [texts[row] for row in known]
+        labelled, targets = targets_of(train.labels, kind, outputs[0].logits.shape[-1])
+        texts, foreign = see(train), [ids for samples in sets for ids in see(samples)]
+        seen = [texts[row] for row in labelled]
         ids, read = np.unique(np.concatenate(seen)), []
         for pairs in (False, True):
             ways = [STRENGTHS] if not pairs else [(strength,) for strength in STRENGTHS]
             for way in ways:
-                made = path(seen, targets[known], kind, ids, way, pairs=pairs)
-                read += [made[strength].outputs(foreign) for strength in way]
+                readers = path(seen, targets[labelled], kind, ids, way, pairs=pairs)
+                read += [readers[strength].outputs(foreign) for strength in way]
         packed: Any = {
-            "logits": np.concatenate([each.logits for each in said]),
-            "labels": np.concatenate([each.truth for each in said]),
+            "logits": np.concatenate([piece.logits for piece in outputs]),
+            "labels": np.concatenate([piece.truth for piece in outputs]),
             "read": np.stack(read).astype(np.float32),
             "problem": problem_of(facts).name,
         }
@@ -117,7 +117,9 @@ def pool_of(task: str, shared: Path, cache: Path, *, tuned: bool) -> Pool:
 
 
 def chosen(pool: Pool, targets: Floats, fitting: Rows) -> Floats:
-    """The bag-of-words model that `calibrate` takes: the best strength, then with pairs or without."""
+    """Return the bag-of-words model that `calibrate` takes: the best strength, then with pairs or
+    without.
+    """
 
     def loss(number: int) -> float:
         outputs = pool.read[number][fitting][:, None]
@@ -132,7 +134,9 @@ def chosen(pool: Pool, targets: Floats, fitting: Rows) -> Floats:
 def old_rule(
     pool: Pool, read: Floats, targets: Floats, fitting: Rows, certifying: Rows
 ) -> tuple[Weights, bool]:
-    """Weights of least loss on one part of VAL, and whether the loss on the other falls by more than its standard error."""
+    """Return the weights of least loss on one part of VAL, and True if the loss on the other part
+    falls by more than its standard error.
+    """
 
     def losses_of(at: Floats, rows: Rows) -> Floats:
         mixed = at[0] * pool.logits[rows] + at[1] * read[rows][:, None]
@@ -140,10 +144,10 @@ def old_rule(
 
     def least(start: list[float], second: float | None) -> Floats:
         bounds = [(0.0, 1e3), (0.0, 1e3) if second is None else (second, second)]
-        found: Floats = minimize(
+        solution: Floats = minimize(
             lambda at: losses_of(at, fitting).mean(), start, method="L-BFGS-B", bounds=bounds
         ).x
-        return found
+        return solution
 
     alone = least([1.0, 0.0], 0.0)
     weights = least([alone[0], 0.3 * alone[0]], None)
@@ -153,7 +157,7 @@ def old_rule(
 
 
 def draw(pool: Pool, rows: int, seed: int) -> dict[str, tuple[float, bool]]:
-    """NLL on TEST by each rule, and whether it kept the bag-of-words model."""
+    """Return the NLL on TEST by each rule, and True if it keeps the bag-of-words model."""
     order = np.random.default_rng([rows, seed]).permutation(len(pool.labels))
     val, test = order[:rows], order[rows:]
     parts = split_rows(rows, seed)
@@ -168,7 +172,7 @@ def draw(pool: Pool, rows: int, seed: int) -> dict[str, tuple[float, bool]]:
         return pool.problem.outputs(Outputs(mixed, None, pool.labels[some]))
 
     def nll(weights: Weights) -> float:
-        """By the temperature that `calibrate` then fits to the part of VAL that fits."""
+        """Return the NLL by the temperature that `calibrate` then fits to its part of VAL."""
         constants = pool.problem.fitted(outputs(weights, fitting))
         if "labels" in constants:
             constants["temperatures"] = constants["labels"].temperatures
@@ -185,19 +189,19 @@ def draw(pool: Pool, rows: int, seed: int) -> dict[str, tuple[float, bool]]:
 
 
 def compared(pool: Pool, rows: int) -> dict[str, dict[str, float]]:
-    """Means over all draws, and the standard error of the difference from `never`."""
+    """Return means over all draws, and the standard error of the difference from `never`."""
     drawn = [draw(pool, rows, seed) for seed in range(DRAWS)]
-    found = {}
+    summary = {}
     for rule in drawn[0]:
-        nll = np.array([each[rule][0] for each in drawn])
-        apart = nll - np.array([each["never"][0] for each in drawn])
-        found[rule] = {
+        nll = np.array([outcomes[rule][0] for outcomes in drawn])
+        apart = nll - np.array([outcomes["never"][0] for outcomes in drawn])
+        summary[rule] = {
             "nll": float(nll.mean()),
             "error": float(apart.std(ddof=1) / np.sqrt(DRAWS)),
             "worst": float(apart.max()),
-            "kept": float(np.mean([each[rule][1] for each in drawn])),
+            "kept": float(np.mean([outcomes[rule][1] for outcomes in drawn])),
         }
-    return found
+    return summary
 
 
 def main() -> None:
@@ -216,12 +220,12 @@ def main() -> None:
         pools = {f"{task}, tuned" if arguments.tuned else task: pool}
         if task == NOISE and not arguments.tuned:
             pools["noise"] = pool.mixed_up()
-        for name, each in pools.items():
-            found = {str(rows): compared(each, rows) for rows in ROWS}
-            results.setdefault("tasks", {})[name] = found
-            for rows, rules in found.items():
-                told = "  ".join(f"{rule} {of['nll']:.4f}" for rule, of in rules.items())
-                print(f"{name:14} {rows:>5}  {told}", flush=True)
+        for name, task_pool in pools.items():
+            comparison = {str(rows): compared(task_pool, rows) for rows in ROWS}
+            results.setdefault("tasks", {})[name] = comparison
+            for rows, rules in comparison.items():
+                line = "  ".join(f"{rule} {of['nll']:.4f}" for rule, of in rules.items())
+                print(f"{name:14} {rows:>5}  {line}", flush=True)
     results |= {"machine": machine(), "draws": DRAWS}
     write_text(RESULTS, json.dumps(results, indent=1) + "\n")
     print(f"{time.process_time() - begun:.0f} s of the processor")

@@ -30,7 +30,7 @@ Answers = Callable[[Array], tuple[Array, Array]]
 
 
 def forest(images: Array, labels: Array) -> Answers:
-    """Log-probabilities do as logits; the features of pixels are pixels."""
+    """Fit a random forest. Log-probabilities serve as logits, and pixels as features."""
     from sklearn.ensemble import RandomForestClassifier
 
     trees = RandomForestClassifier(200, min_samples_leaf=2, random_state=0).fit(images, labels)
@@ -38,7 +38,7 @@ def forest(images: Array, labels: Array) -> Answers:
 
 
 def convnext(images: Array, labels: Array) -> Answers:
-    """Features are what the last layer reads."""
+    """Fit the last layer of a ConvNeXt, whose inputs are the features."""
     import timm
     from sklearn.linear_model import LogisticRegression
 
@@ -70,9 +70,11 @@ def main(folder: Path) -> None:
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images, labels = images[order], labels[order]
-    known, eights, nines = labels < 8, images[labels == 8], images[labels == 9]
+    familiar, eights, nines = labels < 8, images[labels == 8], images[labels == 9]
     splits = zip(
-        np.split(images[known], [500, 1100]), np.split(labels[known], [500, 1100]), strict=True
+        np.split(images[familiar], [500, 1100]),
+        np.split(labels[familiar], [500, 1100]),
+        strict=True,
     )
     train, val, test = splits
     for name, learn in {"forest": forest, "convnext": convnext}.items():
@@ -87,19 +89,19 @@ def main(folder: Path) -> None:
                 {key: np.ascontiguousarray(values) for key, values in tensors.items()}, files[part]
             )
         # A forest is surer of what it was trained on than of anything else: only VAL says how far to trust it.
-        made = hs.calibrate(
+        calibrated = hs.calibrate(
             predictions=files["val"],
             fit_predictions=files["train"],
             ood_predictions=[files["eights"]],
             out=folder / f"{name}.safetensors",
             force=True,
         )
-        decision = hs.Decision.load(made.path)
+        decision = hs.Decision.load(calibrated.path)
         inside, outside = decision.decide(*answers(test[0])), decision.decide(*answers(nines))
         right = (inside.labels == test[1]).mean()
         covered = inside.sets[np.arange(len(test[1])), test[1]].mean()
         sys.stdout.write(
-            f"{name}: {made.decision.ood.score}, accuracy {right:.3f}, sets that hold the label {covered:.3f}, "
+            f"{name}: {calibrated.decision.ood.score}, accuracy {right:.3f}, sets that hold the label {covered:.3f}, "
             f"flagged {inside.unfamiliar.mean():.3f} of the digits known and "
             f"{outside.unfamiliar.mean():.3f} of the nines\n"
         )

@@ -25,7 +25,9 @@ from safetensors.numpy import save_file
 
 
 def convert(source: Path, target: Path) -> list[str]:
-    """Under the same names, as floating-point numbers and whole labels; the names."""
+    """Convert arrays to floating-point numbers and whole labels under the same names; return the
+    names.
+    """
     with np.load(source, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     tensors = {

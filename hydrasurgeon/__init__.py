@@ -25,9 +25,7 @@ _HOME = {command.function: command.place for command in COMMANDS if command.in_p
     "Predictor": "hydrasurgeon.stages.predictor:Predictor",
     "load": "hydrasurgeon.runtime.classifier:load",
 }
-"""Where each name of the public interface is defined; `python tools/render_stubs.py` writes their
-types.
-"""
+"""Place of each public name's definition. `python tools/render_stubs.py` writes their types."""
 __all__ = sorted(_HOME)  # noqa: PLE0605
 
 
@@ -43,5 +41,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """List the public names."""
     return [*__all__, "__version__"]

@@ -18,8 +18,8 @@ def command() -> int:
 
 
 def main() -> None:
-    """The console script; what is imported is no garbage, and is not looked through for any, but
-    for torch's parts, which complain of what is left.
+    """Run the console script. Imports leave no garbage, so the collector skips them; torch's parts
+    complain of what is left, so they are collected.
     """
     gc.disable()  # until a command begins
     code = ended(command)

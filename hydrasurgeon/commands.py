@@ -24,19 +24,19 @@ class Command(NamedTuple):
     name: str
     group: str
     examples: tuple[str, ...]
-    """As they are typed behind its name; those of all commands run in one folder, in this order."""
+    """Words behind its name; the examples of all commands run in one folder, in this order."""
     record: str = ""
     """Its options, `module:class` in hydrasurgeon.options; empty where the command line alone has
     it.
     """
     stage: str = ""
-    """What does the work, `module:function` in hydrasurgeon.stages."""
+    """Function that does the work, `module:function` in hydrasurgeon.stages."""
     view: str = ""
     """The function in hydrasurgeon.render that shows the result."""
     recorded: bool = False
-    """Whether it makes a checkpoint, whose history then has a step of it."""
+    """True if it makes a checkpoint, whose history then has a step of it."""
     in_python: bool = True
-    """Whether the stage is one of the package's public functions."""
+    """True if the stage is one of the package's public functions."""
 
     @property
     def options(self) -> Any:
@@ -49,7 +49,7 @@ class Command(NamedTuple):
 
     @property
     def function(self) -> str:
-        """What the stage is called in Python."""
+        """The stage's name in Python."""
         return self.stage.partition(":")[2]
 
 
@@ -204,6 +204,6 @@ COMMANDS = (
 )
 """All commands, in the order in which they are listed."""
 NAMED = {command.name: command for command in COMMANDS}
-"""By name."""
+"""Commands by name."""
 RECORDED = {command.name: command for command in COMMANDS if command.recorded}
-"""Those that make checkpoints, which history records."""
+"""Commands that make checkpoints, which history records."""

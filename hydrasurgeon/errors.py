@@ -1,4 +1,4 @@
-"""What can go wrong for a user, and the exit code each mistake ends with.
+"""Errors that a user can meet, and the exit code of each.
 
     HydraError
     ├── CheckFailed        1   a check the user asked for found a difference
@@ -21,11 +21,11 @@ from collections.abc import Sequence
 # Characters of a message, besides the hint and the details.
 MAX_MESSAGE = 2_000
 PROBE = "hydrasurgeon finetune BODY --recipe probe --data TRAIN.csv -o probe"
-"""What gives a model a classifier in a moment."""
+"""Command that gives a model a classifier in a moment."""
 
 
 class HydraWarning(UserWarning):
-    """What a user of Python should know of a result; the command line prints it as a note."""
+    """A note for users of Python on a result; the command line prints it as a note."""
 
 
 class HydraError(Exception):
@@ -48,9 +48,7 @@ class HydraError(Exception):
 
 
 def reason(error: Exception) -> str:
-    """What a library says when it fails, for a message of ours: the first line, or the kind where
-    it says nothing.
-    """
+    """Return the first line of a library's error message, or the error's kind if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -45,14 +45,14 @@ class Head(NamedTuple):
 
 
 def all_heads(kept: Kept) -> list[Head]:
-    """Every surviving head, in (tower, layer, index) order."""
+    """Return every surviving head, in (tower, layer, index) order."""
     return [
         Head(t, layer, h) for t, rows in kept.items() for layer, row in enumerate(rows) for h in row
     ]
 
 
 def even(rows: Layers) -> int | None:
-    """How many every layer keeps; None where they differ."""
+    """Return the number of heads that every layer keeps; None if layers differ."""
     counts = {len(row) for row in rows}
     if len(counts) > 1:
         return None
@@ -60,25 +60,27 @@ def even(rows: Layers) -> int | None:
 
 
 def count(kept: Kept) -> int:
-    """How many heads, neurons apart."""
+    """Count the heads, without neurons."""
     return sum(
         len(row) for name, rows in kept.items() if not name.endswith(NEURONS) for row in rows
     )
 
 
 def kept_from_mask(mask: NDArray[np.bool_]) -> Layers:
-    """[layer, head], True = kept → the kept heads of each layer."""
+    """Convert a mask [layer, head], True = kept, to the kept heads of each layer."""
     return tuple(tuple(h for h, kept in enumerate(row) if kept) for row in mask.tolist())
 
 
 def positions(present: Sequence[int], wanted: Iterable[int]) -> list[int]:
-    """Where the `wanted` heads sit among the `present` ones: what a slice of a pruned tensor needs."""
+    """Return the indices of the `wanted` heads among the `present` ones, for slicing a pruned
+    tensor.
+    """
     where = {head: i for i, head in enumerate(present)}
     return [where[head] for head in wanted]
 
 
 def drop(kept: Kept, removed: Iterable[Head]) -> dict[str, Layers]:
-    """`kept` without the `removed` heads."""
+    """Return `kept` without the `removed` heads."""
     gone = set(removed)
     return {
         tower: tuple(
@@ -90,7 +92,9 @@ def drop(kept: Kept, removed: Iterable[Head]) -> dict[str, Layers]:
 
 
 def intersect_union(members: Sequence[Kept]) -> tuple[dict[str, Layers], dict[str, Layers]]:
-    """Per layer, the heads that every member keeps and the heads that any member keeps."""
+    """Return, for each layer, the heads that every member keeps and the heads that any member
+    keeps.
+    """
     towers = members[0]
 
     def merged(tower: str, layer: int) -> tuple[set[int], set[int]]:
@@ -98,18 +102,20 @@ def intersect_union(members: Sequence[Kept]) -> tuple[dict[str, Layers], dict[st
         return set.intersection(*rows), set.union(*rows)
 
     pairs = {t: [merged(t, layer) for layer in range(len(rows))] for t, rows in towers.items()}
-    both = {t: tuple(tuple(sorted(inner)) for inner, _ in rows) for t, rows in pairs.items()}
+    shared = {t: tuple(tuple(sorted(inner)) for inner, _ in rows) for t, rows in pairs.items()}
     either = {t: tuple(tuple(sorted(outer)) for _, outer in rows) for t, rows in pairs.items()}
-    return both, either
+    return shared, either
 
 
 def removal_order(scores: Scores, candidates: Iterable[Head]) -> list[Head]:
-    """Candidates by rising score, ties to the first (tower, layer, head)."""
+    """Sort candidates by rising score, ties by (tower, layer, head)."""
     return sorted(candidates, key=lambda head: scores[head.tower][head.layer][head.number])
 
 
 def parse_towers(text: str | None, towers: Collection[str]) -> tuple[str, ...]:
-    """`vision`, `text`, or both (None says the same) → the towers from which heads may be removed."""
+    """Return the towers from which heads may be removed: `vision`, `text`, or both (None means
+    both).
+    """
     if text in (None, "both"):
         return tuple(towers)
     if text not in towers:
@@ -121,7 +127,7 @@ def parse_towers(text: str | None, towers: Collection[str]) -> tuple[str, ...]:
 
 
 def parse_layers(text: str | None, layers: int) -> frozenset[int]:
-    """`6-11`, `0,2,5-7` or nothing (all) → the layers from which heads may be removed."""
+    """Return the layers from which heads may be removed: `6-11`, `0,2,5-7` or None (all)."""
     if text is None:
         return frozenset(range(layers))
     chosen: set[int] = set()
@@ -145,41 +151,41 @@ def parse_layers(text: str | None, layers: int) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class HeadAxis:
-    """Where one tensor of an attention site keeps its heads."""
+    """The axis of an attention tensor along which its heads lie."""
 
     axis: int
     blocks: int = 1
     queries: int = 1
-    """How many query heads stand here for each head: those that share its key and its value."""
+    """Number of query heads for each head: those that share its key and its value."""
 
     def size(self, head_dim: int) -> int:
-        """How many rows or columns one head has in each block."""
+        """Return the number of rows or columns that one head has in each block."""
         return self.queries * head_dim
 
 
 def take_heads(array: Array, at: Sequence[int], *, spec: HeadAxis, head_dim: int) -> Array:
-    """The heads at positions `at`, in that order; every other axis untouched."""
+    """Return the heads at positions `at`, in that order; every other axis is untouched."""
     shape = tuple(array.shape)
     lead, tail = shape[: spec.axis], shape[spec.axis + 1 :]
     size = spec.size(head_dim)
     heads = shape[spec.axis] // (spec.blocks * size)
     grouped = array.reshape((*lead, spec.blocks, heads, size, *tail))
-    taken = grouped[(slice(None),) * (spec.axis + 1) + (list(at),)]
-    return taken.reshape(sliced_shape(shape, len(at), spec=spec, head_dim=head_dim))
+    chosen = grouped[(slice(None),) * (spec.axis + 1) + (list(at),)]
+    return chosen.reshape(sliced_shape(shape, len(at), spec=spec, head_dim=head_dim))
 
 
 def sliced_shape(
     shape: Sequence[int], heads: int, *, spec: HeadAxis, head_dim: int
 ) -> tuple[int, ...]:
-    """The shape that `take_heads` gives for `heads` heads."""
+    """Return the shape that `take_heads` gives for `heads` heads."""
     return (*shape[: spec.axis], spec.blocks * heads * spec.size(head_dim), *shape[spec.axis + 1 :])
 
 
 def head_mask(
     length: int, at: Sequence[int], *, spec: HeadAxis, head_dim: int
 ) -> NDArray[np.bool_]:
-    """Which of the `length` rows (or columns) along the heads' axis belong to the heads at
-    positions `at`.
+    """Return a mask of the `length` rows (or columns) along the heads' axis: True for those of the
+    heads at positions `at`.
     """
     import numpy as np
 
@@ -190,6 +196,6 @@ def head_mask(
 
 
 def masked(rows: Array, mask: NDArray[np.bool_], start: int, *, spec: HeadAxis) -> Array:
-    """What `head_mask` leaves of a tensor's rows from `start` on."""
+    """Apply the part of a `head_mask` from `start` on to some rows of a tensor."""
     kept: Array = rows[mask[start : start + len(rows)]] if spec.axis == 0 else rows[:, mask]
     return kept

@@ -17,19 +17,19 @@ INSTALLED_AS = {"sklearn": "scikit-learn", "PIL": "pillow", "open_clip": "open_c
 
 
 LARGEST = 2**63 - 1
-"""What fits into a manifest, and what torch and numpy take as a seed."""
+"""Largest integer that fits into a manifest, and that torch and numpy take as a seed."""
 
 
 def imported(place: str) -> Any:
-    """What stands at `module:attribute`; the module is imported now."""
+    """Import a module and return its attribute; `place` is `module:attribute`."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
 
 
 @cache
 def plugins(group: str) -> dict[str, Any]:
-    """What other packages add to a table: name → the object behind their entry point of the group
-    `hydrasurgeon.GROUP`, imported now.
+    """Load what other packages add to a table: name → the object behind their entry point of the
+    group `hydrasurgeon.GROUP`.
     """
     from importlib.metadata import entry_points
 
@@ -47,8 +47,8 @@ def plugins(group: str) -> dict[str, Any]:
 
 
 def whole_number(text: str) -> int | None:
-    """What plain digits say, None for any other text: `²` is a digit too, and Python reads no more
-    than 4,300 of them.
+    """Parse plain digits; return None for any other text. `²` is a digit too, and Python reads no
+    more than 4,300 of them.
     """
     digits = text.lstrip("0") or "0"
     if not (text.isascii() and text.isdigit() and len(digits) <= len(str(LARGEST))):
@@ -66,14 +66,14 @@ def format_number(value: float, digits: int = 3) -> str:
 
 
 def nearest(word: str, words: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The words that a misspelt one may stand for, the likeliest first."""
+    """Return the words that a misspelt one may stand for, the likeliest first."""
     import difflib
 
     return difflib.get_close_matches(word, list(words), n=most, cutoff=cutoff)
 
 
 def did_you_mean(word: str, words: Iterable[str], shown: Callable[[str], object] = str) -> str:
-    """` (did you mean X?)`, to be put behind a message; nothing where no word is near."""
+    """Return ` (did you mean X?)`, to be put behind a message; an empty text if no word is near."""
     return "".join(f" (did you mean {shown(near)}?)" for near in nearest(word, words))
 
 

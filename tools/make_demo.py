@@ -99,19 +99,19 @@ def _digits(rng: np.random.Generator, count: int = 1000) -> Images:
     from sklearn.datasets import load_digits
 
     small = load_digits().images[rng.permutation(1797)[:count]]
-    made = np.zeros((count, 28, 28), dtype=np.uint8)
+    images = np.zeros((count, 28, 28), dtype=np.uint8)
     for i, digit in enumerate(small):
         large = Image.fromarray((digit * 255 / 16).astype(np.uint8)).resize(
             (20, 20), Image.Resampling.BICUBIC
         )
-        made[i, 4:24, 4:24] = np.asarray(large)
-    return made
+        images[i, 4:24, 4:24] = np.asarray(large)
+    return images
 
 
 def _textures(rng: np.random.Generator, count: int = 900) -> Images:
-    """Gratings, checkers, blobs and fractal noise, in equal parts."""
+    """Draw gratings, checkers, blobs and fractal noise, in equal parts."""
     y, x = np.mgrid[0:28, 0:28] / 28.0
-    made = np.zeros((count, 28, 28))
+    textures = np.zeros((count, 28, 28))
     for i in range(count):
         angle, frequency, phase = (
             rng.uniform(0, np.pi),
@@ -121,26 +121,26 @@ def _textures(rng: np.random.Generator, count: int = 900) -> Images:
         along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
         wave = np.sin(2 * np.pi * frequency * along + phase)
         if i % 4 == 0:
-            made[i] = wave
+            textures[i] = wave
         elif i % 4 == 1:
-            made[i] = np.sign(wave * np.sin(2 * np.pi * frequency * across))
+            textures[i] = np.sign(wave * np.sin(2 * np.pi * frequency * across))
         elif i % 4 == 2:
-            made[i] = sum(
+            textures[i] = sum(
                 np.exp(-((x - cx) ** 2 + (y - cy) ** 2) / 0.01)
                 for cx, cy in rng.uniform(0, 1, (6, 2))
             )
         else:
             for octave in (2, 4, 7, 14):
                 noise = Image.fromarray(rng.normal(size=(octave, octave)).astype(np.float32))
-                made[i] += (
+                textures[i] += (
                     np.asarray(noise.resize((28, 28), Image.Resampling.BICUBIC)) / octave**0.5
                 )
-    low, high = made.min(axis=(1, 2), keepdims=True), made.max(axis=(1, 2), keepdims=True)
-    return (255 * (made - low) / (high - low)).astype(np.uint8)
+    low, high = textures.min(axis=(1, 2), keepdims=True), textures.max(axis=(1, 2), keepdims=True)
+    return (255 * (textures - low) / (high - low)).astype(np.uint8)
 
 
 def weights(work: Path) -> None:
-    """The start, and three fine-tunings of it by different seeds.
+    """Train the start, and three fine-tunings of it by different seeds.
 
     They are shipped without history: nobody could replay it without the pretraining's data.
     """

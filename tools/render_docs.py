@@ -64,7 +64,7 @@ def pasted(page: Path, heading: str, make: Callable[[Path], None]) -> None:
 
 
 def write_pages() -> None:
-    """Those that are figures from top to bottom, and what README says of them."""
+    """Write the pages that consist of figures, and README's part of them."""
     costs = result("front")
     if costs is not None:
         front.plot(costs, DOCS / "front.svg")

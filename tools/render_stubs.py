@@ -15,7 +15,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.lookup import imported
 
 STUB = Path(hs.__file__).with_name("__init__.pyi")
-"""What is written."""
+"""File that is written."""
 HEAD = '''"""Written by tools/render_stubs.py from the records of options."""
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,33 +26,34 @@ from typing import Literal
 
 
 def stub() -> str:
-    """The whole file."""
+    """Return the stub file."""
     homes: dict[str, str] = vars(hs)["_HOME"]
     stages = {
         name: imported(place)
         for name, place in homes.items()
         if hasattr(imported(place), "__wrapped__")
     }
-    others = [tuple(place.split(":")) for name, place in homes.items() if name not in stages]
+    other_homes = [tuple(place.split(":")) for name, place in homes.items() if name not in stages]
     results = [
         (imported_from(function), function.__annotations__["return"])
         for function in stages.values()
     ]
     lines = [
-        f"from {module} import {name} as {name}" for module, name in sorted([*others, *results])
+        f"from {module} import {name} as {name}"
+        for module, name in sorted([*other_homes, *results])
     ]
     return HEAD + "\n".join(
-        [*lines, "", "__version__: str", "", *(signature(*each) for each in stages.items())]
+        [*lines, "", "__version__: str", "", *(signature(*stage) for stage in stages.items())]
     )
 
 
 def imported_from(function: Callable[..., Any]) -> str:
-    """The module in which the class that a stage returns is defined."""
+    """Return the module in which the class that a stage returns is defined."""
     return str(imported(f"{function.__module__}:{function.__annotations__['return']}").__module__)
 
 
 def signature(name: str, function: Callable[..., Any]) -> str:
-    """A stage with its options, one in each line."""
+    """Return a stage's signature, with one option in each line."""
     parameters = inspect.signature(function).parameters.values()
     kinds = [parameter.kind for parameter in parameters]
     lines = []
@@ -66,7 +67,7 @@ def signature(name: str, function: Callable[..., Any]) -> str:
 
 
 def spelled(kind: Any) -> str:
-    """A type as it is written; whoever may give several values may give one."""
+    """Return a type as it is written. An option for several values also takes one."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return spelled(inside[0])

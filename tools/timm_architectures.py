@@ -93,7 +93,9 @@ def main() -> None:
 
 
 def write(target: Path, defaults: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """A table of architectures, one a line: arguments are given where they are not the class's defaults."""
+    """Write a table of architectures, one a line, with the arguments that differ from the class's
+    defaults.
+    """
     head = f'{{"timm": "{timm.__version__}",\n"defaults": {json.dumps(defaults, separators=(",", ":"))},\n'
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
     target.write_text(f'{head}"architectures": [\n{lines}\n]}}\n', encoding="utf-8")
@@ -111,7 +113,7 @@ def plain(value: Any) -> Any:
 
 
 def obstacle(model: vit.VisionTransformer) -> str | None:
-    """Why heads cannot be cut out of this model, or None."""
+    """Return why heads cannot be cut out of this model, or None."""
     if not isinstance(model.patch_embed, PatchEmbed):
         return f"its patch embedding is a {type(model.patch_embed).__name__}"
     for block in model.blocks:

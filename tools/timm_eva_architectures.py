@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def obstacle(model: eva.Eva, args: dict[str, Any]) -> str | None:
-    """Why heads cannot be cut out of this model, or None."""
+    """Return why heads cannot be cut out of this model, or None."""
     if args.get("rope_type", "cat") == "mixed":
         return "it has rotations with weights for each head of each layer"
     if args.get("rope_type", "cat") not in ("cat", "dinov3"):

@@ -37,14 +37,16 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as they are in the repository → links within the site."""
+    """Convert links within the repository to links within the site."""
     uri = page.file.src_uri
     source = next((path for path, at in PAGES.items() if at == uri), f"docs/{uri}")
     return LINK.sub(lambda link: relinked(link, source, uri), markdown)
 
 
 def relinked(link: re.Match[str], source: str, uri: str) -> str:
-    """A link of the file `source`, at `uri` in the site; code is not part of the site, and only named."""
+    """Convert a link of the file `source`, at `uri` in the site. Code is not part of the site, so
+    its link becomes text.
+    """
     text, target, anchor = link.group(1), link.group(2), link.group(3) or ""
     path = os.path.normpath(os.path.join(os.path.dirname(source), target))
     if (ROOT / path / "README.md").exists():
@@ -61,7 +63,7 @@ def relinked(link: re.Match[str], source: str, uri: str) -> str:
 
 
 def options() -> str:
-    """The page of all commands: what `--help` says of each."""
+    """Return the page of all commands, with what `--help` prints for each."""
     from hydrasurgeon.cli.help import sections
     from hydrasurgeon.commands import COMMANDS
 
@@ -82,7 +84,7 @@ def options() -> str:
 
 
 def cell(text: str) -> str:
-    """Text that Markdown and HTML leave as it is, in a cell of a table."""
+    """Escape text for a cell of a table in Markdown and HTML."""
     return (
         html.escape(text, quote=False)
         .replace("|", "&#124;")

@@ -1,5 +1,7 @@
 # mypy: ignore-errors
-"""What with_hydrasurgeon.sh makes, read as the other ways are: log-probabilities and the OOD score."""
+"""The model of with_hydrasurgeon.sh, with the interface of the other ways: log-probabilities and
+the OOD score.
+"""
 
 import numpy as np
 
@@ -16,17 +18,19 @@ from hydrasurgeon.statistics.temperature import temperature_of
 class Model:
     def __init__(self, out):
         self.answer = hs.Predictor(f"{out}/ready")
-        self.whole = hs.Predictor(f"{out}/ready", top=1000)
+        self.all_classes = hs.Predictor(f"{out}/ready", top=1000)
 
     def read(self, texts):
-        rows = self.whole(texts)
-        told = [[p for _, p in sorted((int(name), p) for name, p in row["top"])] for row in rows]
+        rows = self.all_classes(texts)
+        chances = [[p for _, p in sorted((int(name), p) for name, p in row["top"])] for row in rows]
         return np.column_stack(
-            [np.log(np.clip(told, 1e-12, 1)), [row["ood_score"] for row in rows]]
+            [np.log(np.clip(chances, 1e-12, 1)), [row["ood_score"] for row in rows]]
         )
 
     def calibrate(self, read, labels, risk):
-        """As the command does: a third fits a temperature, the rest certifies all thresholds."""
+        """Calibrate as the command does: a third fits a temperature, the rest certifies all
+        thresholds.
+        """
         split = split_rows(len(labels), 0)
         fits, certifies = split.fitting, split.certifying
         self.temperature = temperature_of(read[fits, None, :-1], labels[fits])

@@ -28,7 +28,7 @@ BUSY = (429, 503)
 FOR_ALL = (401, 403, 404)
 """Statuses that every row would get: the token, the address or the model is wrong."""
 TRIES = 5
-"""How often a busy server is asked about a row."""
+"""Maximum number of requests to a busy server for a row."""
 LONGEST = 3600
 """Seconds that are waited at most, whatever the server says."""
 
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 def ask(request: Request) -> float | dict[str, float]:
-    """The label that the answer gives."""
+    """Ask the server, and return the answer as a label."""
     tries = 1
     while True:
         try:
@@ -62,7 +62,7 @@ def ask(request: Request) -> float | dict[str, float]:
 
 
 def label(answer: dict[str, Any]) -> float | dict[str, float]:
-    """How true yes is, or the probability of each option or level."""
+    """Return the probability of yes, or that of each option or level."""
     if answer["type"] == "noul":
         return float(answer["noul"])
     names = answer.get("legend", {})
@@ -70,25 +70,25 @@ def label(answer: dict[str, Any]) -> float | dict[str, float]:
 
 
 def detail(error: HTTPError) -> str:
-    """What the server says is wrong."""
+    """Return the server's error message."""
     body = ""
     try:
         body = error.read().decode(errors="replace")
-        said = json.loads(body)["detail"]
+        message = json.loads(body)["detail"]
     except (OSError, HTTPException, KeyError, TypeError, ValueError):
         return body[:300] or error.reason
-    return said if isinstance(said, str) else json.dumps(said)
+    return message if isinstance(message, str) else json.dumps(message)
 
 
 def pause(retry_after: str | None, tries: int) -> int:
-    """Seconds to wait: what the server says, else 2, 4, 8, …"""
+    """Return the seconds to wait: the server's number, else 2, 4, 8, …"""
     if retry_after and retry_after.isdecimal():
         return min(int(retry_after), LONGEST)
     return 2**tries
 
 
 def columns(state: Any) -> dict[str, str]:
-    """What a model reads of a state; of a row in a table the same."""
+    """Return the columns that a model reads of a state, or of a row in a table."""
     if isinstance(state, str):
         return {"text": state}
     if isinstance(state, dict) and isinstance(state.get("text"), str):
@@ -98,7 +98,7 @@ def columns(state: Any) -> dict[str, str]:
 
 
 def rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each line's number, and what it holds. Only "\\n" ends a line: a text may hold U+2028."""
+    """Yield each line's number and content. Only "\\n" ends a line: a text may hold U+2028."""
     for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).split(b"\n"), start=1):
         if line.strip():
             try:
@@ -108,15 +108,15 @@ def rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def mend(out: Path) -> None:
-    """A last row that was cut off in mid-write goes, to be asked again."""
+    """Remove a last row that was cut off while it was written, so that it is asked again."""
     with out.open("r+b") as file:
         kept = file.read()
-        whole = kept.rfind(b"\n") + 1
+        complete_bytes = kept.rfind(b"\n") + 1
         try:
-            json.loads(kept[whole:])
+            json.loads(kept[complete_bytes:])
             file.write(b"\n")  # only the end of the line is missing
         except ValueError:
-            file.truncate(whole)
+            file.truncate(complete_bytes)
 
 
 def main() -> int:
@@ -127,22 +127,22 @@ def main() -> int:
         parser.add_argument(name, type=Path)
     parser.add_argument("--server", default="http://localhost:8000")
     parser.add_argument("--model")
-    given = parser.parse_args()
-    questions = json.loads(given.question.read_text(encoding="utf-8"))
+    arguments = parser.parse_args()
+    questions = json.loads(arguments.question.read_text(encoding="utf-8"))
     if not isinstance(questions, dict) or len(questions) != 1:
-        parser.error(f"{given.question}: expected an object of one id and its question")
-    body = {"questions": questions} | ({"model": given.model} if given.model else {})
+        parser.error(f"{arguments.question}: expected an object of one id and its question")
+    body = {"questions": questions} | ({"model": arguments.model} if arguments.model else {})
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("SYSTEMONE_API_KEY"):
         headers["Authorization"] = f"Bearer {key}"
-    address = f"{given.server.rstrip('/')}/v1/systemone"
+    address = f"{arguments.server.rstrip('/')}/v1/systemone"
 
-    states = list(rows(given.texts))
-    given.out.touch()
-    mend(given.out)
-    bought = Counter(tuple(columns(row).values()) for _, row in rows(given.out))
+    states = list(rows(arguments.texts))
+    arguments.out.touch()
+    mend(arguments.out)
+    bought = Counter(tuple(columns(row).values()) for _, row in rows(arguments.out))
     refused = 0
-    with given.out.open("ab") as out:
+    with arguments.out.open("ab") as out:
         for number, state in states:
             read = columns(state)
             if bought[tuple(read.values())]:
@@ -152,7 +152,7 @@ def main() -> int:
             try:
                 answer = ask(request)
             except Refused as error:
-                sys.stderr.write(f"{given.texts}, line {number}: {error}\n")
+                sys.stderr.write(f"{arguments.texts}, line {number}: {error}\n")
                 refused += 1
                 continue
             out.write(json.dumps(read | {"label": answer}).encode() + b"\n")

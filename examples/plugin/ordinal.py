@@ -18,12 +18,12 @@ from hydrasurgeon.statistics.conformal import prediction_sets
 
 
 def medians(probs: ndarray) -> ndarray:
-    """The first class up to which half of the probability lies."""
+    """Return the first class up to which half of the probability lies."""
     return (probs.cumsum(axis=-1) < 0.5).sum(axis=-1).clip(max=probs.shape[-1] - 1)
 
 
 def hulls(sets: ndarray) -> ndarray:
-    """Sets without gaps."""
+    """Fill the gaps of sets."""
     behind = np.flip(np.logical_or.accumulate(np.flip(sets, -1), axis=-1), -1)
     return np.logical_or.accumulate(sets, axis=-1) & behind
 
@@ -37,8 +37,10 @@ class JudgedOrdinal(JudgedClasses):
 
     def measures(self) -> Any:
         measured = super().measures()
-        own = {"mae": self.off, "rps": self.rps}
-        return lambda rows: measured(rows) | {k: each[rows].mean(axis=1) for k, each in own.items()}
+        measures = {"mae": self.off, "rps": self.rps}
+        return lambda rows: (
+            measured(rows) | {k: values[rows].mean(axis=1) for k, values in measures.items()}
+        )
 
 
 class Ordinal(Classes):
@@ -52,20 +54,20 @@ class Ordinal(Classes):
     }
 
     def decide(self, logits: ndarray, record: Any = None, score: Any = None) -> Any:
-        made = super().decide(logits, record, score)
-        labels = medians(made.probabilities)
-        chances = np.take_along_axis(made.probabilities, labels[:, None], axis=-1)[:, 0]
-        return replace(made, labels=labels, probability=chances, sets=hulls(made.sets))
+        prediction = super().decide(logits, record, score)
+        labels = medians(prediction.probabilities)
+        chances = np.take_along_axis(prediction.probabilities, labels[:, None], axis=-1)[:, 0]
+        return replace(prediction, labels=labels, probability=chances, sets=hulls(prediction.sets))
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Any) -> JudgedOrdinal:
         probs = reading.answers(logits)
         answers = medians(probs)
         off = np.abs(answers - labels).astype(np.float64)
-        own = {"predicted": answers, "correct": off == 0, "off": off}
+        fields = {"predicted": answers, "correct": off == 0, "off": off}
         behind = np.arange(probs.shape[-1]) >= labels[:, None]
-        own["rps"] = np.square(probs.cumsum(axis=-1) - behind).sum(axis=-1)
+        fields["rps"] = np.square(probs.cumsum(axis=-1) - behind).sum(axis=-1)
         if reading.conformal is not None:
             sets = hulls(prediction_sets(reading.conformal, probs))
-            own["covered"] = np.take_along_axis(sets, labels[:, None], axis=-1)[:, 0]
-            own["set_size"] = sets.sum(axis=-1).astype(np.float64)
-        return JudgedOrdinal(**{**vars(super().judged(logits, labels, reading)), **own})
+            fields["covered"] = np.take_along_axis(sets, labels[:, None], axis=-1)[:, 0]
+            fields["set_size"] = sets.sum(axis=-1).astype(np.float64)
+        return JudgedOrdinal(**{**vars(super().judged(logits, labels, reading)), **fields})

@@ -1,4 +1,4 @@
-"""What training of `ordinal` minimizes, in torch."""
+"""Training loss of `ordinal`, in torch."""
 
 from __future__ import annotations
 

@@ -33,22 +33,22 @@ PACKAGES = (
     ),
     *("PIL", "filelock", "onnx", "onnxscript"),
 )
-"""What a whole installation has, and answering from a graph does without."""
+"""Packages of a full installation that answering from a graph does without."""
 
 
 def lacking(package: str, command: str) -> MissingDependency:
-    """What is said where one of them is not there."""
+    """Return the error for a package that is not installed."""
     hint = (
         "Install everything: pip install hydrasurgeon. Without torch predict and serve run graphs."
     )
-    what = f"{command} needs {INSTALLED_AS.get(package, package)}, which is not installed"
-    return MissingDependency(what.strip(), hint=hint)
+    message = f"{command} needs {INSTALLED_AS.get(package, package)}, which is not installed"
+    return MissingDependency(message.strip(), hint=hint)
 
 
 @cache
 def application(command: Command | None) -> typer.Typer:
-    """The command line; of one command where it is known, for the options of all take longer to
-    import than an answer.
+    """Build the command line. With a command it holds that one alone: importing the options of all
+    takes longer than an answer.
     """
     app = typer.Typer(
         name="hydrasurgeon",
@@ -146,21 +146,21 @@ def run(arguments: list[str]) -> int:
 
 
 def _misused(command: Command | None, error: Any) -> UsageError:
-    """A misspelt command line as one of our own errors."""
+    """Turn typer's error about a misspelt command line into one of ours."""
     name = "" if command is None else f" {command.name}"
-    what = str(error.format_message())
+    message = str(error.format_message())
     word = getattr(error, "option_name", "").lstrip("-")
     hint = f"`hydrasurgeon{name} -h` lists the options."
     if command is not None and command.record:
         record = command.options
         for field in record.model_fields:
             if word in about(record.model_fields[field]).get("also", ()):
-                what = f"No such option: --{word} Did you mean {record.flag(field)}?"
-    return UsageError(what, hint=hint)
+                message = f"No such option: --{word} Did you mean {record.flag(field)}?"
+    return UsageError(message, hint=hint)
 
 
 def main() -> int:
-    """The command that this process was started with; its exit code."""
+    """Run the command that this process was started with; return its exit code."""
     from hydrasurgeon import render
 
     try:

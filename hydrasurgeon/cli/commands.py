@@ -1,5 +1,5 @@
-"""How a command becomes one of the command line: its fields are the options, its stage does the
-work, and its view shows what that returns.
+"""Commands of the command line, built from their options: fields become options, the stage does the
+work, and a view shows the result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hydrasurgeon.options.base import (
 )
 
 NAMED = re.compile(r"[^=/]*=")
-"""What a data set is called, in front of it."""
+"""The name of a data set, in front of its place."""
 
 
 def add(app: typer.Typer, commands: Iterable[Command]) -> None:
@@ -43,7 +43,7 @@ def add(app: typer.Typer, commands: Iterable[Command]) -> None:
 
 
 def _function(command: Command) -> Callable[..., None]:
-    """The function that Typer calls, with the record's fields as its parameters."""
+    """Return the function that Typer calls, with the record's fields as its parameters."""
     record = command.options
     parameters = [
         _parameter(name, field) for name, field in record.ordered().items() if about(field)
@@ -56,12 +56,12 @@ def _function(command: Command) -> Callable[..., None]:
     def called(*, quiet: bool, as_json: bool = False, **values: Any) -> None:
         from hydrasurgeon import render
 
-        given = {
+        settings = {
             record.model_fields[name].alias or name: value
             for name, value in values.items()
             if value not in (None, [])
         }
-        options = record.of(**given)
+        options = record.of(**settings)
         _look(options)
         if getattr(options, "json_", None) == STDOUT:
             options, as_json = options.but(json_=None), True
@@ -102,7 +102,7 @@ def _look(options: Options) -> None:
         from hydrasurgeon.tuning.recipes import load_recipe
 
         load_recipe(recipe, {})
-    for text in (part for each in options.reading(CHECKPOINTS) for part in parts_of(each)[1]):
+    for text in (part for spec in options.reading(CHECKPOINTS) for part in parts_of(spec)[1]):
         if not (text.startswith(FRESH) or is_hub_id(text) or present(Path(text))):
             find(text.partition("#")[0])
     for text in options.reading(LABELLED, UNLABELLED):
@@ -112,12 +112,12 @@ def _look(options: Options) -> None:
 
 
 def regrouped(words: list[str], record: type[Options]) -> list[str]:
-    """A command line as Typer reads it: `--vs a b c` → `--vs a --vs b --vs c`, and `--markdown`
+    """Rewrite a command line for Typer: `--vs a b c` → `--vs a --vs b --vs c`, and `--markdown`
     without a file → `--markdown -`.
     """
     fields = {flag: about(f) for n, f in record.model_fields.items() for flag in record.flags(n)}
-    several = {flag for flag, said in fields.items() if said.get("spread")}
-    alone = {flag: said["endings"] for flag, said in fields.items() if said.get("endings")}
+    several = {flag for flag, facts in fields.items() if facts.get("spread")}
+    alone = {flag: facts["endings"] for flag, facts in fields.items() if facts.get("endings")}
     grouped: list[str] = []
     current = ""
     for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -133,14 +133,16 @@ def regrouped(words: list[str], record: type[Options]) -> list[str]:
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """A field as Typer wants it; values are texts, flags and lists, which the record reads."""
-    said = about(field)
-    kind = list[str] if said.get("repeatable") else _kind(field.annotation)
-    if said.get("argument"):
-        info: Any = typer.Argument(metavar=said["metavar"], help=field.description)
+    """Return a field as a parameter for Typer. Values are texts, flags and lists, which the record
+    parses.
+    """
+    facts = about(field)
+    kind = list[str] if facts.get("repeatable") else _kind(field.annotation)
+    if facts.get("argument"):
+        info: Any = typer.Argument(metavar=facts["metavar"], help=field.description)
     else:
-        flags = said["flags"] or (f"--{name.replace('_', '-')}",)
-        info = typer.Option(*flags, metavar=said["metavar"], help=field.description)
+        flags = facts["flags"] or (f"--{name.replace('_', '-')}",)
+        info = typer.Option(*flags, metavar=facts["metavar"], help=field.description)
     required = field.is_required()
     default = field.default if kind is bool else None
     if required:
@@ -161,12 +163,12 @@ def _flag(name: str, *flags: str, help: str) -> inspect.Parameter:
 
 
 def _kind(annotation: Any) -> Any:
-    """What the command line gives for a field of this type: a flag, several texts, or one."""
+    """Return the type that the command line gives for a field: a flag, several texts, or one."""
     if get_origin(annotation) is Annotated:
         return _kind(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         kinds = {
-            str(_kind(each)): _kind(each) for each in get_args(annotation) if each is not type(None)
+            str(_kind(kind)): _kind(kind) for kind in get_args(annotation) if kind is not type(None)
         }
         return next(iter(kinds.values())) if len(kinds) == 1 else str
     if annotation is bool:

@@ -1,4 +1,4 @@
-"""What `--help` prints: commands and options in groups, what people need first, and examples."""
+"""Help pages: commands and options in groups, common ones first, and examples."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ ARGUMENTS = "Arguments"
 
 
 def sections(command: Command) -> dict[str, list[tuple[str, str]]]:
-    """A command's options in groups, each as it is typed and what it means: required ones and those
-    of the examples first.
+    """Return a command's options in groups, each as it is typed and with its meaning. Required ones
+    and those of the examples come first.
     """
     record = command.options
     rows: dict[str, list[tuple[str, str]]] = {group: [] for group in (ARGUMENTS, *GROUPS)}
     shown = {word for line in command.examples for word in line.split()}
-    fields = {each: field for each, field in record.ordered().items() if about(field)}
+    fields = {name: field for name, field in record.ordered().items() if about(field)}
 
-    def rank(each: str) -> int:
-        return 0 if fields[each].is_required() else 1 if shown & {*record.flags(each)} else 2
+    def rank(name: str) -> int:
+        return 0 if fields[name].is_required() else 1 if shown & {*record.flags(name)} else 2
 
-    for each in sorted(fields, key=rank):
-        field = fields[each]
+    for name in sorted(fields, key=rank):
+        field = fields[name]
         rows[str(about(field).get("group", ARGUMENTS))].append(
-            (_typed(record, each), _meant(field))
+            (_typed(record, name), _meant(field))
         )
     if "json_" not in fields:
         rows[WRITTEN].append(("--json", "Print the result as JSON on stdout."))
@@ -53,7 +53,7 @@ def _typed(record: type[Options], name: str) -> str:
 
 
 def _meant(field: FieldInfo) -> str:
-    """The help of an option, and what holds where it is not given."""
+    """Return the help of an option with its default."""
     default = about(field).get("unset") or field.default
     if field.is_required():
         return f"{field.description} [required]"
@@ -75,7 +75,7 @@ class Page(TyperCommand):
     about: Command
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """What must be given, then the rest."""
+        """Return the arguments of the usage line, required ones first."""
         record = self.about.options
         names, fields = record.arguments(), record.model_fields
         pieces = []
@@ -139,12 +139,12 @@ class Pages(TyperGroup):
 
 
 def sentence(text: str) -> str:
-    """The first sentence of a help text."""
+    """Return the first sentence of a help text."""
     return " ".join(text.partition("\n\n")[0].split())
 
 
 def examples(command: Command, formatter: Any) -> None:
-    """Lines that can be copied, whole however long they are."""
+    """Write lines to copy, unbroken however long they are."""
     with formatter.section("Examples"):
         for line in command.examples:
             typed = f"hydrasurgeon {command.name} {line}".strip()

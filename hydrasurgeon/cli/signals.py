@@ -19,11 +19,11 @@ AGAIN = {"demo": ("--force",)}
 """Options with which commands start again that leave finished files behind."""
 
 _RECEIVED: list[int] = []
-"""Those that came, in their order."""
+"""Signals that came, in their order."""
 
 
 def ended(command: Callable[[], int]) -> int:
-    """The exit code of `command`, which a signal may end at any moment."""
+    """Return the exit code of `command`, which a signal may end at any moment."""
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a background job of a script
             signal.signal(number, _end)
@@ -58,6 +58,6 @@ def _to_repeat() -> str:
 def _end(number: int, frame: FrameType | None) -> None:
     _RECEIVED.append(number)
     # Others do not disturb the cleaning up; the same one again ends it at once.
-    for each in ENDING:
-        signal.signal(each, signal.SIG_DFL if each == number else signal.SIG_IGN)
+    for signal_number in ENDING:
+        signal.signal(signal_number, signal.SIG_DFL if signal_number == number else signal.SIG_IGN)
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)

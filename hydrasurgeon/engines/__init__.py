@@ -1,5 +1,5 @@
-"""What computes answers: `auto` chooses; `torch`; `onnx` and `int8`, where onnxruntime runs the model's graph in
-float32 or in 8 bits.
+"""Engines, which compute answers: `torch`; `onnx` and `int8`, where onnxruntime runs the model's
+graph in float32 or in 8 bits; `auto` chooses one.
 
 An engine is one verb (`runtime.answering.Engine.ask`): a batch of inputs → what the members say. The
 decision state then means the same, whatever computed it.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.answering import Engine
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-"""What makes graphs, and runs them."""
+"""Packages that make and run graphs."""
 MANY = 4096
 """Rows from which making a graph costs less than it saves: ten seconds, against three milliseconds a
 row.
@@ -33,7 +33,7 @@ row.
 
 
 def open_any(spec: str | Path, *, arch: str | None = None, engine: str = "auto") -> Checkpoint:
-    """Any checkpoint, or a graph that `export` wrote, alone or in a folder."""
+    """Open any checkpoint, or a graph that `export` wrote, alone or in a folder."""
     file = folder = None
     if str(spec).endswith(ENDING):
         file = Path(spec)
@@ -50,7 +50,7 @@ def open_any(spec: str | Path, *, arch: str | None = None, engine: str = "auto")
 def open_models(
     specs: Sequence[str | Path], *, arch: str | None, engine: str = "auto"
 ) -> list[Checkpoint]:
-    """Several checkpoints; `--arch` is that of those which do not say what they are."""
+    """Open several checkpoints. `--arch` applies to those without a manifest."""
     if len(specs) < 2:
         return [open_any(spec, arch=arch, engine=engine) for spec in specs]
     return [
@@ -62,8 +62,8 @@ def open_models(
 
 
 def fitted_otherwise(checkpoint: Checkpoint, engine: str) -> str | None:
-    """What to say of a state that was fitted to the outputs of another engine; torch and onnx
-    answer alike.
+    """Return a note if the decision state was fitted to another engine's outputs, else None. The
+    outputs of torch and onnx are alike.
     """
     decision = checkpoint.manifest.decision
     if decision is None or decision.engine == (None if engine in ("torch", "onnx") else engine):
@@ -75,7 +75,7 @@ def fitted_otherwise(checkpoint: Checkpoint, engine: str) -> str | None:
 
 
 def check_engine(options: Engines, dtype: str) -> None:
-    """What an engine needs and cannot do, before any work."""
+    """Raise UsageError if an engine does not support the options or lacks a package."""
     if options.engine in ("auto", "torch"):
         return
     if dtype != "float32":
@@ -88,9 +88,11 @@ def check_engine(options: Engines, dtype: str) -> None:
 def chosen(
     checkpoint: Checkpoint, engine: str, *, device: str, dtype: str, rows: int | None = None
 ) -> str:
-    """The engine that `auto` stands for: on a GPU torch; on the processor what the decision state was
-    fitted for, else a graph in float32 if there is one, or if so many `rows` pay for making it.
-    Without `rows` no graph is looked for: answers are torch's to the last digit.
+    """Return the engine that `auto` stands for.
+
+    On a GPU it is torch. On the processor it is the engine that the decision state was fitted for,
+    else a graph in float32 if there is one, or if so many `rows` pay for making it. Without `rows`
+    no graph is looked for: answers are torch's to the last digit.
     """
     if isinstance(checkpoint, Graph) and device == "cuda":
         raise UsageError(f"--device cuda: {checkpoint.name} is a graph, which runs on the CPU")
@@ -123,8 +125,8 @@ def engine_of(
     keep: bool = True,
     rows: int | None = None,
 ) -> Engine:
-    """What answers for an opened checkpoint; `keep` leaves its graph in the cache, and `auto` is
-    chosen for so many `rows`.
+    """Return the engine of an opened checkpoint. `keep` leaves its graph in the cache, and `auto`
+    is chosen for so many `rows`.
 
     `runtime.answering.collected([engine], samples, run)` gives its logits on data, and
     `measuring.cost.interleaved({name: engine}, inputs, runs=9)` the seconds of a batch.
@@ -139,21 +141,21 @@ def engine_of(
 
 
 def runnable(spec: str | Path, *, arch: str | None = None) -> dict[str, Checkpoint]:
-    """Every engine that runs a checkpoint on this processor, and what it opens."""
+    """Open a checkpoint for every engine that can run it on this processor, by the engine's name."""
     opened = open_any(spec, arch=arch, engine="onnx")
     graphs = {"onnx": opened, "int8": opened} if all(map(find_spec, PACKAGES)) else {}
-    made = {"torch": opened}
+    opened_by = {"torch": opened}
     if isinstance(opened, Graph):
-        made, graphs = {}, {opened.engine: opened}
+        opened_by, graphs = {}, {opened.engine: opened}
         if (opened.path / GRAPHS / GRAPHS_INT8[0]).is_file():
             graphs["int8"] = open_any(spec, engine="int8")
-    return made | graphs
+    return opened_by | graphs
 
 
 def engines_of(
     checkpoint: Checkpoint, names: Sequence[str], *, device: str, keep: bool = False
 ) -> dict[str, Engine]:
-    """Several engines of a checkpoint, whose graph is captured once."""
+    """Return several engines of a checkpoint, whose graph is captured once."""
     live = {name: engine_of(checkpoint, device=device) for name in names if name == "torch"}
     if len(live) == len(names):
         return live

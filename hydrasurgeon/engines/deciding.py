@@ -20,7 +20,7 @@ Terms = Callable[[Tensor], Tensor]
 
 
 def _informed(z: Tensor) -> Tensor:
-    """Probabilities, and in a last column their entropy."""
+    """Return the probabilities, with their entropy in a last column."""
     probs = z.softmax(dim=-1)
     return torch.cat([probs, entropy(probs)[..., None]], dim=-1)
 
@@ -32,11 +32,13 @@ OF_LOGITS: dict[str, tuple[Terms, Terms]] = {
     "max-logit": (lambda z: z, lambda means: -means.amax(dim=-1)),
     "mi": (_informed, lambda m: (entropy(m[..., :-1]) - m[..., -1]).clamp_min(0.0)),
 }
-"""What of each member's logits is averaged, and what a score makes of the averages."""
+"""Two functions for each score: of a member's logits, whose results are averaged over members, and
+of these averages.
+"""
 
 
 def ood_score(state: State, logits: Tensor, features: Tensor | None) -> Tensor:
-    """The score that a decision state uses."""
+    """Return the OOD score that a decision state uses."""
     kind, problem = state.record.ood.score, state.problem
     choices = kind_of(problem).read(logits)
     if kind in OF_LOGITS:
@@ -47,15 +49,15 @@ def ood_score(state: State, logits: Tensor, features: Tensor | None) -> Tensor:
             f"a graph cannot compute the OOD score {kind}",
             hint="Calibrate with another --ood-score.",
         )
-    each = []
+    scores = []
     for member, (fit, standard) in enumerate(zip(fitted.fits, fitted.standards, strict=True)):
         parts = {name: torch.as_tensor(part).double() for name, part in fit.items()}
         x, z = features[:, member].double(), choices[:, member].double()
         score = (
             _knn(parts, x, fitted.neighbours) if kind == "knn" else OF_FEATURES[kind](parts, x, z)
         )
-        each.append((score - standard.mean) / standard.deviation)
-    return torch.stack(each).mean(dim=0)
+        scores.append((score - standard.mean) / standard.deviation)
+    return torch.stack(scores).mean(dim=0)
 
 
 def _of_logits(kind: str, choices: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.foreign import open_regular
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""How protobuf writes a field."""
+"""Wire types of protobuf's fields."""
 MAX_VARINT = 10
 """Bytes of the longest number."""
 
@@ -37,7 +37,7 @@ INSIDE = {
     ATTRIBUTE: {5: TENSOR, 10: TENSOR, 22: SPARSE, 23: SPARSE},
     SPARSE: {1: TENSOR, 2: TENSOR},
 }
-"""Which of their fields hold which."""
+"""Messages within each message, by the field's number."""
 FORBIDDEN = {
     (MODEL, 20): "training steps",
     (MODEL, 25): "functions of its own",
@@ -48,20 +48,20 @@ FORBIDDEN = {
 }
 """Fields that no graph which `export` writes has."""
 LARGE = {(MODEL, 7): GRAPH, (GRAPH, 5): TENSOR}
-"""Where large tensors are."""
+"""Fields of messages that hold large tensors."""
 NUMBERS = (TENSOR, 9)
 """The field of a tensor that holds its numbers, as bytes."""
 MAPPED = 4096
 """Bytes from which on a tensor stays in its file."""
 OPERATOR, SAID, INPUT, OUTPUT = (NODE, 4), (MODEL, 14), (GRAPH, 11), (GRAPH, 12)
-"""What a node does, an entry of the metadata, and what goes in and comes out."""
+"""Fields of a node's operator, of the metadata's entries, and of the graph's inputs and outputs."""
 PRODUCT = "MatMulIntegerToFloat"
 """onnxruntime's product of bytes."""
 
 
 @dataclass
 class Contents:
-    """What a graph says of itself."""
+    """The metadata, inputs, outputs and operators of a graph."""
 
     metadata: dict[str, str] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
@@ -75,33 +75,33 @@ class Contents:
 
 
 def read_plain(content: Any, where: str) -> Contents:
-    """What a graph says of itself; one that holds what we never write is refused."""
-    waiting, found = [(MODEL, memoryview(content))], Contents()
+    """Return the contents of a graph; refuse one that holds what we never write."""
+    waiting, contents = [(MODEL, memoryview(content))], Contents()
     try:
         while waiting:
             kind, message = waiting.pop()
             for number, value in _fields(message):
                 if (kind, number) in FORBIDDEN:
-                    what = f"{where}: holds {FORBIDDEN[kind, number]}"
-                    raise CheckpointError(what, hint="`export` writes no such graph.")
+                    fault = f"{where}: holds {FORBIDDEN[kind, number]}"
+                    raise CheckpointError(fault, hint="`export` writes no such graph.")
                 if value is None:
                     continue
                 inside = INSIDE.get(kind, {}).get(number)
                 if inside is not None:
                     waiting.append((inside, value))
                 elif (kind, number) == OPERATOR:
-                    found.operators.add(_text(value))
+                    contents.operators.add(_text(value))
                 elif (kind, number) == SAID:
-                    said = dict(_fields(value))
-                    found.metadata.setdefault(_text(said.get(1)), _text(said.get(2)))
+                    entry = dict(_fields(value))
+                    contents.metadata.setdefault(_text(entry.get(1)), _text(entry.get(2)))
                 elif (kind, number) == INPUT:
-                    found.inputs.append(_text(dict(_fields(value)).get(1)))
+                    contents.inputs.append(_text(dict(_fields(value)).get(1)))
                 elif (kind, number) == OUTPUT:
-                    found.outputs.append(_text(dict(_fields(value)).get(1)))
+                    contents.outputs.append(_text(dict(_fields(value)).get(1)))
     except (IndexError, ValueError) as error:
         hint = "The file is damaged: copy it again."
         raise CheckpointError(f"{where}: is no graph", hint=hint) from error
-    return found
+    return contents
 
 
 def _text(value: memoryview | None) -> str:
@@ -109,12 +109,12 @@ def _text(value: memoryview | None) -> str:
 
 
 def without_weights(content: Any, name: str) -> bytes:
-    """A plain graph whose large tensors lie in the file `name`, which it was read from."""
+    """Return a plain graph whose large tensors lie in the file `name`, which it was read from."""
     return _light(MODEL, memoryview(content), 0, name.encode(errors="surrogateescape"))
 
 
 def _light(kind: int, message: memoryview, begin: int, name: bytes) -> bytes:
-    """The same of a message that begins there in the file."""
+    """Return a message of such a graph. `begin` is its place in the file."""
     parts: list[Any] = []
     for number, value, start, end in _parts(message):
         inside = LARGE.get((kind, number))
@@ -131,12 +131,12 @@ def _light(kind: int, message: memoryview, begin: int, name: bytes) -> bytes:
 
 
 def pair(key: bytes, value: bytes) -> bytes:
-    """An entry of a table of texts."""
+    """Encode an entry of a table of texts."""
     return written(1, key) + written(2, value)
 
 
 def written(number: int, content: bytes) -> bytes:
-    """A field that holds bytes; lengths have seven bits a byte, the last below 128."""
+    """Encode a field that holds bytes. Lengths have seven bits a byte, the last below 128."""
     count, length = len(content), []
     while count >= 0x80:
         length.append(count & 0x7F | 0x80)
@@ -145,13 +145,13 @@ def written(number: int, content: bytes) -> bytes:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
-    """Numbers of the fields of a message, with the bytes of those that hold bytes."""
+    """Yield the numbers of a message's fields, with the bytes of those that hold bytes."""
     for number, value, _, _ in _parts(message):
         yield number, value
 
 
 def _parts(message: memoryview) -> Iterator[tuple[int, memoryview | None, int, int]]:
-    """The same, and where in the message each field begins and ends."""
+    """Yield the number, the bytes, the start and the end of each field of a message."""
     at = 0
     while at < len(message):
         start = at
@@ -173,7 +173,7 @@ def _parts(message: memoryview) -> Iterator[tuple[int, memoryview | None, int, i
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Read a number; return it and the place behind it."""
     number = message[at]
     if number < 0x80:
         return number, at + 1
@@ -187,7 +187,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 METADATA = "hydrasurgeon."
-"""How the keys begin under which a file tells labels, thresholds and weights."""
+"""Prefix of our keys in a graph's metadata."""
 
 DECIDED = ("logits", "probabilities", "uncertainty", "ood_score", "unfamiliar")
 """Outputs of a model with a decision state: calibrated probabilities, their entropy, and whether
@@ -200,12 +200,12 @@ logits.
 LENGTHS: tuple[int, ...] = (3, 6, 9)
 """Tokens of the texts that multiply-adds are counted on: they grow with the square."""
 KEY, OF = f"{METADATA}graph_sha256".encode(), f"{METADATA}of".encode()
-"""What the hash is called, and what says of which checkpoint a cached graph is."""
+"""Keys of the hash, and of the checkpoint that a cached graph belongs to."""
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class Told(BaseModel, frozen=True):
-    """What an answer costs; older versions said more."""
+    """Costs of an answer. Older versions recorded more."""
 
     params: Count
     macs: Annotated[tuple[Count, ...], Field(min_length=1, max_length=3)]
@@ -238,17 +238,19 @@ def _at_length(counts: tuple[int, ...], tokens: int | None) -> int:
     return round(total)
 
 
-def sealed(content: bytes, told: Told | None = None, *, of: str | None = None) -> bytes:
-    """The file with what it says behind it, and the hash of both; a cached one says what it is `of`."""
-    if told is not None:
-        content += _entry(f"{METADATA}told".encode(), told.model_dump_json())
+def sealed(content: bytes, costs: Told | None = None, *, of: str | None = None) -> bytes:
+    """Append the costs and the hash of everything to a graph's file. `of` names the checkpoint of a
+    cached graph.
+    """
+    if costs is not None:
+        content += _entry(f"{METADATA}told".encode(), costs.model_dump_json())
     if of is not None:
         content += _entry(OF, of)
     return content + _entry(KEY, hashlib.sha256(content).hexdigest())
 
 
 def _entry(key: bytes, text: str) -> bytes:
-    """An entry of a graph's metadata."""
+    """Encode an entry of a graph's metadata."""
     return written(SAID[1], pair(key, text.encode()))
 
 
@@ -261,7 +263,7 @@ TAIL = 256
 
 
 def is_sound(path: Path, *, of: str | None = None) -> bool:
-    """Whether a file is as it was sealed, and says that it is `of` this."""
+    """Return True if a file is unchanged since it was sealed, and belongs to the checkpoint `of`."""
     with open_regular(path) as file:
         size = file.seek(0, 2) - SEAL
         total, tail = hashlib.sha256(), b""
@@ -271,6 +273,6 @@ def is_sound(path: Path, *, of: str | None = None) -> bool:
             total.update(room[:count])
             tail = (tail + bytes(room[max(0, count - TAIL) : count]))[-TAIL:]
             size -= count
-        said = file.read()
+        seal = file.read()
     sealing = _entry(KEY, total.hexdigest())
-    return said == sealing and (of is None or tail.endswith(_entry(OF, of)))
+    return seal == sealing and (of is None or tail.endswith(_entry(OF, of)))

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.classifier import Classifier
 
 UNSEEN = {"history", "record_sha256", "weights_sha256", "scores", "decision"}
-"""What a manifest says that no graph depends on."""
+"""Fields of a manifest that no graph depends on."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Graph(Checkpoint):
     file: Path = Path()
     """The graph itself, where `path` is a folder around it."""
     contents: Contents = field(default_factory=Contents)
-    told: Told | None = None
+    costs: Told | None = None
     engine: str = "onnx"
     """`onnx`, or `int8`: which the file was exported for."""
 
     def digests(self) -> dict[str, str]:
-        """There are no weights to hash: the file was, when it was opened."""
+        """Return nothing: the file was hashed when it was opened."""
         return {}
 
     def record(self, digests: Mapping[str, str]) -> Input:
@@ -95,42 +95,42 @@ class Graph(Checkpoint):
 
 
 def open_graph(path: Path, *, folder: Path | None = None) -> Graph:
-    """A graph that `export` wrote, alone or in a folder; another is refused."""
+    """Open a graph that `export` wrote, alone or in a folder; refuse any other."""
     contents = read_contents(path)
-    said = contents.metadata
-    if f"{METADATA}told" not in said or "logits" not in contents.outputs:
+    metadata = contents.metadata
+    if f"{METADATA}told" not in metadata or "logits" not in contents.outputs:
         raise CheckpointError(f"{path}: is no graph that `export` wrote", hint=HINT)
     if not is_sound(path):
         raise Disagreement(f"{path}: is another graph than `export` wrote", hint=HINT)
     try:
-        told = Told.model_validate_json(said[f"{METADATA}told"])
+        costs = Told.model_validate_json(metadata[f"{METADATA}told"])
     except ValidationError as error:
         raise CheckpointError(f"{path}: {first_mistake(error)}") from error
-    manifest = parse_manifest(said[f"{METADATA}manifest"], f"{path} (manifest)")
+    manifest = parse_manifest(metadata[f"{METADATA}manifest"], f"{path} (manifest)")
     if manifest.decision is not None and folder is None:  # a graph alone answers whole
         plain = manifest.decision.model_copy(update={"cascade": None})
         manifest = manifest.model_copy(update={"decision": plain})
     family, where = family_of(manifest.model), f"{path} (files)"
-    files = companions_inside(said.get(f"{METADATA}files", "{}"), family=family, where=where)
+    files = companions_inside(metadata.get(f"{METADATA}files", "{}"), family=family, where=where)
     family.check(manifest.model, manifest.towers, str(path))
     family.check_files(manifest.model, files, str(path))
     return Graph(
         folder or path,
         family,
-        Tensors([]) if folder is None else _decision(folder, told),
+        Tensors([]) if folder is None else _decision(folder, costs),
         manifest,
         recorded=True,
         files=files,
         file=path,
         contents=contents,
-        told=told,
+        costs=costs,
         engine=contents.engine,
     )
 
 
 def open_folder(folder: Path, engine: str) -> Graph:
-    """The graph of a folder that `export` wrote: the one for this engine; `auto` takes that for which
-    its decision state was fitted.
+    """Open the graph for this engine in a folder that `export` wrote. `auto` takes the engine that
+    the decision state was fitted for.
     """
     small = folder / GRAPHS / GRAPHS_INT8[0]
     if engine in ("auto", "int8") and small.is_file():
@@ -148,16 +148,16 @@ def open_folder(folder: Path, engine: str) -> Graph:
 
 
 def read_contents(path: Path) -> Contents:
-    """What a graph's file says of itself, without its weights."""
+    """Return the contents of a graph's file, without its weights."""
     return read_plain(mapped(path), str(path))
 
 
-def _decision(folder: Path, told: Told) -> Tensors:
-    """The tensors of a folder's decision state."""
-    if told.decision is None:
+def _decision(folder: Path, costs: Told) -> Tensors:
+    """Open the tensors of a folder's decision state."""
+    if costs.decision is None:
         return Tensors([])
     tensors = Tensors([TensorFile(folder / BESIDE)])
-    if weights_sha256(tensors, tensors.digests()) != told.decision:
+    if weights_sha256(tensors, tensors.digests()) != costs.decision:
         raise Disagreement(f"{folder / BESIDE}: the decision belongs to another graph", hint=HINT)
     return tensors
 
@@ -191,9 +191,9 @@ class GraphEngine(Engine):
         return as_classifier(self._checkpoint, device="cpu", lean=True)
 
     @property
-    def told(self) -> Told | None:
-        """What the graph's file says of its cost."""
-        return getattr(self._checkpoint, "told", None)
+    def costs(self) -> Told | None:
+        """Costs that the graph's file records."""
+        return getattr(self._checkpoint, "costs", None)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -216,25 +216,25 @@ class GraphEngine(Engine):
             if name not in fed and fed:
                 fed[name] = np.zeros_like(next(iter(fed.values())))
         with running(f"{self.name}: its graph cannot be run"):
-            made = dict(zip(self._outputs, self._run(fed), strict=True))
-        if MEMBERS in made:
-            made["logits"] = made.pop(MEMBERS)
-        self._check_shapes(made, len(next(iter(fed.values()))))
-        return made
+            outputs = dict(zip(self._outputs, self._run(fed), strict=True))
+        if MEMBERS in outputs:
+            outputs["logits"] = outputs.pop(MEMBERS)
+        self._check_shapes(outputs, len(next(iter(fed.values()))))
+        return outputs
 
-    def _check_shapes(self, made: Arrays, rows: int) -> None:
+    def _check_shapes(self, outputs: Arrays, rows: int) -> None:
         """Refuse outputs that are not what the manifest says there are."""
         model = self.facts
-        logits, score = made["logits"], made.get("ood_score")
+        logits, score = outputs["logits"], outputs.get("ood_score")
         expected = (rows, self.members, model.num_classes)
-        found = (*logits.shape[:2], *logits.shape[-1:])
-        if logits.ndim != len(self.problem.axes) or found != expected:
-            what = f"logits {[*logits.shape]}, expected {[*expected]}"
+        shape = (*logits.shape[:2], *logits.shape[-1:])
+        if logits.ndim != len(self.problem.axes) or shape != expected:
+            difference = f"logits {[*logits.shape]}, expected {[*expected]}"
         elif score is not None and score.shape != (rows,):
-            what = f"ood_score {[*score.shape]}, expected {[rows]}"
+            difference = f"ood_score {[*score.shape]}, expected {[rows]}"
         else:
             return
-        raise CheckpointError(f"{self.name}: its graph gives {what}", hint=HINT)
+        raise CheckpointError(f"{self.name}: its graph gives {difference}", hint=HINT)
 
     def compute(self, inputs: Any, *, features: bool) -> Said:
         answers = self(inputs)
@@ -251,8 +251,8 @@ class GraphEngine(Engine):
 
 
 def transform_of(checkpoint: Checkpoint, contents: Contents) -> Any:
-    """What makes a graph's inputs of samples without the library that the model is of: by Pillow and
-    numpy, or with the tokenizer that its file holds.
+    """Return a function from samples to a graph's inputs that does without the model's library: by
+    Pillow and numpy, or with the tokenizer that the file holds.
     """
     model = checkpoint.manifest.model
     if "input_size" in model.preprocess:
@@ -266,8 +266,8 @@ def transform_of(checkpoint: Checkpoint, contents: Contents) -> Any:
 
 
 def of_words(tokens: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
-    """What was said of tokens [window, member, token, class], as what is said of words
-    [text, member, word, class].
+    """Rearrange values of tokens [window, member, token, class] to values of words [text, member,
+    word, class].
     """
     members, klasses = tokens.shape[1], tokens.shape[-1]
     flat = tokens.swapaxes(0, 1).reshape(members, -1, klasses)
@@ -277,7 +277,7 @@ def of_words(tokens: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _named(inputs: Any) -> Mapping[str, Any]:
-    """A graph's inputs by name."""
+    """Return a graph's inputs by name."""
     return inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
 
 
@@ -286,7 +286,7 @@ Captured = tuple["Exported", Mapping[str, "Tensor"]]
 
 
 def captured(checkpoint: Checkpoint) -> Captured:
-    """The graph of a checkpoint."""
+    """Capture the graph of a checkpoint."""
     from hydrasurgeon.engines.int8 import inputs_of
     from hydrasurgeon.engines.onnx import to_onnx
     from hydrasurgeon.runtime.classifier import as_classifier
@@ -302,7 +302,7 @@ def as_engine(
     keep: bool,
     capture: Callable[[Checkpoint], Captured] = captured,
 ) -> GraphEngine:
-    """A graph that runs: the file's own, or one that is captured from the checkpoint."""
+    """Return an engine for a graph: the file's own, or one that is captured from the checkpoint."""
     if isinstance(checkpoint, Graph):
         if engine != checkpoint.engine:
             raise UsageError(
@@ -318,12 +318,12 @@ def as_engine(
         alone = keep and capture is captured and "torch" not in sys.modules
         if alone and _made_apart(checkpoint, engine, place):
             return None
-        made, inputs = capture(undecided(checkpoint))  # the same before and after `calibrate`
+        graph, inputs = capture(undecided(checkpoint))  # the same before and after `calibrate`
         if engine == "int8":
             from hydrasurgeon.engines.int8 import to_int8
 
-            made = to_int8(made, inputs)
-        return made.content
+            graph = to_int8(graph, inputs)
+        return graph.content
 
     file, contents, notes = _file(place, make, keep)
     run = wanted(session_of(file), contents.outputs)
@@ -332,7 +332,7 @@ def as_engine(
 
 
 def _exported(graph: Graph) -> GraphEngine:
-    """A graph that `export` wrote, as it runs."""
+    """Return the engine of a graph that `export` wrote."""
     names = graph.contents.outputs
     state = _state_of_outputs(graph)
     if MEMBERS in names:
@@ -343,8 +343,8 @@ def _exported(graph: Graph) -> GraphEngine:
 
 
 def place_of(checkpoint: Checkpoint, engine: str) -> Path:
-    """Where its graph is kept: the name, which stands inside too, says of which weights it is, and
-    which versions made it.
+    """Return the path of a checkpoint's graph in the cache. The name depends on the weights and on
+    the versions of the packages that make it.
     """
     digests, _ = checkpoint.hashes()
     weights = {
@@ -362,7 +362,7 @@ def place_of(checkpoint: Checkpoint, engine: str) -> Path:
 
 
 APART = "import pickle, sys; from hydrasurgeon.engines.graph import leave_in_cache as leave; leave(*pickle.load(sys.stdin.buffer))"
-"""What a process runs that makes a graph."""
+"""Code of a process that makes a graph."""
 
 
 def _made_apart(checkpoint: Checkpoint, engine: str, place: Path) -> bool:
@@ -403,8 +403,8 @@ def leave_in_cache(checkpoint: Checkpoint, engine: str) -> None:
 def _file(
     place: Path, make: Callable[[], bytes | None], keep: bool
 ) -> tuple[Path | bytes, Contents, tuple[str, ...]]:
-    """A graph from the cache, or made now and kept there; what it holds; and what to say of that.
-    `make` returns None of a graph that it has put there itself.
+    """Return a graph from the cache, or make it now and keep it there; its contents; and notes.
+    `make` returns None if it put the graph there itself.
     """
     if place.is_file() and is_sound(place, of=place.stem):
         return place, read_contents(place), ()
@@ -425,7 +425,7 @@ def _file(
 
 
 def _state_of_outputs(graph: Graph) -> State | None:
-    """The decision state of a graph that decides."""
+    """Return the decision state of a graph that decides."""
     record = graph.manifest.decision
     if record is None or not {*DECIDED} <= {*graph.contents.outputs}:
         return None

@@ -34,7 +34,7 @@ from hydrasurgeon.runtime.classifier import Classifier
 MOST, PAIR = 127, 128
 """Largest whole number of a number, and of two neighbouring weights of one sign."""
 MIDDLE = 128
-"""What stands for an input of 0: onnxruntime multiplies unsigned by signed bytes."""
+"""The byte for an input of 0: onnxruntime multiplies unsigned by signed bytes."""
 CONTRIB = "com.microsoft"
 """Domain of onnxruntime's own operators."""
 LARGE = 1 << 16
@@ -45,19 +45,21 @@ TINY = 1e-30
 """Least scale: a row of zeros is no division by zero."""
 
 
-def to_int8(made: Exported, inputs: Mapping[str, Tensor]) -> Exported:
-    """The same graph in 8 bits, balanced on these inputs."""
-    content = quantised(made.content, inputs)
-    return replace(made, content=content, run=in_onnxruntime(content, made.outputs))
+def to_int8(graph: Exported, inputs: Mapping[str, Tensor]) -> Exported:
+    """Quantize a graph to 8 bits, balanced on these inputs."""
+    content = quantised(graph.content, inputs)
+    return replace(graph, content=content, run=in_onnxruntime(content, graph.outputs))
 
 
 def inputs_of(model: Classifier) -> Mapping[str, Tensor]:
-    """Random inputs to balance a model's graph on."""
+    """Return random inputs to balance a model's graph on."""
     return sample(model, batch=ROWS, length=TOKENS)
 
 
 def quantised(content: bytes, inputs: Mapping[str, Tensor]) -> bytes:
-    """A graph's file in 8 bits, balanced on these inputs; what decides, in float64, stays as it is."""
+    """Quantize a graph's file to 8 bits, balanced on these inputs. Decisions, in float64, stay as
+    they are.
+    """
     import onnx
 
     proto = onnx.load_from_string(content)
@@ -67,7 +69,7 @@ def quantised(content: bytes, inputs: Mapping[str, Tensor]) -> bytes:
 
 
 def _largest(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """The largest number of each channel of what norms give."""
+    """Return the largest number of each channel of every norm's output."""
     import onnx
 
     proto = onnx.load_from_string(content)
@@ -76,8 +78,8 @@ def _largest(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, NDArray[
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in norms)
     values = in_onnxruntime(proto.SerializeToString(), norms)(inputs) if norms else []
     return {
-        name: np.abs(each.flatten(0, -2).numpy()).max(axis=0)
-        for name, each in zip(norms, values, strict=True)
+        name: np.abs(value.flatten(0, -2).numpy()).max(axis=0)
+        for name, value in zip(norms, values, strict=True)
     }
 
 
@@ -95,7 +97,9 @@ class _Quantised:
         }
         self.added: list[Any] = []
         self.rows: dict[str, tuple[str, str]] = {}
-        """Of an input that products read: its bytes, and the largest number of each row."""
+        """Names of an input's bytes and of the largest number of each row, for inputs that products
+        read.
+        """
 
     def write(self) -> None:
         graph = self.proto.graph
@@ -103,18 +107,18 @@ class _Quantised:
         del graph.node[:]
         graph.node.extend(nodes)
         read = {name for node in nodes for name in node.input}
-        kept = [each for each in (*graph.initializer, *self.added) if each.name in read]
+        kept = [tensor for tensor in (*graph.initializer, *self.added) if tensor.name in read]
         del graph.initializer[:]
         graph.initializer.extend(kept)
         del graph.value_info[:]
-        if all(each.domain != CONTRIB for each in self.proto.opset_import):
+        if all(opset.domain != CONTRIB for opset in self.proto.opset_import):
             self.proto.opset_import.append(self.onnx.helper.make_opsetid(CONTRIB, 1))
 
     def _in_place_of(self, node: Any) -> Iterator[Any]:
         if node.op_type == "MatMul" and self._is_weight(node.input[1]):
             yield from self._product(node, self._values(node.input[1]), ())
         elif node.op_type == "Gemm" and self._is_weight(node.input[1]):
-            options = {each.name: each for each in node.attribute}
+            options = {attribute.name: attribute for attribute in node.attribute}
             weight = self._values(node.input[1])
             if "transB" in options and options["transB"].i:
                 weight = weight.T
@@ -130,11 +134,11 @@ class _Quantised:
     def _is_embedding(self, node: Any) -> bool:
         if not self._is_weight(node.input[0]):
             return False
-        along = [each.i for each in node.attribute if each.name == "axis"]
+        along = [attribute.i for attribute in node.attribute if attribute.name == "axis"]
         return along in ([], [0]) and np.prod(self.constants[node.input[0]].dims) >= LARGE
 
     def _product(self, node: Any, weight: NDArray[Any], bias: Any) -> Iterator[Any]:
-        """Bytes times bytes, then the scales of columns and of rows."""
+        """Yield nodes that multiply bytes, and then by the scales of columns and of rows."""
         (out,) = node.output
         name = node.input[0]
         if name in self.largest:
@@ -142,14 +146,14 @@ class _Quantised:
             weight = weight / factors[:, None]
             stored = self._constant(f"{out}.factors", factors)
             yield self._node("Mul", [node.input[0], stored], name)
-        whole, scale = _columns(weight)
+        integers, scale = _columns(weight)
         if weight.ndim == 2:
             scale = scale[0]
         quantise, (row, largest) = self._row(name)
         yield from quantise
         inputs = [
             row,
-            self._constant(f"{out}.weight", whole),
+            self._constant(f"{out}.weight", integers),
             self._constant("int8.step", np.float32(1 / MOST)),
             self._constant(f"{out}.scale", scale),
             self._constant("int8.middle", np.uint8(MIDDLE)),
@@ -161,9 +165,9 @@ class _Quantised:
             yield self._node("Add", [product, *bias], out)
 
     def _factors(self, name: str, weight: NDArray[Any]) -> NDArray[Any]:
-        """What balances the channels of an input with the rows of weights."""
+        """Return factors that balance the channels of an input with the rows of weights."""
         rows = np.abs(weight).max(
-            axis=tuple(each for each in range(weight.ndim) if each != weight.ndim - 2)
+            axis=tuple(axis for axis in range(weight.ndim) if axis != weight.ndim - 2)
         )
         largest = self.largest[name]
         there = (rows > TINY) & (largest > TINY)
@@ -178,8 +182,8 @@ class _Quantised:
         return np.exp2(np.rint(np.log2(factors))).astype(np.float32)
 
     def _row(self, name: str) -> tuple[list[Any], tuple[str, str]]:
-        """Nodes that make bytes of an input, unless another product has them already; and where
-        bytes and largest numbers are.
+        """Return nodes that quantise an input, unless another product has done so, and the names of
+        its bytes and largest numbers.
         """
         if name in self.rows:
             return [], self.rows[name]
@@ -196,12 +200,12 @@ class _Quantised:
         return nodes, row
 
     def _looked_up(self, node: Any) -> Iterator[Any]:
-        """Bytes of an embedding times its scale."""
+        """Yield nodes that multiply the bytes of an embedding by its scale."""
         (out,) = node.output
         table, at = node.input
         values = self._values(table)
-        whole, scale = _whole(values, np.abs(values).max(axis=-1, keepdims=True) / MOST)
-        for name, values in (("bytes", whole), ("scale", scale)):
+        integers, scale = _in_steps(values, np.abs(values).max(axis=-1, keepdims=True) / MOST)
+        for name, values in (("bytes", integers), ("scale", scale)):
             stored = self._constant(f"{table}.{name}", values)
             yield self._node("Gather", [stored, at], f"{out}.{name}", axis=0)
         number = self.onnx.TensorProto.FLOAT
@@ -213,7 +217,7 @@ class _Quantised:
         return values
 
     def _constant(self, name: str, values: Any) -> str:
-        if all(each.name != name for each in self.added):
+        if all(tensor.name != name for tensor in self.added):
             self.added.append(self.onnx.numpy_helper.from_array(np.asarray(values), name))
         return name
 
@@ -222,7 +226,7 @@ class _Quantised:
 
 
 def _columns(weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Weights as whole numbers, and the step of each column."""
+    """Return weights as whole numbers, and the step of each column."""
     rows = weight.shape[-2]
     # In float64, for in float32 products of small or large neighbours lose their sign.
     padded = np.zeros((*weight.shape[:-2], rows + rows % 2, weight.shape[-1]))
@@ -231,10 +235,10 @@ def _columns(weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     sums = np.where(first * second > 0, np.abs(first + second), 0)
     # Rounding adds half a step to each of a pair.
     steps = [np.abs(weight).max(axis=-2) / MOST, sums.max(axis=-2) / (PAIR - 1)]
-    return _whole(weight, np.maximum(*steps)[..., None, :])
+    return _in_steps(weight, np.maximum(*steps)[..., None, :])
 
 
-def _whole(values: NDArray[Any], step: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Numbers as whole numbers of steps, and the steps."""
+def _in_steps(values: NDArray[Any], step: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return values as whole numbers of steps, and the steps."""
     step = np.maximum(step, TINY)
     return np.rint(values / step).astype(np.int8), step.astype(np.float32)

@@ -52,7 +52,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The exporter's own takes shapes apart in twelve operations."""
+    """Compute attention in few operations. The exporter's own takes shapes apart in twelve."""
     if is_causal or enable_gqa or (mask is not None and not mask.is_floating_point()):
         return NotImplemented
     logits = q @ k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
@@ -62,7 +62,7 @@ def _attention(
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """In the order in which onnxruntime knows it, and makes one operation of it."""
+    """Compute GELU in the order that onnxruntime recognizes as one operation."""
     if approximate != "none":
         return NotImplemented
     return x * (torch.erf(x / math.sqrt(2)) + 1) * 0.5
@@ -78,10 +78,12 @@ SPELLED_OUT: dict[Any, Any] = {
 def to_onnx(
     model: Classifier, *, plain: bool = False, stock: bool = False, of: Classifier | None = None
 ) -> Exported:
-    """An ONNX model with a dynamic batch (and text length), once onnxruntime has given torch's outputs
-    with it; if `plain` it does not decide, but gives what decisions are taken by; `stock` is for
-    others' clients, and for ours what members say. The file says that it is `of` a model, else of
-    this one.
+    """Export a model to ONNX with a dynamic batch (and text length). Raise CheckFailed if
+    onnxruntime's outputs differ from torch's.
+
+    With `plain` the graph does not decide, but gives what decisions are taken by. `stock` adds
+    outputs for other clients, and the members' outputs for ours. The file's metadata is that of
+    `of`, if given.
     """
     inputs = sample(model, batch=BATCH, length=LENGTH)
     text = "input_ids" in inputs
@@ -119,11 +121,11 @@ def written(
     outputs: Sequence[str],
     facts: Mapping[str, str],
 ) -> bytes:
-    """The graph as a file that says what the labels and thresholds are, and of which weights."""
+    """Return the graph as a file, with facts on labels, thresholds and weights as metadata."""
     import onnx
 
     with silent(), torch.no_grad():
-        made = torch.onnx.export(
+        program_in_onnx = torch.onnx.export(
             program.run_decompositions(SPELLED_OUT),
             input_names=list(inputs),
             output_names=list(outputs),
@@ -131,8 +133,8 @@ def written(
             dynamo=True,
             verbose=False,
         )
-    assert made is not None
-    proto: Any = made.model_proto
+    assert program_in_onnx is not None
+    proto: Any = program_in_onnx.model_proto
     _name_axes(proto.graph)
     _spell_norms_out(proto.graph)
     join_products(proto.graph)
@@ -150,7 +152,9 @@ def _name_axes(graph: Any) -> None:
 
 
 def _spell_norms_out(graph: Any) -> None:
-    """Norms as the root of a sum of squares: older onnxruntimes have ReduceL2 in float32 only."""
+    """Write norms as the root of a sum of squares: older onnxruntimes have ReduceL2 in float32
+    only.
+    """
     import onnx
 
     nodes = []
@@ -166,12 +170,12 @@ def _spell_norms_out(graph: Any) -> None:
 
 
 def in_onnxruntime(content: bytes, outputs: Sequence[str]) -> Run:
-    """The file, ready to run on the processor, with tensors."""
+    """Return a function that runs the file on the processor, with tensors."""
     run = wanted(session_of(content), outputs)
 
     def tensors(inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        made = run({name: tensor.numpy() for name, tensor in inputs.items()})
-        return [torch.from_numpy(values) for values in made]
+        arrays = run({name: tensor.numpy() for name, tensor in inputs.items()})
+        return [torch.from_numpy(values) for values in arrays]
 
     return tensors
 
@@ -208,8 +212,8 @@ def join_products(graph: Any) -> None:
             ("Split", [name, f"{name}_widths"], outputs, {"axis": -1}),
         ]
         heads[group[0][0].output[0]] = [
-            helper.make_node(kind, read, made, name=made[0] + "_joined", **attributes)
-            for kind, read, made, attributes in operations
+            helper.make_node(kind, read, produced, name=produced[0] + "_joined", **attributes)
+            for kind, read, produced, attributes in operations
         ]
         gone |= {node.output[0] for product in group for node in product[:2]}
     nodes = []
@@ -225,7 +229,7 @@ def join_products(graph: Any) -> None:
 
 
 def _products(graph: Any) -> Iterator[_Product]:
-    """Products with a matrix and a bias that nothing else reads."""
+    """Yield products with a matrix and a bias that nothing else reads."""
     stored = {array.name: array for array in graph.initializer}
     readers: dict[str, list[Any]] = {}
     for node in graph.node:

@@ -98,7 +98,7 @@ class Graph(nn.Module):
         return logits, *decision_outputs(state, logits, features)
 
     def _logits(self, inputs: Any) -> Tensor:
-        """[batch, member, class]"""
+        """Return logits, [batch, member, class]."""
         module = self.model.module
         if isinstance(module, Hydra):
             logits: Tensor = module(inputs)
@@ -119,15 +119,15 @@ class Texts(Graph):
 
 
 def clients_decide(model: Classifier) -> bool:
-    """Whether others' clients can have what a decision state makes of logits, within the graph."""
+    """Return True if a graph can decide within itself, for other clients too."""
     state = model.state
     in_graph = "a decision state in a graph" not in model.problem.lacks
     return state is not None and state.words is None and in_graph
 
 
 def decision_outputs(state: State, logits: Tensor, features: Tensor | None) -> tuple[Tensor, ...]:
-    """Behind the logits: probabilities and uncertainty in float32, the score and its threshold in
-    float64.
+    """Return the outputs behind the logits: probabilities and uncertainty in float32, the score and
+    the comparison with its threshold in float64.
     """
     with ExactNumbers():
         kind, record = kind_of(state.problem), state.record
@@ -138,10 +138,10 @@ def decision_outputs(state: State, logits: Tensor, features: Tensor | None) -> t
 
 
 def calibrated(state: State, logits: Tensor) -> Tensor:
-    """Logits [batch, class] that say the calibrated answers."""
+    """Return logits [batch, class] whose softmax is the calibrated answer."""
     with ExactNumbers():
         kind = kind_of(state.problem)
-        return kind.said(kind.answers(logits, state.record)).float()
+        return kind.logits_of(kind.answers(logits, state.record)).float()
 
 
 class ExactNumbers(TorchFunctionMode):
@@ -182,7 +182,7 @@ class Exported:
 def captured(
     module: nn.Module, arguments: tuple[Any, ...], axes: Any
 ) -> torch.export.ExportedProgram:
-    """A module's graph, in which the sizes of `axes` stay free."""
+    """Capture a module's graph, in which the sizes of `axes` stay free."""
     _check_torch()
     with torch.no_grad():
         program = torch.export.export(module, arguments, dynamic_shapes=axes, strict=False)
@@ -204,7 +204,7 @@ def _check_torch() -> None:
 
 
 def _drop_unused(program: torch.export.ExportedProgram) -> None:
-    """Weights that nothing reads: a text tower whose features are constants, a layer's without
+    """Drop weights that nothing reads: a text tower whose features are constants, a layer's without
     heads (torch cannot store empty ones).
     """
     weights = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -225,8 +225,8 @@ def _drop_unused(program: torch.export.ExportedProgram) -> None:
 
 @contextlib.contextmanager
 def settled(model: Classifier, *, reads: bool = False) -> Iterator[WithFeatures | None]:
-    """Within the block nothing that runs depends on the size of a batch, class features are
-    constants, and features are read where a decision state needs them, or they are asked for.
+    """Make the model fit to capture within the block: nothing depends on the size of a batch, and
+    class features are constants. Yield a reader of features if they are needed.
     """
     with contextlib.ExitStack() as stack:
         module = model.module
@@ -250,7 +250,7 @@ def _constant(features: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Exporters and compilers print, warn and log what only concerns their authors."""
+    """Suppress what exporters and compilers print, warn and log for their authors."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -262,7 +262,7 @@ def silent() -> Iterator[None]:
 
 
 def about(model: Classifier) -> dict[str, str]:
-    """What a file says of itself: the labels, of which weights it is, and the decision state's
+    """Return the metadata of a file: the labels, the hash of the weights, and the decision state's
     numbers.
     """
     manifest = model.manifest
@@ -284,7 +284,9 @@ def about(model: Classifier) -> dict[str, str]:
 
 
 def differences(model: Classifier, graph: nn.Module, run: Run, outputs: Sequence[str]) -> Tensor:
-    """Largest difference of each output from torch's, over other batch sizes and lengths."""
+    """Return the largest difference of each output from torch's, over other batch sizes and
+    lengths.
+    """
     worst = []
     for batch, length in CHECKED:
         inputs = sample(model, batch=batch, length=length)
@@ -305,13 +307,13 @@ def differences(model: Classifier, graph: nn.Module, run: Run, outputs: Sequence
 
 
 def apart(answer: Tensor, right: Tensor) -> Tensor:
-    """The largest difference of two outputs, relative where they are above 1."""
+    """Return the largest difference of two outputs, relative where they are above 1."""
     return ((answer - right).abs() / right.abs().clamp_min(1)).max().double()
 
 
 def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor]:
-    """Inputs of the model's kind; texts with padding in all rows but the first, pairs with the
-    types of tokens.
+    """Return inputs of the model's kind: texts with padding in all rows but the first, pairs with
+    the types of tokens.
     """
     generator = torch.Generator().manual_seed(batch)
     facts = model.manifest.model
@@ -326,9 +328,9 @@ def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor
     mask = (torch.arange(length)[None] < real).long()
     ids = torch.randint(0, words, (batch, length), generator=generator)
     types = mask * (torch.arange(length)[None] >= length // 2)
-    made = {
+    inputs = {
         "input_ids": torch.where(mask == 1, ids, pad),
         "attention_mask": mask,
         "token_type_ids": types,
     }
-    return {name: made[name] for name in getattr(model.transform, "names", IDS)}
+    return {name: inputs[name] for name in getattr(model.transform, "names", IDS)}

@@ -1,4 +1,4 @@
-"""What runs a graph on the processor, numpy's arrays in and out: onnxruntime."""
+"""Sessions of onnxruntime, which run a graph on the processor with numpy's arrays."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SILENCE = "ORT_DISABLE_TELEMETRY"
 their maker unless this is set when it is first imported.
 """
 THREADS = "OMP_NUM_THREADS"
-"""How many threads a product may use; PyTorch obeys it too."""
+"""Environment variable for the number of threads of a product; PyTorch obeys it too."""
 FOLDER = "session.model_external_initializers_file_folder_path"
 """onnxruntime's name for where tensors lie that are not in the graph."""
 MAPS = [1, 21]
 """The version since which it knows that."""
 HINT = "Export the checkpoint again; answers of other models go to --predictions-in of eval."
-"""What to do about a graph that does not say what it is."""
+"""Hint for a graph that `export` did not write."""
 
 POLL = 100
 """Milliseconds after which Python looks whether a signal came."""
@@ -40,12 +40,16 @@ Run = Callable[[Arrays], Sequence[NDArray[Any]]]
 
 
 def quiet() -> None:
-    """Before anything imports onnxruntime; what the user's environment says stays."""
+    """Turn telemetry off before anything imports onnxruntime, unless the user's environment sets
+    it.
+    """
     os.environ.setdefault(SILENCE, "1")
 
 
 def session_of(graph: bytes | Path) -> Any:
-    """The session of a graph, or of a plain file of one, whose weights are mapped from there."""
+    """Return the session of a graph, or of a plain file of one, whose weights are mapped from
+    there.
+    """
     quiet()
     import onnxruntime
 
@@ -66,17 +70,17 @@ def session_of(graph: bytes | Path) -> Any:
 
 
 def threads() -> int:
-    """As many as PyTorch has, where it is in use; 0 lets the runtime choose."""
+    """Return PyTorch's number of threads where it is in use; 0 lets the runtime choose."""
     torch = sys.modules.get("torch")
     if torch is not None:
         count: int = torch.get_num_threads()
         return count
-    said = os.environ.get(THREADS, "")
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 5 else 0
+    setting = os.environ.get(THREADS, "")
+    return int(setting) if setting.isascii() and setting.isdigit() and len(setting) < 5 else 0
 
 
 def share_threads(processes: int) -> None:
-    """Leave each of so many processes its part of the processor."""
+    """Give each of so many processes its part of the processor."""
     count = max(1, (threads() or os.cpu_count() or 1) // processes)
     os.environ[THREADS] = str(count)
     torch = sys.modules.get("torch")
@@ -85,18 +89,18 @@ def share_threads(processes: int) -> None:
 
 
 def wanted(session: Any, outputs: Sequence[str], options: Any = None) -> Run:
-    """What runs a session for these outputs; `options` are onnxruntime's."""
+    """Return a function that runs a session for these outputs; `options` are onnxruntime's."""
 
     def run(inputs: Arrays) -> Sequence[NDArray[Any]]:
-        made: Sequence[NDArray[Any]] = session.run(list(outputs), dict(inputs), options)
-        return made
+        outputs_of_run: Sequence[NDArray[Any]] = session.run(list(outputs), dict(inputs), options)
+        return outputs_of_run
 
     return run
 
 
 def ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
-    """What runs a graph of others, which may take long; Python hears of signals when a call returns,
-    so that the main thread waits for another one.
+    """Return a function that runs a graph of others, which may take long, and ends on a signal.
+    Python hears of signals when a call returns, so the main thread waits for another one.
     """
     from onnxruntime import RunOptions
 
@@ -106,10 +110,10 @@ def ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
         options = RunOptions()
         with ThreadPoolExecutor(1) as pool:
             try:
-                made = pool.submit(wanted(session, outputs, options), inputs)
-                while not wait([made], POLL / 1000).done:
+                future = pool.submit(wanted(session, outputs, options), inputs)
+                while not wait([future], POLL / 1000).done:
                     pass  # a signal that came just before the waiting wakes nobody
-                return made.result()
+                return future.result()
             except BaseException:
                 options.terminate = True
                 raise
@@ -118,7 +122,7 @@ def ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """The content of a file, of which nothing is in memory that is not read."""
+    """Map the content of a file, of which nothing is in memory that is not read."""
     with open_regular(path) as file:
         if not file.read(1):
             raise CheckpointError(f"{path}: is empty", hint=HINT)
@@ -126,12 +130,12 @@ def mapped(path: Path) -> mmap.mmap:
 
 
 @contextmanager
-def running(what: str) -> Iterator[None]:
-    """Whatever a runtime raises, which has a kind of its own for every failure, as one message."""
+def running(failure: str) -> Iterator[None]:
+    """Turn any error of a runtime, which has a kind of its own for every failure, into one message."""
     try:
         yield
     except HydraError:
         raise
     except Exception as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise CheckpointError(f"{what} ({visible(why)})", hint=HINT) from error
+        raise CheckpointError(f"{failure} ({visible(why)})", hint=HINT) from error

@@ -24,7 +24,7 @@ from hydrasurgeon.measuring.predictions import Said, predicted
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.runtime.answering import Answering, Engine, Piece, gathered, said
+from hydrasurgeon.runtime.answering import Answering, Engine, Piece, gathered, outputs_in_stages
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.scores.fitted import scores_of
 
@@ -78,7 +78,7 @@ class Cascading(nn.Module):
         self.model = model
 
     def forward(self, inputs: Any) -> list[Stage]:
-        return said(self.model, inputs, features=self.model.reads)
+        return outputs_in_stages(self.model, inputs, features=self.model.reads)
 
 
 def side_by_side(

@@ -162,7 +162,7 @@ def cost_of(engines: Iterable[Any], inputs: Any) -> Cost:
 
 def _cost_of_one(engine: Any, inputs: Any) -> Cost:
     """Return the cost of one model; that of an exported graph comes from its file."""
-    graph, tokens = getattr(engine, "told", None), tokens_of(inputs)
+    graph, tokens = getattr(engine, "costs", None), tokens_of(inputs)
     if graph is not None:
         return Cost(
             params=graph.params,

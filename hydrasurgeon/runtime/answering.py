@@ -41,53 +41,54 @@ if TYPE_CHECKING:
     from torch import nn
 
 CALIBRATE = "Run `hydrasurgeon calibrate --cascade` on it first."
-"""What to do without a cascade."""
+"""Hint for a checkpoint without a cascade."""
 
 FirstReader = Callable[[Any, bool], tuple[Said, Callable[[Any], Said]]]
-"""What answers before the whole model: (inputs, whether features are wanted) → what it says of a
-batch, logits [row, 1, class] (and features [row, 1, width] if its OOD score needs them); and what
-gives the whole model's outputs for the rows that go on.
+"""The first stage of a cascade: (inputs, True if features are wanted) → its outputs, and a function
+from row numbers to the outputs of the full model for the rows that go on.
+
+Logits are [row, 1, class]; features [row, 1, width] come along if the OOD score needs them.
 """
 
 
 class Engine(ABC):
-    """What computes the answers of one model."""
+    """A runtime that computes the outputs of one model."""
 
     name: str
     state: State | None
     transform: Callable[[Any], Any]
-    """What the model reads of a sample."""
+    """Function from a sample to the model's input."""
     arrays: ClassVar[bool] = False
-    """Whether it reads numpy's arrays, and torch's tensors else."""
+    """True if inputs are numpy arrays, False if they are torch tensors."""
 
     @property
     @abstractmethod
     def facts(self) -> Model:
-        """What the model is: its problem, its classes and their names."""
+        """The model's record: its problem, its classes and their names."""
 
     @property
     def problem(self) -> Problem:
-        """What its outputs mean."""
+        """The problem that gives the outputs their meaning."""
         return problem_of(self.facts)
 
     @property
     @abstractmethod
     def members(self) -> int:
-        """How many members answer."""
+        """Number of members that answer."""
 
     @property
     def first(self) -> FirstReader | None:
-        """What a cascade begins with; None where all that it has is the whole model."""
+        """First stage of the cascade; None if there is only the full model."""
         record = None if self.state is None else self.state.record.words
         return None if record is None or record.mode != "first" else partial(first_words, self)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of how it runs, once it has run."""
+        """Notes for the user on how the model runs, complete after its first run."""
         return ()
 
     def collated(self, prepared: Sequence[Any]) -> Any:
-        """A batch of what `transform` made of samples."""
+        """Collate inputs that `transform` returned into a batch."""
         if self.arrays:
             return self.transform.arrays(prepared)  # type: ignore[attr-defined]
         from torch.utils.data import default_collate
@@ -96,12 +97,12 @@ class Engine(ABC):
         return collate(prepared)
 
     def prepared(self, samples: Sequence[Any]) -> Any:
-        """A batch of samples."""
+        """Transform and collate samples into a batch."""
         return self.collated([self.transform(sample) for sample in samples])
 
     def ask(self, inputs: Any, *, cascade: bool = False, features: bool = False) -> list[Said]:
-        """What is said of a batch, as arrays in float32; all in one part, or with `cascade` in one
-        for each stage.
+        """Return the outputs for a batch, as float32 arrays: one part, or with `cascade` one for
+        each stage. Raise CheckpointError if logits are not finite.
         """
         parts = [part.arrays() for part in self.parts(inputs, cascade, features=features)]
         for part in parts:
@@ -109,24 +110,26 @@ class Engine(ABC):
         return parts
 
     def parts(self, inputs: Any, cascade: bool, *, features: bool) -> list[Said]:
-        """The same where the model is, unchecked."""
+        """Return the outputs for a batch, unchecked and on the model's device."""
         if cascade:
-            return said(self, inputs, features=features)
-        return [self.whole(inputs, features=features)]
+            return outputs_in_stages(self, inputs, features=features)
+        return [self.full(inputs, features=features)]
 
-    def whole(self, inputs: Any, *, features: bool = False) -> Said:
-        """What the model says of a batch, and what reads beside it."""
+    def full(self, inputs: Any, *, features: bool = False) -> Said:
+        """Return the full model's outputs for a batch, with those of the bag-of-words model beside
+        it.
+        """
         plain, read = parted(inputs)
         if isinstance(plain, Mapping) and TEXTS in plain:
             plain = self.transform.inner.arrays(plain[TEXTS].tolist())  # type: ignore[attr-defined]
-        whole = self.compute(plain, features=features)
+        outputs = self.compute(plain, features=features)
         if read is None or self.state is None:
-            return whole
-        return whole.beside(self.state, read[:, :-1])
+            return outputs
+        return outputs.beside(self.state, read[:, :-1])
 
     @abstractmethod
     def compute(self, inputs: Any, *, features: bool) -> Said:
-        """What the model alone says of a batch."""
+        """Return the neural model's outputs for a batch."""
 
     def check(self, logits: ndarray) -> None:
         """Refuse NaN and infinity: nothing of them means anything."""
@@ -135,7 +138,7 @@ class Engine(ABC):
             raise CheckpointError(f"{self.name}: its logits hold NaN or infinity", hint=hint)
 
     def in_stages(self, cascade: bool | None) -> bool:
-        """Whether it answers by its cascade: where it has one, unless that is declined."""
+        """Return True if the model answers by its cascade: it has one, and `cascade` is not False."""
         has = self.state is not None and self.state.record.cascade is not None
         if cascade and not has:
             raise CheckpointError(
@@ -149,27 +152,29 @@ class Engine(ABC):
         return has and self.first is not None and cascade is not False
 
     def answered(self, inputs: Any, *, cascade: bool | None = None) -> Prediction:
-        """Answers by the decision state, or by nothing but the mean of the members' probabilities."""
+        """Answer a batch by the decision state; without one, by the mean of the members'
+        probabilities.
+        """
         cascade = self.in_stages(cascade)
         return self.prediction_of(self.ask(inputs, cascade=cascade, features=self.reads), cascade)
 
     @property
     def reads(self) -> bool:
-        """Whether its decisions need features."""
+        """True if decisions need features."""
         return self.state is not None and self.state.fitted is not None
 
     def prediction_of(self, parts: Sequence[Said], cascade: bool) -> Prediction:
-        """What was said, as answers; CheckpointError where a number of them overflows."""
+        """Turn outputs into answers; raise CheckpointError if one of their numbers overflows."""
         state = self.state
         with np.errstate(all="ignore"):  # what overflows is refused below
             if cascade and state is not None:
                 answers = decide_in_stages(state, parts)
             elif state is not None:
-                (whole,) = parts
-                answers = decide(state, whole.logits, whole.features)
+                (outputs,) = parts
+                answers = decide(state, outputs.logits, outputs.features)
             else:
-                (whole,) = parts
-                answers = self.problem.decide(whole.logits)
+                (outputs,) = parts
+                answers = self.problem.decide(outputs.logits)
         if name := answers.overflow():
             raise CheckpointError(
                 f"{self.name}: its answers hold NaN or infinity ({name})",
@@ -182,14 +187,14 @@ class Engine(ABC):
         answers: Prediction,
         begun: Sequence[dict[str, Any]],
         top: int,
-        asked: Callable[[], Sequence[Any]] = tuple,
+        read_samples: Callable[[], Sequence[Any]] = tuple,
     ) -> list[dict[str, Any]]:
-        """Answers as rows of `predict`, each continuing what is `begun`; `asked` gives the samples,
-        where answers speak of places in them.
+        """Return answers as rows of `predict`, each of which continues a row of `begun`.
+        `read_samples` returns the samples, for answers that refer to places in a text.
         """
-        about = answers.about(asked)
+        about = answers.about(read_samples)
         rows = rows_of(about, begun, names=self.facts.labels, top=top, where=self.name)
-        texts = asked() if self.facts.max_tokens is not None else ()
+        texts = read_samples() if self.facts.max_tokens is not None else ()
         if texts:
             too_long = self.transform.too_long(texts)  # type: ignore[attr-defined]
             for row in (row for row, cut in zip(rows, too_long, strict=True) if cut):
@@ -198,55 +203,57 @@ class Engine(ABC):
 
 
 def first_words(engine: Engine, inputs: Any, features: bool) -> tuple[Said, Callable[[Any], Said]]:
-    """A reader of words: what it says came with the inputs."""
+    """Return the outputs of the bag-of-words model, which came with the inputs, as the first stage."""
     read = single(inputs[READ])
 
-    def whole(rows: Any) -> Said:
+    def finish(rows: Any) -> Said:
         some = {name: values[rows] for name, values in inputs.items()}
-        return replace(engine.whole(some, features=features), rows=rows)
+        return replace(engine.full(some, features=features), rows=rows)
 
     rows = np.arange(len(read))
-    return Said(rows, read[:, None, :-1], read[:, None, -1:]), whole
+    return Said(rows, read[:, None, :-1], read[:, None, -1:]), finish
 
 
 def rows_in(inputs: Any) -> int:
-    """Samples of a batch."""
+    """Return the number of samples in a batch."""
     if isinstance(inputs, Mapping) and WORDS in inputs:
         return len(inputs[WORDS])
     first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
     return len(first)
 
 
-def said(engine: Engine, inputs: Any, *, features: bool) -> list[Said]:
-    """What the first reader says of the rows that it answers, and the whole model of the others."""
+def outputs_in_stages(engine: Engine, inputs: Any, *, features: bool) -> list[Said]:
+    """Return the outputs of the first stage for the rows that stop there, and of the full model for
+    the rest.
+    """
     state, reader = engine.state, engine.first
     assert state is not None
     assert reader is not None
-    first, whole = reader(inputs, features)
+    first, finish = reader(inputs, features)
     early = first.arrays()
     rule, threshold = state.stages[True], state.cascade.threshold
     going = going_on(rule, threshold, Outputs(early.logits, early.features))
     stopped, went = np.flatnonzero(~going), np.flatnonzero(going)
     parts = [replace(first.at(stopped), first=True)]
     if len(went):
-        parts.append(whole(went))
+        parts.append(finish(went))
     return parts
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What was said of one batch of samples."""
+    """Outputs for one batch of samples."""
 
     index: Int[ndarray, " row"]
-    """Where its rows stand among the samples."""
+    """Positions of the rows among the samples."""
     parts: Sequence[Said]
     labels: ndarray | None
 
     @property
     def outputs(self) -> Outputs:
-        """Of the whole model, where there is no cascade."""
-        (whole,) = self.parts
-        return Outputs(whole.logits, whole.features, self.labels)
+        """Outputs of the full model, where there is no cascade."""
+        (part,) = self.parts
+        return Outputs(part.logits, part.features, self.labels)
 
 
 class Apart:
@@ -261,7 +268,7 @@ class Apart:
         return sample
 
     def collate(self, samples: Sequence[Any]) -> list[Any]:
-        """A batch for each model."""
+        """Return a batch for each model."""
         return [model.prepared(samples) for model in self.models]
 
     arrays = collate
@@ -280,7 +287,9 @@ class Answering:
         features: bool = False,
         cascade: bool = False,
     ) -> None:
-        """Features are those of the first model, and only one model has a cascade."""
+        """Prepare the pass. Features are those of the first model, and only one model has a
+        cascade.
+        """
         self.models, self.run = models, run
         # Models read alike, but that each reads with words of its own.
         self.apart = len(models) > 1 and any(isinstance(m.transform, Beside) for m in models)
@@ -296,29 +305,29 @@ class Answering:
         )
 
     def __iter__(self) -> Iterator[Piece]:
-        first, *others = self.models
+        first, *rest = self.models
         for batch in fed(self.batches, self.run):
             inputs = batch.inputs if self.apart else [batch.inputs] * len(self.models)
             parts = first.ask(inputs[0], cascade=self.cascade, features=self.features)
-            for model, own in zip(others, inputs[1:], strict=True):
-                (more,) = model.ask(own)
+            for model, model_inputs in zip(rest, inputs[1:], strict=True):
+                (more,) = model.ask(model_inputs)
                 parts = [beside(parts[0], more)]
             labels = None if batch.labels is None else np.asarray(batch.labels)
             yield Piece(np.asarray(batch.index), parts, labels)
 
 
 def beside(first: Said, more: Said) -> Said:
-    """What two models say of the same rows."""
+    """Concatenate the members of two outputs for the same rows."""
     return replace(first, logits=np.concatenate([first.logits, more.logits], axis=1))
 
 
 def gathered(
     samples: Samples, pieces: Iterable[tuple[ndarray, Mapping[str, ndarray | None]]]
 ) -> dict[str, ndarray]:
-    """Values of all pieces by name, in the order of the samples, without those that could not be
-    read.
+    """Join the values of all pieces by name, in the order of the samples. Unreadable samples are
+    left out.
     """
-    whole: dict[str, ndarray] = {}
+    joined: dict[str, ndarray] = {}
     read = np.zeros(len(samples), dtype=bool)
     for index, piece in pieces:
         read[index] = True
@@ -326,15 +335,15 @@ def gathered(
             if values is not None:
                 # Each row goes to its place at once: pieces that wait to be joined would take the
                 # memory twice.
-                if name not in whole:
-                    whole[name] = np.empty((len(samples), *values.shape[1:]), values.dtype)
-                whole[name], values = alike(whole[name], values)
-                whole[name][index] = values
-    if not whole:
+                if name not in joined:
+                    joined[name] = np.empty((len(samples), *values.shape[1:]), values.dtype)
+                joined[name], values = alike(joined[name], values)
+                joined[name][index] = values
+    if not joined:
         raise unreadable(samples)
     if read.all():
-        return whole
-    return {name: values[read] for name, values in whole.items()}
+        return joined
+    return {name: values[read] for name, values in joined.items()}
 
 
 def collected(
@@ -363,15 +372,15 @@ def collected(
             more = {name: values[piece.index] for name, values in numbers.items()}
             yield piece.index, {**vars(piece.outputs), **more}
 
-    whole = gathered(samples, pieces())
+    values_of = gathered(samples, pieces())
     if skipped is not None:
         skipped += answering.batches.skipped
-    fields: dict[str, Any] = {"features": None, **whole}
+    fields: dict[str, Any] = {"features": None, **values_of}
     return Outputs(**fields)
 
 
 def numbered(groups: Sequence[str]) -> Int[ndarray, " sample"]:
-    """The number of each sample's group, in the order in which they come."""
+    """Number the groups in order of appearance; return each sample's number."""
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     return np.array([numbers[group] for group in groups], dtype=np.int64)
 
@@ -379,7 +388,7 @@ def numbered(groups: Sequence[str]) -> Int[ndarray, " sample"]:
 def fed(
     batches: Batches, run: Run, *, module: nn.Module | None = None, name: str | None = None
 ) -> Iterator[Batch]:
-    """Batches, with progress; moved to where a module is, and to what it computes in."""
+    """Yield batches and report progress. With a module, inputs move to its device and dtype."""
     for done, batch in enumerate(batches, 1):
         if module is not None:
             weight = next(module.parameters())

@@ -34,7 +34,7 @@ from hydrasurgeon.runtime.parameters import Place, Watch
 MemberRows = Float[Tensor, "member row embed"]
 """Tokens of all samples, one behind the other, for each member."""
 Step = Callable[..., Any]
-"""What each member does to its hidden states, done to those of all."""
+"""A step of a layer, applied to the hidden states of all members at once."""
 Filled = Callable[[Tensor], Tensor]
 
 
@@ -62,7 +62,7 @@ class Grouped:
         x: Float[Tensor, "member batch token embed"],
         bias: Tensor | None,
     ) -> Float[Tensor, "member batch token embed"]:
-        """`bias` is alike for all members and heads."""
+        """Run all layers. `bias` is the same for all members and heads."""
         batch = x.shape[1]
         if bias is not None and bias.shape[0] > 1:
             bias = bias.repeat(len(x), 1, 1, 1)
@@ -84,8 +84,8 @@ class _SideBySide:
     def __call__(
         self, modules: Sequence[nn.Module], name: str, filled: Filled | None = None
     ) -> Tensor | None:
-        """What all members share, as it is; otherwise [member, …], if need be of copies `filled` to
-        one size.
+        """Return a parameter of all modules: unchanged if they share it, otherwise stacked as
+        [member, …]. Parameters of unequal size are copied, and `filled` up to one size.
         """
         held = [module._parameters.get(name) for module in modules]
         if all(p is None for p in held) and all(name in module._parameters for module in modules):
@@ -102,14 +102,14 @@ class _SideBySide:
             self.used += places
             return parameters[0]
         if alike and len(ids) == len(parameters) and not ids & self._tied:
-            whole = _lying(parameters)
-            if whole is None:
-                whole = torch.stack([p.detach() for p in parameters])
-                for parameter, view in zip(parameters, whole, strict=True):
+            stacked = _lying(parameters)
+            if stacked is None:
+                stacked = torch.stack([p.detach() for p in parameters])
+                for parameter, view in zip(parameters, stacked, strict=True):
                     parameter.data = view
             self.used += places
             self._tied |= ids
-            return whole
+            return stacked
         if filled is None:
             raise CannotGroup("members share a parameter with some and not with others")
         self.copied += places
@@ -117,27 +117,26 @@ class _SideBySide:
         return self.copies[-1]
 
     def biases(self, modules: Sequence[Biased], filled: Filled) -> Tensor:
-        """Biases that are put together from parameters; what all members share as it is."""
+        """Return biases that are computed from parameters; one vector if all members share them."""
         places = [module.places for module in modules]
-        self.copied += [place for each in places for place in each]
-        shared = len({tuple(id(owner[name]) for owner, name in each) for each in places}) == 1
-        made = [module.bias.detach() for module in (modules[:1] if shared else modules)]
-        self.copies.append(made[0] if shared else torch.stack([filled(one) for one in made]))
+        self.copied += [place for group in places for place in group]
+        identities = {tuple(id(owner[name]) for owner, name in group) for group in places}
+        shared = len(identities) == 1
+        biases = [module.bias.detach() for module in (modules[:1] if shared else modules)]
+        self.copies.append(biases[0] if shared else torch.stack([filled(one) for one in biases]))
         return self.copies[-1]
 
 
 def _lying(parameters: Sequence[Tensor]) -> Tensor | None:
-    """[member, …] of parameters that lie in one storage at even distances, as a part of a hydra
-    finds them.
-    """
-    first, *others = parameters
+    """Return a view [member, …] of parameters that lie in one storage at even distances, else None."""
+    first, *rest = parameters
     offsets = [p.storage_offset() for p in parameters]
     step = offsets[1] - offsets[0]
     even = all(later - sooner == step for sooner, later in pairwise(offsets))
     storage = first.untyped_storage().data_ptr()
     if step < first.numel() or not even or not first.is_contiguous():
         return None
-    if any(p.untyped_storage().data_ptr() != storage or not p.is_contiguous() for p in others):
+    if any(p.untyped_storage().data_ptr() != storage or not p.is_contiguous() for p in rest):
         return None
     shape, strides = (len(parameters), *first.shape), (step, *first.stride())
     return first.detach().as_strided(shape, strides, offsets[0])
@@ -195,8 +194,8 @@ class _Attention:
             for i, size in enumerate(first.rows)
         ]
         if blocks == 3 and tokens is not None:
-            whole = self.project[0]
-            self.project = [whole.outputs(0, width), whole.outputs(width, 3 * width)]
+            packed = self.project[0]
+            self.project = [packed.outputs(0, width), packed.outputs(width, 3 * width)]
         self.out = _Product(
             [site.out for site in sites],
             beside,
@@ -212,12 +211,12 @@ class _Attention:
         asking = x if self.tokens is None else _first_tokens(x, batch, self.tokens)
         if not self.heads:
             return self.out(asking[:, :, :0])
-        first, *others = self.project
-        packed = (3,) if not others else (1, 2) if len(others) == 1 else (1, 1, 1)
-        made = zip([first(asking), *(product(x) for product in others)], packed, strict=True)
+        first, *rest = self.project
+        packed = (3,) if not rest else (1, 2) if len(rest) == 1 else (1, 1, 1)
+        projected = zip([first(asking), *(product(x) for product in rest)], packed, strict=True)
         q, k, v = (
             part
-            for rows, parts in made
+            for rows, parts in projected
             for part in split_heads(
                 rows.view(members * batch, -1, rows.shape[-1]), parts, self.site.head_dim
             )
@@ -251,14 +250,14 @@ class _Product:
         if isinstance(linears[0], Biased):
             assert filled_bias is not None
             bias: Tensor | None = beside.biases(
-                [each for each in linears if isinstance(each, Biased)], filled_bias
+                [module for module in linears if isinstance(module, Biased)], filled_bias
             )
         else:
             bias = beside(linears, "bias", filled_bias)
         self.bias = bias if bias is None or bias.dim() == 1 else bias[:, None]
 
     def outputs(self, start: int, stop: int) -> _Product:
-        """The part of it that makes these outputs."""
+        """Return the part of the layer that computes these outputs."""
         part = object.__new__(_Product)
         apart = self.weight.dim() == 3
         part.weight = self.weight[:, :, start:stop] if apart else self.weight[start:stop]
@@ -275,7 +274,9 @@ class _Product:
 
 
 def _together(modules: Sequence[nn.Module], beside: _SideBySide, dims: int = 3) -> Step:
-    """One part of a layer for all members, [member, …] of `dims`; taken apart into what is known."""
+    """Return a batched operation for one part of a layer, on [member, …] of `dims` dimensions. A
+    module that is not a leaf is traced.
+    """
     if _is_leaf(modules[0]):
         return _leaf(modules, beside, dims)
     stored: dict[fx.Node, Tensor] = {}
@@ -313,7 +314,7 @@ def _run(
     result: fx.Node,
     x: Any,
 ) -> Any:
-    """What a part makes of `x`, step by step."""
+    """Apply the steps of a traced part to `x`."""
     values: dict[fx.Node, Any] = {**stored, source: x}
     put = partial(fx.node.map_arg, fn=values.__getitem__)
     for node, step in steps:
@@ -322,8 +323,8 @@ def _run(
 
 
 def _alike_for_all(node: fx.Node) -> bool:
-    """Whether a call does to [member, …] what it does to one member's: it looks at single numbers,
-    or halves rows.
+    """Return True if a call has the same effect on [member, …] as on one member: it works on single
+    numbers, or halves rows.
     """
     if node.op == "call_method" and node.target in ELEMENTWISE_METHODS:
         return True
@@ -336,7 +337,7 @@ def _alike_for_all(node: fx.Node) -> bool:
         return bool(node.args[1] == "dtype")
     halves = node.target is operator.getitem
     return node.target in ELEMENTWISE or (
-        halves and all(each.target == "chunk" for each in node.all_input_nodes)
+        halves and all(source.target == "chunk" for source in node.all_input_nodes)
     )
 
 
@@ -360,7 +361,7 @@ ELEMENTWISE_MODULES = (nn.Dropout, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoi
 
 
 def _is_leaf(module: nn.Module) -> bool:
-    """Linear layers, norms and torch's own modules are not looked into."""
+    """Return True for modules that are not traced: linear layers, norms and torch's own modules."""
     if isinstance(module, nn.Sequential):
         return False
     return isinstance(module, nn.Linear | nn.LayerNorm) or type(module).__module__.startswith(
@@ -369,7 +370,7 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 def _traced(module: nn.Module) -> list[fx.Node]:
-    """The calls that a module consists of.
+    """Return the calls that a module consists of.
 
     `fx.symbolic_trace` would change how every module of the process is called, in threads that
     answer meanwhile too; this calls a copy.
@@ -385,7 +386,7 @@ def _traced(module: nn.Module) -> list[fx.Node]:
 
 
 def _recording(module: nn.Module, path: str, tracer: fx.proxy.TracerBase) -> nn.Module:
-    """A copy without weights of its own that records what is called and read."""
+    """Return a copy without weights that records calls and reads."""
 
     def called(name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: tracer.create_proxy("call_module", name, args, kwargs)
@@ -408,16 +409,16 @@ def _recording(module: nn.Module, path: str, tracer: fx.proxy.TracerBase) -> nn.
 
 
 def _halves(node: fx.Node) -> int:
-    """Into how many parts what a node makes is taken apart."""
+    """Return the number of chunks that a node's output is split into."""
     return next((user.args[1] for user in node.users if user.target == "chunk"), 1)  # type: ignore[return-value]
 
 
 def _widened(linears: Sequence[nn.Linear], beside: _SideBySide, halves: int) -> _Product:
-    """A linear of members whose MLPs have different widths: neurons of zeros, which W_2 does not
-    read, make them equal.
+    """Return a linear layer of members whose MLPs have different widths. Neurons of zeros, which
+    W_2 does not read, make them equal.
     """
     rows, columns = (
-        max(size) for size in zip(*(each.weight.shape for each in linears), strict=True)
+        max(size) for size in zip(*(layer.weight.shape for layer in linears), strict=True)
     )
 
     def wider(values: Tensor) -> Tensor:
@@ -461,7 +462,9 @@ def _norm(modules: Sequence[Any], beside: _SideBySide, dims: int) -> Step:
 
 
 def _aligned(parameter: Tensor | None, dims: int) -> Tensor:
-    """[member, embed] ready to meet [member, …, embed]; what members share has no such axis."""
+    """Reshape [member, embed] for [member, …, embed]. A parameter that members share has no such
+    axis.
+    """
     if parameter is None or parameter.dim() > 2:
         raise CannotGroup("a parameter that is no vector")
     if parameter.dim() < 2:

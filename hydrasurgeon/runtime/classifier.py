@@ -35,7 +35,7 @@ from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
 
 Prepared = Tensor | Mapping[str, Tensor]
-"""What a model's `transform` made of samples: pixels, or the ids and mask of tokens."""
+"""Samples after a model's `transform`: pixels, or the ids and mask of tokens."""
 Item = str | tuple[str, str] | Path | bytes | Image.Image
 """A text, a pair of them, or a picture: a file, its content, or PIL's."""
 Table = Any
@@ -85,7 +85,8 @@ class Classifier(LiveModel, Engine):
         cascade: bool | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> np.ndarray:
-        """The probability of each class, [sample, class]; calibrated where there is a decision state.
+        """Return the probability of each class, [sample, class]; calibrated if there is a decision
+        state.
 
         Examples:
             >>> hs.load("ready").predict_proba("bag.png").round(2)[0, :3].tolist()
@@ -103,7 +104,8 @@ class Classifier(LiveModel, Engine):
         *,
         columns: Mapping[str, str] | None = None,
     ) -> np.ndarray:
-        """What the classifier reads of each sample, [sample, width]; of a hydra the members' mean.
+        """Return the features that the classifier reads, [sample, width]; a hydra's are its
+        members' mean.
 
         Examples:
             >>> hs.load("backbone").embed(["bag.png", "boot.png"]).shape
@@ -111,8 +113,8 @@ class Classifier(LiveModel, Engine):
         """
         need_feature(self.problem, "--embeddings", self.name, CheckpointError)
         if is_prepared(inputs):
-            (whole,) = self.ask(inputs, features=True)
-            read = whole.features
+            (outputs,) = self.ask(inputs, features=True)
+            read = outputs.features
         else:
             samples = in_memory(inputs, getattr(self.transform, "kind", "image"), columns)
             read = collected([self], samples, Run(), features=True).features
@@ -138,12 +140,12 @@ class Classifier(LiveModel, Engine):
         cascade: bool | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> Tensor | Answers:
-        """Answers to a text or picture, a list of them, a table, or the data at a path; by the decision
-        state if there is one. `columns` says what a table calls its texts or images,
+        """Answer a text or picture, a list of them, a table, or the data at a path; by the decision
+        state if there is one. `columns` maps an input to the table's name for it,
         {"text": "question"}.
 
-        Of prepared tensors: class probabilities without a decision, the mean over the members',
-        with `cascade` over those that ran.
+        For prepared tensors, return class probabilities without a decision: the mean over the
+        members, with `cascade` over those that ran.
 
         Examples:
             >>> answers = hs.load("ready").predict(["bag.png", "boot.png"])
@@ -171,7 +173,8 @@ class Classifier(LiveModel, Engine):
         cascade: bool | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> Prediction:
-        """Answers, prediction sets, uncertainties and OOD scores, as arrays that print themselves.
+        """Return answers, prediction sets, uncertainties and OOD scores, as arrays that print
+        themselves.
 
         By the state's cascade, unless `cascade` is False.
 
@@ -202,14 +205,14 @@ class Classifier(LiveModel, Engine):
         return Said(torch.arange(len(logits)), logits)
 
     def placed(self, inputs: Any) -> Any:
-        """Inputs where the model is."""
+        """Move inputs to the model's device and dtype."""
         weight = next(self.parameters())
         return moved(_tensors(inputs), weight.device, weight.dtype)
 
     def _named(
         self, inputs: Any, cascade: bool | None, columns: Mapping[str, str] | None
     ) -> Prediction:
-        """Answers, with what samples and classes are called."""
+        """Answer with the names of samples and classes."""
         names = self.facts.labels
         if is_prepared(inputs):
             return replace(self.answered(inputs, cascade=cascade), names=names)
@@ -221,13 +224,13 @@ class Classifier(LiveModel, Engine):
             [self], samples, Run(), order=range(len(ids)), cascade=cascade, features=self.reads
         )
         answers = [self.prediction_of(piece.parts, cascade) for piece in pieces]
-        whole = joined(answers or [self.answered(torch.zeros(0), cascade=False)])
-        whole = whole.about(lambda: [samples.read(i) for i in range(len(ids))])
-        return replace(whole, ids=ids, names=names)
+        answers_of_all = joined(answers or [self.answered(torch.zeros(0), cascade=False)])
+        answers_of_all = answers_of_all.about(lambda: [samples.read(i) for i in range(len(ids))])
+        return replace(answers_of_all, ids=ids, names=names)
 
 
 def _tensors(inputs: Any) -> Any:
-    """Inputs of a graph as tensors."""
+    """Convert the inputs of a graph to tensors."""
     if isinstance(inputs, Mapping):
         return {name: torch.as_tensor(values) for name, values in inputs.items()}
     return torch.as_tensor(inputs)
@@ -237,7 +240,7 @@ def _tensors(inputs: Any) -> Any:
 def first_member(
     model: Classifier, inputs: Any, features: bool
 ) -> tuple[Said, Callable[[Any], Said]]:
-    """A hydra's first member; the others go on from the trunk that it has run."""
+    """Run a hydra's first member as the first stage. The rest go on from the trunk that it has run."""
     hydra = model.module
     assert isinstance(hydra, Hydra)
     with_features = WithFeatures(model) if features else None
@@ -246,32 +249,32 @@ def first_member(
     def run(members: Sequence[int], started: Any, rows: Tensor) -> Said:
         call = hydra.part(members).finish
         if with_features is None:
-            told = Said(rows, call(started))
+            outputs = Said(rows, call(started))
         else:
-            told = Said(rows, *with_features.of(call, started))
+            outputs = Said(rows, *with_features.of(call, started))
         if words is None or model.state is None:
-            return told
-        return told.beside(model.state, words[rows, :-1])
+            return outputs
+        return outputs.beside(model.state, words[rows, :-1])
 
     plain = model.placed(plain)
     started = hydra.start(plain)
     first = run([0], started, torch.arange(rows_in(plain)))
 
     @torch.inference_mode()
-    def whole(places: Any) -> Said:
+    def finish(places: Any) -> Said:
         rows = torch.as_tensor(places)
         early = first.at(rows)
         late = run(range(1, len(hydra.members)), started.at(rows.to(early.logits.device)), rows)
-        both = None
+        features_of_all = None
         if early.features is not None and late.features is not None:
-            both = torch.cat([early.features, late.features], dim=1)
-        return Said(rows, torch.cat([early.logits, late.logits], dim=1), both)
+            features_of_all = torch.cat([early.features, late.features], dim=1)
+        return Said(rows, torch.cat([early.logits, late.logits], dim=1), features_of_all)
 
-    return first, whole
+    return first, finish
 
 
 def mean_probs(parts: Sequence[Said], problem: Problem = SINGLE) -> Float[Tensor, "batch klass"]:
-    """Probabilities: the mean over the members that ran."""
+    """Return the mean probabilities over the members that ran."""
     kind = kind_of(problem)
     probs = torch.cat(
         [kind.probs(torch.as_tensor(part.logits).float()).mean(dim=1) for part in parts]
@@ -304,7 +307,9 @@ def load(
 def as_classifier(
     checkpoint: Checkpoint, *, device: str = "auto", dtype: str = "float32", lean: bool = False
 ) -> Classifier:
-    """The live model of an opened checkpoint; `lean` runs a single one as hydras run their members."""
+    """Return the live model of an opened checkpoint. `lean` runs a single model as a hydra runs its
+    members.
+    """
     manifest = checkpoint.manifest
     target, precision = device_of(device), dtype_of(dtype)
     if manifest.kind == "hydra":
@@ -325,7 +330,7 @@ def as_classifier(
 
 
 def live_module(checkpoint: Single, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The family's own module of a backbone or member, with its weights on the CPU."""
+    """Return the family's own module of a backbone or member, with its weights on the CPU."""
     manifest = checkpoint.manifest
     module = checkpoint.family.module(manifest.model, checkpoint.kept, files=checkpoint.files)
     expected = set(module.state_dict())
@@ -342,7 +347,7 @@ def live_module(checkpoint: Single, dtype: torch.dtype = torch.float32) -> nn.Mo
 
 
 def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
-    """M modules, run as one; of what the file stores once they have one parameter."""
+    """Return M modules that run as one. Members that store one tensor share one parameter."""
     family, tensors = checkpoint.family, checkpoint.tensors
     # Two members that read the same rows of the same stored tensors get the same parameter.
     shared: dict[Source, nn.Parameter] = {}

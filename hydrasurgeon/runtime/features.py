@@ -1,5 +1,4 @@
-"""What the classifier of each member reads: the features behind its logits, out of the same forward
-pass.
+"""Features that each member's classifier reads, out of the same forward pass as its logits.
 
 For a linear classifier its input, and its weight and bias (of a distilled model both, side by
 side); for a zero-shot one the normalised image features, and the class features times the scale.
@@ -70,8 +69,8 @@ Linear = tuple[Float[ndarray, "klass width"], Float[ndarray, " klass"]]
 
 @torch.inference_mode()
 def classifiers(model: LiveModel) -> list[Linear]:
-    """Every member's, in float64."""
-    made: list[tuple[Tensor, Tensor]] = []
+    """Return the linear classifier of each member, in float64."""
+    pairs: list[tuple[Tensor, Tensor]] = []
     for parts in last_layers(model):
         if isinstance(parts[0], nn.Linear):
             # Several classifiers answer by their mean, each for features of its own.
@@ -82,20 +81,20 @@ def classifiers(model: LiveModel) -> list[Linear]:
                 if part.bias is not None
             ]
             bias = torch.zeros(len(weights[0]), dtype=torch.float64)
-            made.append((torch.cat(weights, dim=1), sum(biases, bias)))
+            pairs.append((torch.cat(weights, dim=1), sum(biases, bias)))
             continue
         compare, classes = parts[0].compare, parts[0].class_features()
         # Of a linear function, the constant is what it gives for nothing, the slope what it adds
         # for each unit.
         bias = compare(torch.zeros_like(classes[:1]), classes)[0]
         unit = torch.eye(classes.shape[-1], dtype=classes.dtype, device=classes.device)
-        made.append(((compare(unit, classes) - bias).T, bias))
-    return [(w.double().cpu().numpy(), b.double().cpu().numpy()) for w, b in made]
+        pairs.append(((compare(unit, classes) - bias).T, bias))
+    return [(w.double().cpu().numpy(), b.double().cpu().numpy()) for w, b in pairs]
 
 
 def last_layers(model: LiveModel) -> list[list[Any]]:
-    """What each member classifies with: its last linear layer (two, with distillation), or the
-    zero-shot module.
+    """Return the layers that each member classifies with: its last linear layer (two, with
+    distillation), or the zero-shot module.
     """
     classes = model.manifest.model.num_classes
     if classes == 0:
@@ -113,7 +112,12 @@ def last_layers(model: LiveModel) -> list[list[Any]]:
         side_by_side = [part for part in reads if _answers(part, classes)]
         return (
             side_by_side
-            or [part for each in reads for part in each.modules() if _answers(part, classes)][-1:]
+            or [
+                part
+                for container in reads
+                for part in container.modules()
+                if _answers(part, classes)
+            ][-1:]
         )
 
     if not isinstance(model.module, Hydra):
@@ -150,7 +154,7 @@ class WithFeatures:
     def of(
         self, run: Callable[[Any], Tensor], inputs: Any
     ) -> tuple[Float[Tensor, "batch member klass"], Float[Tensor, "batch member width"]]:
-        """The same where something else than the model's own call runs its modules."""
+        """Return logits and features of a function that runs the model's modules."""
         read: dict[int, list[Tensor]] = {}
         with noting() as notes:
             logits = run(inputs)
@@ -158,9 +162,9 @@ class WithFeatures:
             if part in self._places:
                 read.setdefault(self._places[part], []).append(features)
         # Member after member, whether they were read one by one or in one piece.
-        whole = torch.cat([torch.cat(read[place]) for place in sorted(read)], dim=-1)
-        made = whole.unflatten(0, (logits.shape[1], -1)).transpose(0, 1)
+        joined = torch.cat([torch.cat(read[place]) for place in sorted(read)], dim=-1)
+        member_features = joined.unflatten(0, (logits.shape[1], -1)).transpose(0, 1)
         if isinstance(inputs, Mapping) and WORDS in inputs:
-            made = of_words(made, inputs[WORDS])
-            return logits, made if self.each_word else mean_of_words(made)
-        return logits, made
+            member_features = of_words(member_features, inputs[WORDS])
+            return logits, member_features if self.each_word else mean_of_words(member_features)
+        return logits, member_features

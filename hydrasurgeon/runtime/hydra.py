@@ -36,13 +36,15 @@ FULL = {"cpu": 2**18, "cuda": 2**22}
 
 @dataclass(frozen=True)
 class Started:
-    """What members go on from: the trunk's output, or the inputs where each embeds them for itself."""
+    """State from which members go on: the trunk's output, or the inputs if members embed
+    differently.
+    """
 
     inputs: Any
     stack: Stack | None
 
     def at(self, rows: Tensor) -> Started:
-        """Some samples of the batch."""
+        """Return the state of some samples of the batch."""
         if self.stack is None:
             if isinstance(self.inputs, Mapping):
                 return Started({name: value[rows] for name, value in self.inputs.items()}, None)
@@ -75,10 +77,11 @@ class Hydra(nn.Module):
         self._one_embed = same([a.embed_parts for a in anatomies])
         self._one_readout = same([a.readout_parts for a in anatomies])
         self._trunk = [blocks[0] for blocks in stacks[:trunk]]
-        self._own = [a.blocks[trunk:] for a in anatomies]
+        self._member_blocks = [a.blocks[trunk:] for a in anatomies]
         self._parting = stacks[trunk:]
         self.tokens: list[int | None] = [None] * len(self._parting)
-        """How many leading tokens each layer behind the trunk hands on; None: all of them."""
+        """Number of leading tokens that each layer behind the trunk hands on; None for all of them.
+        """
         self.tokens[-1:] = [anatomies[0].reads] * len(self.tokens[-1:])
         self._grouped: Grouped | None = None
         self.why_apart = ""
@@ -87,13 +90,13 @@ class Hydra(nn.Module):
         self._parts: dict[tuple[int, ...], Hydra] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy takes its own modules apart, rather than to run those of the original."""
-        made = partial(Hydra, trunk=self.trunk, mode=self.mode)
-        return made, (list(self.members), self._anatomy), {"training": self.training}
+        """Rebuild a copy from its own modules, so that it does not run those of the original."""
+        rebuild = partial(Hydra, trunk=self.trunk, mode=self.mode)
+        return rebuild, (list(self.members), self._anatomy), {"training": self.training}
 
     @property
     def copies(self) -> list[Tensor]:
-        """What is held besides the parameters: rows filled up from them."""
+        """Tensors that are held besides the parameters: rows that were filled up from them."""
         parts = [copy for part in self._parts.values() for copy in part.copies]
         return [*parts, *([] if self._grouped is None else self._grouped.copies)]
 
@@ -104,7 +107,7 @@ class Hydra(nn.Module):
         return logits
 
     def start(self, inputs: Any) -> Started:
-        """What all members read: the trunk's output, where they embed alike."""
+        """Run what all members share: embedding and trunk, if members embed alike."""
         self._forget_where_recorded()
         if not self._one_embed:
             return Started(inputs, None)
@@ -115,7 +118,7 @@ class Hydra(nn.Module):
         return Started(None, Stack(hidden, bias))
 
     def part(self, members: Sequence[int]) -> Hydra:
-        """Some members, in this order, run as one from what `start` of the whole gives."""
+        """Return some members, in this order, as a hydra that goes on from the result of `start`."""
         chosen = tuple(members)
         if chosen not in self._parts:
             modules = [self.members[i] for i in chosen]
@@ -128,7 +131,7 @@ class Hydra(nn.Module):
         return part
 
     def finish(self, started: Started) -> Float[Tensor, "batch member klass"]:
-        """All that is behind `start`."""
+        """Run everything behind `start`."""
         if started.stack is None and self._one_embed:
             started = self.start(started.inputs)
         if started.stack is not None:
@@ -158,11 +161,11 @@ class Hydra(nn.Module):
     def _apart(
         self, parted: Sequence[Hidden], biases: Biases
     ) -> list[Float[Tensor, "batch klass"]]:
-        """Member after member."""
+        """Run member after member."""
         logits = []
         for i, anatomy in enumerate(self.anatomies):
             hidden = parted[i]
-            for block, tokens in zip(self._own[i], self.tokens, strict=True):
+            for block, tokens in zip(self._member_blocks[i], self.tokens, strict=True):
                 hidden = run_block(block, hidden, biases[i], tokens)
             logits.append(anatomy.readout(Stack(hidden, biases[i])))
         return logits
@@ -177,14 +180,16 @@ class Hydra(nn.Module):
                 bias = bias.repeat(members, 1, 1, 1)
             logits = self.anatomies[0].readout(Stack(stacked.flatten(0, 1), bias))
             return logits.unflatten(0, (stacked.shape[0], -1)).transpose(0, 1)
-        each = [
+        logits_of_members = [
             anatomy.readout(Stack(hidden, bias))
             for anatomy, hidden, bias in zip(self.anatomies, stacked, biases, strict=True)
         ]
-        return torch.stack(each, dim=1)
+        return torch.stack(logits_of_members, dim=1)
 
     def _in_groups(self, biases: Biases) -> Grouped | None:
-        """The layers as batched products, for plain inference and where members allow it."""
+        """Return the layers as batched products; None in training, under tracing, or if members do
+        not allow it.
+        """
         if torch.is_grad_enabled() or self.training or captured() or self.why_apart:
             return None
         if biases[0] is not None and biases[0].shape[1] > 1:

@@ -1,5 +1,5 @@
-"""What each kind of problem means in torch, for graphs and for tensors: numpy decides (`problems`),
-and a test holds these against it.
+"""Problems in torch, for graphs and for tensors. Decisions are numpy's (`problems`), and a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from hydrasurgeon.statistics.probabilities import TINY
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """In nats, over the classes."""
+    """Return the entropy over the classes, in nats."""
     return torch.special.entr(probs).sum(dim=-1)
 
 
 def tempered(probs: Tensor, temperature: Any) -> Tensor:
-    """softmax(ln p / T)."""
+    """Return softmax(ln p / T)."""
     if isinstance(temperature, float) and temperature == 1.0:
         return probs
     return (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
 
 
 def yes_or_no(logits: Tensor) -> Tensor:
-    """One logit z as those of two classes, 0 and z; others as they are."""
+    """Turn one logit z into those of two classes, 0 and z; return other logits unchanged."""
     return (
         torch.cat([torch.zeros_like(logits), logits], dim=-1) if logits.shape[-1] == 1 else logits
     )
@@ -42,31 +42,31 @@ class OfClasses:
     """One of several classes."""
 
     def read(self, logits: Tensor) -> Tensor:
-        """Logits as decisions take them."""
+        """Return logits in the form that decisions take."""
         return logits
 
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
-        """What each member says, as plain exports and `predict` of tensors give it."""
+        """Return each member's probabilities, for plain exports and for `predict` of tensors."""
         return logits.softmax(dim=-1)
 
     def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
-        """Logits of one model that answers as the members' mean; of classes ln of their mean
+        """Return logits of one model that answers with the members' mean: ln of their mean
         probability.
         """
         mean = logits.float().softmax(dim=-1).mean(dim=1)
         return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
 
     def answers(self, logits: Tensor, record: Decision | None) -> Tensor:
-        """Calibrated probabilities."""
+        """Return calibrated probabilities."""
         if record is None:
             return self.read(logits).double().softmax(dim=-1).mean(dim=1)
         mean = self._moved(logits, record).softmax(dim=-1).mean(dim=1)
         return tempered(mean, self._temperature(record))
 
     def uncertainty(self, logits: Tensor, record: Decision) -> Tensor:
-        """How unsure each answer is."""
-        each = (self._moved(logits, record) / self._temperature(record)).softmax(dim=-1)
-        return entropy(each.mean(dim=1))
+        """Return the total uncertainty of each answer, in nats."""
+        probs = (self._moved(logits, record) / self._temperature(record)).softmax(dim=-1)
+        return entropy(probs.mean(dim=1))
 
     def _temperature(self, record: Decision) -> Any:
         return record.temperature
@@ -78,8 +78,8 @@ class OfClasses:
         yes = choices[..., 1:] + record.bias * record.temperature
         return torch.cat([choices[..., :1], yes], dim=-1)
 
-    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
-        """Logits of a single model that gives these answers."""
+    def logits_of(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
+        """Return logits of a single model that gives these answers."""
         return answers.clamp_min(TINY).log()
 
 
@@ -93,12 +93,12 @@ class OfYesNo(OfClasses):
         return yes_or_no(logits[..., None]).softmax(dim=-1)[..., 1]
 
     def merged(self, logits: Float[Tensor, "sample member klass"]) -> Float[Tensor, "sample klass"]:
-        """Log-odds of the members' mean probability."""
+        """Return the log-odds of the members' mean probability."""
         z = logits.float()
         return logsigmoid(z).logsumexp(dim=1) - logsigmoid(-z).logsumexp(dim=1)
 
-    def said(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
-        no, yes = super().said(answers).split(1, dim=-1)
+    def logits_of(self, answers: Tensor) -> Float[Tensor, "sample klass"]:
+        no, yes = super().logits_of(answers).split(1, dim=-1)
         return yes - no
 
 
@@ -119,7 +119,7 @@ class OfLabels(OfYesNo):
         values = (record.temperature,) if labels is None else labels.temperatures
         return torch.tensor(values, dtype=torch.float64)[:, None]
 
-    def said(self, answers: Tensor) -> Float[Tensor, "sample label"]:
+    def logits_of(self, answers: Tensor) -> Float[Tensor, "sample label"]:
         return answers.clamp_min(TINY).log() - (1 - answers).clamp_min(TINY).log()
 
 
@@ -147,12 +147,14 @@ class OfTokens(OfClasses):
     def answers(self, logits: Tensor, record: Decision | None) -> Tensor:
         return super().answers(logits, record) * are_there(logits[:, 0])[..., None]
 
-    def said(self, answers: Tensor) -> Tensor:
-        return torch.where((answers > 0).any(dim=-1, keepdim=True), super().said(answers), NOTHING)
+    def logits_of(self, answers: Tensor) -> Tensor:
+        return torch.where(
+            (answers > 0).any(dim=-1, keepdim=True), super().logits_of(answers), NOTHING
+        )
 
 
 @cache
 def kind_of(problem: Problem) -> OfClasses:
-    """What a kind of problem means in torch."""
-    made: OfClasses = imported(problem.in_torch)()
-    return made
+    """Return the torch side of a kind of problem."""
+    kind: OfClasses = imported(problem.in_torch)()
+    return kind

@@ -1,4 +1,4 @@
-"""Whether parameters are the same, and stay what something was made of."""
+"""Checks that parameters are shared or unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def same(parts: Sequence[Sequence[nn.Module | nn.Parameter]]) -> bool:
-    """Whether all members hold the very same parameters (not only equal ones)."""
+    """Return True if all members hold the very same parameters, not only equal ones."""
     identities = [[id(p) for part in parts_of for p in _parameters(part)] for parts_of in parts]
     return all(identity == identities[0] for identity in identities)
 
@@ -20,20 +20,20 @@ def _parameters(part: nn.Module | nn.Parameter) -> list[nn.Parameter]:
 
 
 Place = tuple[dict[str, Any], str]
-"""Where a module has a parameter: what is there may be another one later."""
+"""A module's dict of parameters and a name. The parameter there may be replaced later."""
 
 
 class Watch:
-    """Whether parameters still are what something was made of: not replaced and, where `copied`,
-    not written to.
+    """A value that is true while parameters are unchanged: not replaced and, where `copied`, not
+    written to.
     """
 
     def __init__(self, used: Sequence[Place], copied: Sequence[Place] = ()) -> None:
         self._used, self._copied = list(used), list(copied)
-        self._known = self._now()
+        self._before = self._now()
 
     def __bool__(self) -> bool:
-        return self._now() == self._known
+        return self._now() == self._before
 
     def _now(self) -> tuple[list[int], list[int]]:
         used = [owner[name] for owner, name in self._used]
@@ -46,9 +46,7 @@ def _version(parameter: Tensor) -> int:
 
 
 def captured() -> bool:
-    """Whether operations are being recorded, to be run elsewhere with other weights, or
-    transformed.
-    """
+    """Return True while operations are being traced or transformed."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None

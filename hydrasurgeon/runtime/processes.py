@@ -33,7 +33,7 @@ class World:
         return self.rank == 0
 
     def gather(self, mine: Any) -> list[Any]:
-        """What every process has, in the order of their ranks, for every process."""
+        """Return the values of all processes, in the order of their ranks, to every process."""
         if self.size == 1:
             return [mine]
         everyone: list[Any] = [None] * self.size
@@ -43,19 +43,19 @@ class World:
         return everyone
 
     def shared(self, parts: Iterable[Part], make: Callable[[Part], Made]) -> list[Made]:
-        """What is made of each part, each in one process."""
+        """Apply `make` to each part in one of the processes; return all results to every process."""
         mine = [
             (number, make(part))
             for number, part in enumerate(parts)
             if number % self.size == self.rank
         ]
-        everyone = [pair for each in self.gather(mine) for pair in each]
-        return [made for _, made in sorted(everyone, key=lambda pair: pair[0])]
+        everyone = [pair for results in self.gather(mine) for pair in results]
+        return [result for _, result in sorted(everyone, key=lambda pair: pair[0])]
 
 
 @contextlib.contextmanager
 def joined() -> Iterator[World]:
-    """The processes that torchrun started, or this one alone."""
+    """Yield the processes that torchrun started, or this one alone."""
     if process_count() == 1:
         yield World()
         return
@@ -72,7 +72,7 @@ def joined() -> Iterator[World]:
 
 
 def own_device(name: str) -> str:
-    """Each process of torchrun has a GPU to itself."""
+    """Return the GPU of this process of torchrun; otherwise the name itself."""
     if process_count() > 1 and name in ("auto", "cuda"):
         return f"cuda:{local_rank()}" if torch.cuda.is_available() else name
     return name

@@ -39,7 +39,7 @@ class LoadedBackbone:
         )
 
     def module(self, kept: Kept) -> nn.Module:
-        """The family's own module that `prune` would write for these heads."""
+        """Return the family's own module that `prune` would write for these heads."""
         parameters = dict(self.parameters)
         # Inference tensors would be of no use to hydras, which watch what they have gathered rows
         # from.
@@ -50,7 +50,7 @@ class LoadedBackbone:
         return module.to(device=self.device, dtype=self.dtype).eval()
 
     def _cuts(self, kept: Kept) -> dict[str, nn.Parameter]:
-        """The tensors that lose heads."""
+        """Return the tensors that lose heads."""
         cuts = {}
         for name, (tower, layer, axis) in head_axes(self.checkpoint.weights.values()).items():
             present = self.checkpoint.kept[tower][layer]
@@ -79,7 +79,7 @@ class LoadedBackbone:
         )
 
     def _parameter(self, name: str, raw: Raw) -> nn.Parameter:
-        """A tensor as live models have it."""
+        """Return a tensor as a parameter of live models."""
         path, stored = self.checkpoint.path, self.checkpoint.tensors[name].dtype
         weights = to_weights(raw, stored, name=name, path=path)
         return nn.Parameter(weights.to(device=self.device, dtype=self.dtype))

@@ -29,7 +29,7 @@ SAFETENSORS = {dtype: name for name, dtype in TORCH.items()}
 
 
 def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
-    """Raw safetensors bytes (as unsigned integers) → tensor of their own dtype."""
+    """Convert raw safetensors bytes (as unsigned integers) to a tensor of their own dtype."""
     contiguous = np.ascontiguousarray(array).reshape(
         array.shape
     )  # numpy makes a vector of a scalar
@@ -37,7 +37,7 @@ def to_tensor(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
 
 
 def to_weights(array: np.ndarray[Any, Any], dtype: str, *, name: str, path: Path) -> Tensor:
-    """Raw safetensors bytes → float32, as live models have them; refused where that is not finite."""
+    """Convert raw safetensors bytes to a finite float32 tensor."""
     weights = to_tensor(array, dtype).float()
     # isfinite would make copies, of which an embedding's takes gigabytes.
     if weights.numel() and not all(map(torch.isfinite, weights.aminmax())):
@@ -46,7 +46,7 @@ def to_weights(array: np.ndarray[Any, Any], dtype: str, *, name: str, path: Path
 
 
 def to_raw(tensor: Tensor) -> tuple[np.ndarray[Any, Any], str]:
-    """Tensor → raw unsigned integers and the safetensors name of its dtype."""
+    """Convert a tensor to raw unsigned integers and the safetensors name of its dtype."""
     plain = tensor.detach().cpu().contiguous()
     width = plain.element_size()
     return plain.view(getattr(torch, f"uint{8 * width}")).numpy(), SAFETENSORS[plain.dtype]
@@ -93,7 +93,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def plan_tensors(tensors: Mapping[str, Tensor]) -> list[Planned]:
-    """Tensors by name, as they will be written."""
+    """Plan how tensors are written, by name."""
 
     def plan(name: str, tensor: Tensor) -> Planned:
         return Planned(

@@ -55,7 +55,7 @@ class Batcher:
         self, answer: Callable[[list[Any]], list[Row]], *, batch: int, wait: float, size: int
     ) -> None:
         self.answer, self.batch, self.wait, self.size = answer, batch, wait, size
-        self.taken = 0
+        self.held = 0
         """Places that are held, of `size`: one for each input of the requests that are not answered
         yet.
         """
@@ -64,17 +64,17 @@ class Batcher:
 
     @contextlib.contextmanager
     def places(self, count: int) -> Iterator[None]:
-        """Holds so many places; Full where they are not free."""
-        if self.taken + count > self.size:
+        """Hold so many places; raise Full if they are not free."""
+        if self.held + count > self.size:
             raise Full
-        self.taken += count
+        self.held += count
         try:
             yield
         finally:
-            self.taken -= count
+            self.held -= count
 
     async def rows(self, samples: Sequence[Any]) -> list[Row]:
-        """The answers, in order."""
+        """Return the answers, in order."""
         loop = asyncio.get_running_loop()
         answers = [loop.create_future() for _ in samples]
         for pair in zip(samples, answers, strict=True):
@@ -105,8 +105,9 @@ class Batcher:
 
 
 def summed(folder: Path) -> CollectorRegistry:
-    """What all processes have counted that were told of this folder by `PROMETHEUS_MULTIPROC_DIR`
-    before they imported prometheus_client.
+    """Return a registry that sums the counts of all processes that use this folder.
+
+    Each process must set `PROMETHEUS_MULTIPROC_DIR` before it imports prometheus_client.
     """
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=str(folder))
@@ -129,8 +130,8 @@ class Counts:
         registry = CollectorRegistry()
         self.registry = registry if folder is None else summed(folder)
 
-        def named(kind: type[Any], name: str, what: str, *labels: str, **more: Any) -> Any:
-            return kind(f"hydrasurgeon_{name}", what, labels, registry=registry, **more)
+        def named(kind: type[Any], name: str, help_text: str, *labels: str, **more: Any) -> Any:
+            return kind(f"hydrasurgeon_{name}", help_text, labels, registry=registry, **more)
 
         self.requests = named(Counter, "requests", "Requests by status.", "status")
         self.seconds = named(
@@ -155,7 +156,7 @@ class Counts:
 
     @contextlib.contextmanager
     def held(self, count: int) -> Iterator[None]:
-        """So many inputs wait meanwhile, whichever model's they are."""
+        """Count so many inputs as waiting meanwhile, for all models together."""
         self.waiting.inc(count)
         try:
             yield
@@ -175,7 +176,7 @@ class Counts:
                 self.predicted.labels(name).inc()
 
     def text(self) -> bytes:
-        """All of it in Prometheus' text format."""
+        """Return all counts in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -191,14 +192,14 @@ TYPES = {
 
 
 Reading = Callable[[bytes, int], Asked]
-"""What a body asks, of at most so many inputs."""
+"""A function from a body, and the maximum number of inputs, to the request in it."""
 Rows = Callable[[Asked], Awaitable[list[Row]]]
 """The answers to all that is asked."""
 
 
 def shortened(rows: Sequence[Row], top: int) -> list[Row]:
-    """Answers as `predict` writes them, with so many of the most probable labels; another request
-    in their pass may have wanted more.
+    """Return answers as `predict` writes them, with so many of the most probable labels. Another
+    request of the same pass may have wanted more.
     """
     plain = [{key: row[key] for key in row if key != TOKENS} for row in rows]
     return [{**row, "top": row["top"][:top]} if "top" in row else row for row in plain]
@@ -220,7 +221,7 @@ class Service:
     model: Model
 
     async def predict(self, request: Request) -> Any:
-        """An answer for each input, in order; or one message."""
+        """Return an answer for each input, in order; or one message."""
 
         def read(body: bytes, most: int) -> Asked:
             _check_type(request)
@@ -229,23 +230,26 @@ class Service:
 
         return await self.answered(request, read)
 
-    async def rows(self, asked: Asked) -> list[Row]:
-        """The answers to all that is asked, in order."""
-        with self.batcher.places(len(asked.inputs)), self.counts.held(len(asked.inputs)):
+    async def rows(self, request: Asked) -> list[Row]:
+        """Answer all inputs of a request, in order."""
+        with self.batcher.places(len(request.inputs)), self.counts.held(len(request.inputs)):
             prepared = asyncio.to_thread(
                 lambda: [
-                    (each.id, each.prepared(self.transform), asked.top) for each in asked.inputs
+                    (entry.id, entry.prepared(self.transform), request.top)
+                    for entry in request.inputs
                 ]
             )
             return await self.batcher.rows(await prepared)
 
     async def _reply(self, request: Request, read: Reading, rows: Rows) -> Any:
-        async with self.bodies.whole(request) as body:
-            asked = await asyncio.to_thread(read, body, self.batcher.size)
-        return asked.reply(await rows(asked))
+        async with self.bodies.received(request) as body:
+            wanted = await asyncio.to_thread(read, body, self.batcher.size)
+        return wanted.reply(await rows(wanted))
 
     async def answered(self, request: Request, read: Reading, rows: Rows | None = None) -> Any:
-        """The reply to what is read from a body, in whatever protocol; `rows` where others answer."""
+        """Read a request from a body, in whatever protocol, and return the reply. `rows` replaces
+        the service's own way to answer.
+        """
         start, status = time.perf_counter(), 500
         try:
             reply = await self._reply(request, read, rows or self.rows)
@@ -275,25 +279,25 @@ class Service:
             self.counts.requests.labels(status).inc()
 
     async def health(self) -> dict[str, str]:
-        """Whether the process lives."""
+        """Report that the process lives."""
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, str]:
-        """Whether it takes another request."""
+        """Report that another request can be taken; refuse with 503 if not."""
         refuse_if(
-            self.batcher.taken >= self.batcher.size or self.bodies.full,
+            self.batcher.held >= self.batcher.size or self.bodies.full,
             "too many inputs are waiting",
             503,
         )
         return {"status": "ready"}
 
     async def metrics(self) -> Response:
-        """For Prometheus."""
+        """Return the counts for Prometheus."""
         return Response(self.counts.text(), media_type="text/plain; version=0.0.4")
 
 
 def app_of(services: Sequence[Service], token: str | None = None) -> FastAPI:
-    """The routes of the first, and of all that questions about texts may be asked of."""
+    """Build the app: the routes of the first service, and those of System One for all services."""
     service = services[0]
     reads = service.signature.reads
 
@@ -341,7 +345,7 @@ def _check_type(request: Request) -> None:
 
 
 async def _refusal(request: Request, error: Refused) -> Response:
-    """One message, as each protocol has it."""
+    """Return an error as one message, in the format of the protocol."""
     path, status = request.scope["path"], error.status_code
     if path.startswith("/v2"):
         status = 400 if status == 422 else status
@@ -351,7 +355,7 @@ async def _refusal(request: Request, error: Refused) -> Response:
 
 
 def _open_inference(app: FastAPI, service: Service) -> None:
-    """The routes of Open Inference Protocol v2."""
+    """Add the routes of Open Inference Protocol v2."""
     model = service.signature
 
     def check(name: str) -> None:
@@ -376,7 +380,7 @@ def _open_inference(app: FastAPI, service: Service) -> None:
     async def infer(name: str, request: Request) -> Any:
         check(name)
         header = request.headers.get(HEADER)
-        return await service.answered(request, partial(model.asked, header))
+        return await service.answered(request, partial(model.request_of, header))
 
     app.get("/v2")(server)
     app.get("/v2/health/live")(service.health)
@@ -387,15 +391,15 @@ def _open_inference(app: FastAPI, service: Service) -> None:
 
 
 def _system_one(app: FastAPI, services: Sequence[Service]) -> None:
-    """The routes of System One; each model answers what it is asked in passes of its own."""
+    """Add the routes of System One. Each model answers in passes of its own."""
     models = {one.model.name: one.model for one in services}
 
-    async def rows(asked: Asked) -> list[Row]:
-        each = [
-            services[int(one.id)].rows(replace(asked, inputs=[replace(one, id=0)]))
-            for one in asked.inputs
+    async def rows(request: Asked) -> list[Row]:
+        answering = [
+            services[int(one.id)].rows(replace(request, inputs=[replace(one, id=0)]))
+            for one in request.inputs
         ]
-        return [row for answers in await asyncio.gather(*each) for row in answers]
+        return [row for answers in await asyncio.gather(*answering) for row in answers]
 
     async def answer(request: Request) -> Any:
         _check_type(request)
@@ -419,7 +423,7 @@ def _openapi(app: FastAPI) -> None:
 
 
 def _described(reads: str, columns: Mapping[str, str]) -> dict[str, Any]:
-    """What OpenAPI says of requests, which we read ourselves, and of answers."""
+    """Describe requests, which we parse ourselves, and answers for OpenAPI."""
     content = (
         {"type": "string"} if reads == "text" else {"type": "string", "contentEncoding": "base64"}
     )

@@ -28,7 +28,9 @@ client then connects again, maybe to one that was replaced and has none.
 
 
 def most_connections() -> int:
-    """Connections at once: where descriptors run out, a server can neither accept nor log."""
+    """Return the maximum number of connections. Without free descriptors, a server can neither
+    accept nor log.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -81,7 +83,9 @@ class Patient(H11Protocol):
 
     @property
     def waits_for(self) -> str | None:
-        """What the client should do: `read`, `ask` or `send` the rest; None where it is our turn."""
+        """Next act that the client owes: `read`, `ask` or `send` the rest; None when it is our
+        turn.
+        """
         if self.transport.get_write_buffer_size():
             return "read"
         if self.cycle is None or self.cycle.response_complete:
@@ -89,7 +93,9 @@ class Patient(H11Protocol):
         return "send" if self.cycle.more_body else None
 
     def worth(self) -> tuple[bool, bool, float]:
-        """Those that should stay when there are too many, as larger values."""
+        """Return a sort key: connections that should stay when there are too many have larger
+        values.
+        """
         waits_for = self.waits_for
         return waits_for is None, waits_for != "read", self._begun
 
@@ -116,8 +122,8 @@ class Announcing(uvicorn.Server):
 
 
 def server_of(app: Any, *, announce: Callable[[], None] | None = None) -> uvicorn.Server:
-    """What answers over HTTP by `app`; where others answer at the same socket, it announces when it
-    does too.
+    """Return a server of the app. Where several processes share a socket, it announces that it is
+    ready.
     """
     Patient.most = most_connections()
     Patient.life = math.inf if announce is None else SHARED_LIFE

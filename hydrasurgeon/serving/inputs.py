@@ -1,5 +1,5 @@
-"""What a request may bring: texts or pictures of bounded size; all else is refused with a status
-and one message.
+"""Bodies of requests: texts or pictures of bounded size. Anything else is refused with a status and
+one message.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ WINDOW = 23
 ZSTD = ("compression.zstd", "backports.zstd")
 """Modules that read zstd: from Python 3.14 on, and before."""
 TOKENS = "input_tokens"
-"""Of a row within the server: how many tokens its text has."""
+"""Column of a row within the server: the number of tokens of its text."""
 SECOND = "text_pair"
 """The field of an input that holds the second text of a pair."""
 BODY = 'the body is not {"inputs": [...]}'
-"""What is wrong with JSON of another shape."""
+"""Message for JSON of another shape."""
 PIECES = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[{,]', re.DOTALL)
 """A string of a JSON text, or what stands between its values."""
 PIECES_OF_INPUT, PIECES_OF_REQUEST = 12, 512
@@ -56,17 +56,17 @@ protocol describes itself besides.
 Row = dict[str, Any]
 """An answer, as `predict` writes it."""
 ALL = sys.maxsize
-"""So many of the most probable labels: each."""
+"""Number of labels that lists all of them."""
 
 
 class Full(Exception):
     """More came than may wait."""
 
 
-def refuse_if(wrong: object, what: str, status: int = 422) -> None:
+def refuse_if(wrong: object, message: str, status: int = 422) -> None:
     """Refuse a request of which this holds."""
     if wrong:
-        raise HTTPException(status, what)
+        raise HTTPException(status, message)
 
 
 @dataclass
@@ -93,12 +93,12 @@ class Bodies:
 
     @property
     def full(self) -> bool:
-        """Whether another body would be refused, whatever is dropped for it."""
+        """True if another body would be refused, even after all unfinished bodies are dropped."""
         return self.whole_ones + self.most > self.together
 
     @asynccontextmanager
-    async def whole(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request, once all of it has come."""
+    async def received(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield the body of a request, once all of it has come."""
         message = dict[str, Any](more_body=True)
         deadline = asyncio.get_running_loop().time() + PATIENCE
         size = 0
@@ -159,7 +159,7 @@ class Bodies:
 
 
 def _decoded(encoding: str, body: bytes, most: int) -> bytes:
-    """What a compressed body holds, within the bound of one that is not."""
+    """Decompress a body, which must not be larger than an uncompressed one may be."""
     packed, zstd = io.BytesIO(body), _zstd() if encoding == "zstd" else None
     refuse_if(
         encoding != "gzip" and zstd is None,
@@ -183,7 +183,7 @@ def _decoded(encoding: str, body: bytes, most: int) -> bytes:
 
 
 def _zstd() -> Any:
-    """The module that reads it, where there is one."""
+    """Return a module that reads zstd, or None."""
     for name in ZSTD:
         try:
             return importlib.import_module(name)
@@ -202,12 +202,12 @@ class Input:
     """A text, a pair of them, or an encoded picture."""
 
     def prepared(self, transform: Callable[[Any], Any]) -> Any:
-        """As the model's batches are made of it; pictures are decoded now."""
+        """Return the input as the model's batches take it. Pictures are decoded here."""
         if not isinstance(self.content, bytes):
             wanted: Any = getattr(transform, "inputs", None)
             sent = "text" if isinstance(self.content, str) else SECOND
-            what = f"{self.where}: the model was tuned on {READS.get(wanted)}"
-            refuse_if(wanted not in (None, sent), what)
+            message = f"{self.where}: the model was tuned on {READS.get(wanted)}"
+            refuse_if(wanted not in (None, sent), message)
             return transform(self.content)
         try:
             return transform(decode(self.content, self.where))
@@ -217,7 +217,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request wants answered, and what its client is told."""
+    """A parsed request: its inputs, and the reply that is made of their answers."""
 
     inputs: Sequence[Input]
     reply: Callable[[list[Row]], Any]
@@ -226,7 +226,7 @@ class Asked:
 
 
 def parsed(body: bytes, most: int) -> Any:
-    """A JSON text of at most so many inputs, which are counted before any is built."""
+    """Parse a JSON text of at most so many inputs, which are counted before any is built."""
     pieces = PIECES_OF_INPUT * (most + 1) + PIECES_OF_REQUEST + 1
     many = next(islice(PIECES.finditer(body), pieces, None), None)
     refuse_if(many is not None, f"more values than {most:,} inputs have", 413)
@@ -237,8 +237,8 @@ def parsed(body: bytes, most: int) -> Any:
 
 
 def inputs_of(body: bytes, reads: str, most: int) -> list[Input]:
-    """The inputs in a body, at most so many, for a model that reads texts (`text`) or pictures
-    (`image`).
+    """Return the inputs in a body, at most so many, for a model that reads texts (`text`) or
+    pictures (`image`).
     """
     content = parsed(body, most)
     refuse_if(not isinstance(content, dict) or set(content) != {"inputs"}, BODY)
@@ -254,7 +254,7 @@ def check_count(count: int, most: int) -> None:
 
 
 def input_of(where: str, name: str | int, content: str | tuple[str, str] | bytes) -> Input:
-    """An input within its bounds."""
+    """Return an input; refuse one beyond the size limits."""
     refuse_if(len(str(name).encode()) > MAX_ID, f"{where}: its id has more than {MAX_ID:,} bytes")
     if not isinstance(content, bytes):
         texts = (content,) if isinstance(content, str) else content
@@ -268,15 +268,15 @@ def input_of(where: str, name: str | int, content: str | tuple[str, str] | bytes
 
 
 def _entry(entry: Any, reads: str, at: int) -> Input:
-    """A text or a picture in base64, alone or as {"text": …} or {"image": …} with its "id"; a pair
-    as {"text": …, "text_pair": …}.
+    """Parse a text or a picture in base64, alone or as {"text": …} or {"image": …} with its "id"; a
+    pair as {"text": …, "text_pair": …}.
     """
     where = f"inputs[{at}]"
     fields = dict(entry) if isinstance(entry, dict) else {reads: entry}
     content, name = fields.get(reads), fields.get("id", at)
     if not isinstance(content, str) or isinstance(name, bool) or not isinstance(name, str | int):
-        what = "a text" if reads == "text" else "a picture in base64"
-        raise HTTPException(422, f'{where}: is neither {what} nor {{"id": …, "{reads}": …}}')
+        expected = "a text" if reads == "text" else "a picture in base64"
+        raise HTTPException(422, f'{where}: is neither {expected} nor {{"id": …, "{reads}": …}}')
     second = fields.pop(SECOND, None) if reads == "text" else None
     refuse_if(
         second is not None and not isinstance(second, str), f"{where}: its {SECOND} is no text"

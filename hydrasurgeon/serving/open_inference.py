@@ -53,22 +53,22 @@ class Signature:
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
-        """What is answered, by name."""
-        made: dict[str, dict[str, Any]] = {
+        """Metadata of the output tensors, by name."""
+        outputs: dict[str, dict[str, Any]] = {
             name: {"name": name, "datatype": DATATYPES[kind], "shape": [-1]}
             for name, kind in self.columns.items()
         }
         if self.labels:
-            made[PROBABILITIES] = {
+            outputs[PROBABILITIES] = {
                 "name": PROBABILITIES,
                 "datatype": "FP32",
                 "shape": [-1, len(self.labels)],
                 "parameters": {"labels": list(self.labels)},
             }
-        return made
+        return outputs
 
     def described(self) -> dict[str, Any]:
-        """The protocol's metadata of a model."""
+        """Return the protocol's metadata of a model."""
         inputs = [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in self.inputs]
         return {
             "name": self.name,
@@ -77,8 +77,8 @@ class Signature:
             "outputs": [*self.outputs.values()],
         }
 
-    def asked(self, header: str | None, body: bytes, most: int) -> Asked:
-        """What a request for inference wants."""
+    def request_of(self, header: str | None, body: bytes, most: int) -> Asked:
+        """Parse a request for inference."""
         length = len(body) if header is None else whole_number(header)
         if length is None or length > len(body):
             raise HTTPException(400, f"{HEADER}: is not the length of the JSON")
@@ -108,10 +108,10 @@ class Signature:
         return Asked(inputs, lambda rows: self._reply(request, wanted_outputs, rows), top)
 
     def _content(self, where: str, sample: Sequence[str | bytes]) -> Any:
-        """A text, a pair of texts, or the bytes of a picture."""
+        """Return a text, a pair of texts, or the bytes of a picture."""
         try:
             if self.reads == "text":
-                texts = [each if isinstance(each, str) else each.decode() for each in sample]
+                texts = [value if isinstance(value, str) else value.decode() for value in sample]
                 return texts[0] if len(texts) == 1 else tuple(texts)
             (sent,) = sample
             return sent if isinstance(sent, bytes) else base64.b64decode(sent, validate=True)
@@ -121,25 +121,25 @@ class Signature:
             raise HTTPException(400, f"{where}: is not base64") from error
 
     def _wanted(self, request: Mapping[str, Any]) -> dict[str, bool]:
-        """Outputs by name, and whether each is to be binary."""
+        """Return the requested outputs by name: True for a binary one."""
         always = _flag(request, "binary_data_output")
         listed = request.get("outputs")
         if listed is None or listed == []:
             listed = [{"name": name} for name in self.outputs]
         refuse_if(
-            not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed),
+            not isinstance(listed, list) or not all(isinstance(output, dict) for output in listed),
             "outputs: is no list of objects",
         )
-        for each in listed:
-            if str(each.get("name")) not in self.outputs:
-                known = ", ".join(self.outputs)
-                raise HTTPException(400, f"outputs: no {each.get('name')!r}; there are {known}")
-        return {each["name"]: _flag(each, "binary_data", always) for each in listed}
+        for output in listed:
+            if str(output.get("name")) not in self.outputs:
+                names = ", ".join(self.outputs)
+                raise HTTPException(400, f"outputs: no {output.get('name')!r}; there are {names}")
+        return {output["name"]: _flag(output, "binary_data", always) for output in listed}
 
     def _reply(
         self, request: Mapping[str, Any], wanted: Mapping[str, bool], rows: Sequence[Row]
     ) -> Response:
-        made, tail = [], b""
+        tensors, tail = [], b""
         rows = [*map(with_cut, rows)] if CUT in self.columns else rows
         for name, binary in wanted.items():
             tensor = {**self.outputs[name]}
@@ -151,8 +151,8 @@ class Signature:
                 tail += content
             else:
                 tensor["data"] = values
-            made.append(tensor)
-        reply: dict[str, Any] = {"model_name": self.name, "outputs": made}
+            tensors.append(tensor)
+        reply: dict[str, Any] = {"model_name": self.name, "outputs": tensors}
         if "id" in request:
             reply["id"] = request["id"]
         head = json.dumps(reply, ensure_ascii=False, allow_nan=False).encode()
@@ -162,23 +162,23 @@ class Signature:
         return Response(head + tail, media_type="application/octet-stream", headers=headers)
 
     def _values(self, name: str, datatype: str, rows: Sequence[Row]) -> list[Any]:
-        """An output, row by row."""
+        """Return an output's values, row by row."""
         if name == PROBABILITIES:
             chances = [dict(row["top"]) for row in rows]
-            return [each[label] for each in chances for label in self.labels]
+            return [chances_of_row[label] for chances_of_row in chances for label in self.labels]
         values = [row[name] for row in rows]
         if self.columns[name] == "json":
-            return [json.dumps(each, ensure_ascii=False, allow_nan=False) for each in values]
-        return [_text(each) for each in values] if datatype == "BYTES" else values
+            return [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
+        return [_text(value) for value in values] if datatype == "BYTES" else values
 
 
 def _text(value: Any) -> str:
-    """A label, or the labels that hold, as tables have them."""
+    """Return a label, or the labels that hold, as tables write them."""
     return "|".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _flag(entry: Mapping[str, Any], name: str, usual: bool = False) -> bool:
-    """One of its parameters."""
+    """Return a boolean parameter of an entry."""
     parameters = entry.get("parameters", {})
     value = parameters.get(name, usual) if isinstance(parameters, dict) else None
     refuse_if(not isinstance(value, bool), f"parameters: {name} is neither true nor false")
@@ -188,7 +188,7 @@ def _flag(entry: Mapping[str, Any], name: str, usual: bool = False) -> bool:
 def _tensors(
     listed: Sequence[Any], tail: bytes, most: int
 ) -> Iterator[tuple[str, list[str | bytes]]]:
-    """The inputs by name; binary ones follow one another in the tail."""
+    """Yield the inputs by name. Binary ones follow one another in the tail."""
     for at, tensor in enumerate(listed):
         refuse_if(
             not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str),
@@ -209,8 +209,8 @@ def _tensors(
                 f"{where}: its binary data are not there",
             )
             values, tail = _unpacked(where, tail[:size]), tail[size:]
-        elif isinstance(values, list) and all(isinstance(each, list) for each in values):
-            values = [each for row in values for each in row]
+        elif isinstance(values, list) and all(isinstance(row, list) for row in values):
+            values = [value for row in values for value in row]
         refuse_if(
             not isinstance(values, list) or not all(isinstance(v, str | bytes) for v in values),
             f"{where}: its data are no list of strings",
@@ -221,10 +221,10 @@ def _tensors(
 
 
 def _count(where: str, shape: Any, most: int) -> int:
-    """Values of a tensor, one for each input."""
-    whole = isinstance(shape, list) and all(type(each) is int for each in shape)
+    """Return the number of values in a tensor, one for each input."""
+    is_integers = isinstance(shape, list) and all(type(size) is int for size in shape)
     refuse_if(
-        not whole or len(shape) not in (1, 2) or shape[1:] not in ([], [1]) or shape[0] < 1,
+        not is_integers or len(shape) not in (1, 2) or shape[1:] not in ([], [1]) or shape[0] < 1,
         f"{where}: its shape is {shape}; [n] and [n, 1] are read",
     )
     refuse_if(
@@ -234,7 +234,7 @@ def _count(where: str, shape: Any, most: int) -> int:
 
 
 def _unpacked(where: str, content: bytes) -> list[bytes]:
-    """Strings behind their lengths."""
+    """Unpack strings, each of which stands behind its length."""
     values, at = [], 0
     while at < len(content):
         refuse_if(at + 4 > len(content), f"{where}: its binary data are cut")
@@ -247,7 +247,7 @@ def _unpacked(where: str, content: bytes) -> list[bytes]:
 
 def _packed(datatype: str, values: Sequence[Any]) -> bytes:
     if datatype == "BYTES":
-        encoded = [each.encode() for each in values]
-        return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
-    numbers = [math.nan if each is None else each for each in values]
+        encoded = [value.encode() for value in values]
+        return b"".join(struct.pack("<I", len(string)) + string for string in encoded)
+    numbers = [math.nan if value is None else value for value in values]
     return struct.pack(f"<{len(values)}{PACKED[datatype]}", *numbers)

@@ -25,9 +25,9 @@ from hydrasurgeon.serving.inputs import (
 )
 
 BODY = 'the body is not {"state": …, "questions": {"ID": {"type": …}, …}}'
-"""What is wrong with JSON of another shape."""
+"""Message for JSON of another shape."""
 FEWEST, OPTIONS, LEVELS = 2, 255, 10
-"""How many options and levels a question may have."""
+"""Minimum number of options or levels of a question, and the maximum of each."""
 FULL = 16
 """Pieces of JSON that a request may have, for each of those that other protocols' may have: a
 question lists its options.
@@ -37,7 +37,7 @@ SHOWN = 10
 LONGEST = 100
 """Characters of an id that a message repeats."""
 Answer = Callable[[Row], dict[str, Any]]
-"""What a row says to a question."""
+"""A function from a row to the answer to a question."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Model:
 
     name: str
     columns: Mapping[str, str]
-    """Those of its rows."""
+    """Kinds of its rows' columns, by name."""
     labels: Sequence[str]
     """Its classes or labels; none where their probabilities cannot be told apart."""
     released: str
     """The day that it was written."""
     reach: float | None = None
-    """Of a calibrated model of numbers: how many standard deviations its intervals reach up and
-    down. Its labels are the levels that it was tuned on.
+    """Half-width of the intervals of a calibrated model of numbers, in standard deviations. Its
+    labels are the levels that it was tuned on.
     """
 
     @property
@@ -79,18 +79,18 @@ class Model:
         return "it answers with entities"
 
     def described(self) -> dict[str, str]:
-        """An entry of the list of models."""
-        said = f"asked by /v1/predict alone: {self.cannot}"
+        """Return the model's entry in the list of models."""
+        description = f"asked by /v1/predict alone: {self.cannot}"
         if self.types:
             among = f": {', '.join(self.labels)}" if self.labels else ""
-            each = " of each label" if "labels" in self.columns else ""
-            said = f"{' or '.join(self.types)}{each}{among}"
-        return {"name": self.name, "description": said, "release_date": self.released}
+            per_label = " of each label" if "labels" in self.columns else ""
+            description = f"{' or '.join(self.types)}{per_label}{among}"
+        return {"name": self.name, "description": description, "release_date": self.released}
 
 
 def asked_of(models: Mapping[str, Model], body: bytes, most: int) -> Asked:
-    """What each question wants of which model; each of these reads the state once. An input's id is
-    the number of its model.
+    """Parse a request: its questions, and the models that answer them, each of which reads the
+    state once. An input's id is the number of its model.
     """
     request = parsed(body, FULL * most)
     refuse_if(not isinstance(request, dict) or not {"state", "questions"} <= set(request), BODY)
@@ -103,15 +103,15 @@ def asked_of(models: Mapping[str, Model], body: bytes, most: int) -> Asked:
     )
     check_count(len(questions), most)
     wanted = _wanted(request.get("model"), models)
-    told: dict[str, tuple[str, Answer]] = {}
+    answered_by: dict[str, tuple[str, Answer]] = {}
     for name, question in questions.items():
         where = f"question {name[:LONGEST]!r}"
         model = models.get(name, wanted)
         if model is None:
             which = f"which of the models {_listed([*models])}? Say it by its id or by `model`"
             raise HTTPException(422, f"{where}: {which}")
-        told[name] = (model.name, _answer(where, name, question, model))
-    used = [*dict.fromkeys(model for model, _ in told.values())]
+        answered_by[name] = (model.name, _answer(where, name, question, model))
+    used = [*dict.fromkeys(model for model, _ in answered_by.values())]
     numbers = {model: at for at, model in enumerate(models)}
 
     def reply(rows: list[Row]) -> dict[str, Any]:
@@ -119,7 +119,9 @@ def asked_of(models: Mapping[str, Model], body: bytes, most: int) -> Asked:
         tokens = sum(row.get(TOKENS, 0) for row in rows)
         return {
             "model": ", ".join(used),
-            "answers": {name: answer(by_model[model]) for name, (model, answer) in told.items()},
+            "answers": {
+                name: answer(by_model[model]) for name, (model, answer) in answered_by.items()
+            },
             "usage": {"input_tokens": tokens, "output_tokens": 0},
         }
 
@@ -127,7 +129,9 @@ def asked_of(models: Mapping[str, Model], body: bytes, most: int) -> Asked:
 
 
 def _content(state: Any) -> str | tuple[str, str]:
-    """A string is the text; of an object `text` and `text_pair`, else it is the text as JSON."""
+    """Return the text of a state: a string itself, an object's `text` and `text_pair`, or else its
+    JSON.
+    """
     if isinstance(state, str):
         return state
     if isinstance(state, dict) and isinstance(state.get("text"), str):
@@ -140,7 +144,7 @@ def _content(state: Any) -> str | tuple[str, str]:
 
 
 def _wanted(name: Any, models: Mapping[str, Model]) -> Model | None:
-    """The model that answers where a question's id names none."""
+    """Return the model for questions whose id names none."""
     if name is None:
         return next(iter(models.values())) if len(models) == 1 else None
     refuse_if(not isinstance(name, str), "model: is no name")
@@ -149,7 +153,7 @@ def _wanted(name: Any, models: Mapping[str, Model]) -> Model | None:
 
 
 def _answer(where: str, name: str, question: Any, model: Model) -> Answer:
-    """How a model's row answers a question."""
+    """Return a function from a model's row to the answer to a question."""
     kind: Any = question.get("type") if isinstance(question, dict) else None
     refuse_if(kind == "box", f"{where}: box: pictures are not read here")
     refuse_if(
@@ -163,8 +167,8 @@ def _answer(where: str, name: str, question: Any, model: Model) -> Answer:
     )
     options = _options(where, kind, criteria)
     if kind not in model.types:
-        what = f"ask {' or '.join(model.types)}" if model.types else model.cannot
-        raise HTTPException(422, f"{where}: {model.name} cannot answer a {kind}; {what}")
+        advice = f"ask {' or '.join(model.types)}" if model.types else model.cannot
+        raise HTTPException(422, f"{where}: {model.name} cannot answer a {kind}; {advice}")
     if kind == "noul":
         if "logit" in model.columns:
             return lambda row: {
@@ -182,7 +186,7 @@ def _answer(where: str, name: str, question: Any, model: Model) -> Answer:
 
 
 def _options(where: str, kind: str, criteria: Any) -> list[str]:
-    """The options of a choice, or the levels of a score."""
+    """Return the options of a choice, or the levels of a score."""
     if kind == "noul":
         right = isinstance(criteria, dict) and set(criteria) <= {"true", "false"}
         refuse_if(
@@ -195,45 +199,45 @@ def _options(where: str, kind: str, criteria: Any) -> list[str]:
             not isinstance(criteria, dict) or not all(map(_is_content, criteria.values())),
             f"{where}: its criteria are no object of option → description",
         )
-        most, what = OPTIONS, "options"
+        most, noun = OPTIONS, "options"
     else:
         refuse_if(
-            not isinstance(criteria, list) or not all(isinstance(each, str) for each in criteria),
+            not isinstance(criteria, list) or not all(isinstance(level, str) for level in criteria),
             f'{where}: its criteria are no list of levels, each a text: ["1", "2"]',
         )
-        most, what = LEVELS, "levels"
+        most, noun = LEVELS, "levels"
     refuse_if(
         not FEWEST <= len(criteria) <= most,
-        f"{where}: {len(criteria)} {what}; from {FEWEST} to {most} are answered",
+        f"{where}: {len(criteria)} {noun}; from {FEWEST} to {most} are answered",
     )
     refuse_if(len({*criteria}) < len(criteria), f"{where}: a level is there twice")
     return [*criteria]
 
 
-def _check_known(where: str, names: Sequence[str], model: Model, what: str) -> None:
-    known = {*model.labels}
-    unknown = [each for each in names if each not in known]
+def _check_known(where: str, names: Sequence[str], model: Model, noun: str) -> None:
+    labels = {*model.labels}
+    unknown = [name for name in names if name not in labels]
     refuse_if(
         unknown,
         f"{where}: {model.name} was not trained on {_listed(unknown)}; {_listed(model.labels)} "
-        f"are its {what}",
+        f"are its {noun}",
     )
 
 
 def _chosen(row: Row, kind: str, options: Sequence[str]) -> dict[str, Any]:
-    """A choice between some of the classes, whose probabilities then sum to 1."""
+    """Return a choice between some of the classes, whose probabilities are scaled to sum to 1."""
     every = _chances(row)
     chances = [every[name] for name in options]
     if len(options) < len(every):
         total = sum(chances)
         chances = [p / total if total > 0 else 1 / len(options) for p in chances]
-    said = _verdict(row)
-    if said and said["answer"] == "answered" and str(row["label"]) not in options:
-        said["answer"] = "abstain"  # of another answer nothing was promised
-    if "set" in said:
-        said["set"] = [name for name in said["set"] if name in options]
+    verdict = _verdict(row)
+    if verdict and verdict["answer"] == "answered" and str(row["label"]) not in options:
+        verdict["answer"] = "abstain"  # of another answer nothing was promised
+    if "set" in verdict:
+        verdict["set"] = [name for name in verdict["set"] if name in options]
     doubt = -sum(p * math.log(p) for p in chances if p > 0) / math.log(len(options))
-    surely = {"confidence": min(max(1 - doubt, 0.0), 1.0), **said}
+    surely = {"confidence": min(max(1 - doubt, 0.0), 1.0), **verdict}
     if kind == "choice":
         best = max(range(len(options)), key=chances.__getitem__)
         named = dict(zip(options, chances, strict=True))
@@ -248,7 +252,9 @@ def _chosen(row: Row, kind: str, options: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_levels(row: Row, model: Model) -> Row:
-    """A number as probabilities of levels: those of a normal distribution between their midpoints."""
+    """Convert a number to probabilities of levels: those of a normal distribution between their
+    midpoints.
+    """
     levels, value = [*map(int, model.labels)], row["value"]
     assert model.reach
     deviation = max((row["high"] - row["low"]) / 2 / model.reach, 1e-12)
@@ -257,7 +263,7 @@ def _of_levels(row: Row, model: Model) -> Row:
         for pair in pairwise(levels)
     ]
     chances = [b - a for a, b in pairwise([0.0, *below, 1.0])]
-    top = sorted(zip(model.labels, chances, strict=True), key=lambda each: -each[1])
+    top = sorted(zip(model.labels, chances, strict=True), key=lambda pair: -pair[1])
     return {**row, "top": top, "label": top[0][0]}
 
 
@@ -272,7 +278,7 @@ def _chance(p: float) -> float:
 
 
 def _verdict(row: Row) -> dict[str, Any]:
-    """What the decision state says; nothing without one."""
+    """Return the fields of a decision; none without a decision state."""
     if row.get("unfamiliar") is None:
         return {}
     answer = row["answer"] if row["answer"] in ("abstain", "unfamiliar") else "answered"
@@ -286,4 +292,4 @@ def _is_content(value: Any) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    return ", ".join([*(repr(each[:LONGEST]) for each in names[:SHOWN]), *more])
+    return ", ".join([*(repr(name[:LONGEST]) for name in names[:SHOWN]), *more])

@@ -23,7 +23,7 @@ from hydrasurgeon.errors import HydraError, UsageError
 PAUSE = 5.0
 """Seconds until another process is tried where one could not load."""
 Work = Callable[[Connection], None]
-"""What a process does, to be pickled: it sends its notes when it has loaded, or a HydraError."""
+"""A process's work, which is pickled: it sends its notes once it has loaded, or a HydraError."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Worker:
         return cls(process, reports)
 
     def loaded(self) -> list[str]:
-        """Its notes, once it answers."""
+        """Wait until the process answers, and return its notes."""
         try:
             report: Any = self.reports.recv()
         except EOFError:
@@ -97,7 +97,7 @@ def supervise(
 
 
 def obey() -> None:
-    """Within a process: it ends by SIGTERM alone, which comes when the supervisor ends or is gone."""
+    """Make a worker end by SIGTERM alone, which it gets when the supervisor ends or is gone."""
     for name in ("SIGINT", "SIGHUP"):  # a terminal sends them to all
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -48,7 +48,7 @@ from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""What models are measured in."""
+"""Dtypes that models can be measured in."""
 
 
 class Point(BaseModel, frozen=True, extra="forbid"):
@@ -95,7 +95,7 @@ class Benched(BaseModel, frozen=True, extra="forbid"):
     settings: dict[str, Any]
     results: tuple[Contender, ...] = ()
     engines: tuple[Timed, ...] = ()
-    """Of `--engine all`, which has no results."""
+    """Timings of `--engine all`, which leaves `results` empty."""
     use: str | None = None
     """The engine that takes least in the largest batches."""
     notes: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def bench(options: BenchOptions) -> Benched:
 
 
 def _side_by_side(options: BenchOptions, batches: Sequence[int], dtypes: Sequence[str]) -> Benched:
-    """Every contender at every dtype and batch size."""
+    """Measure every contender at every dtype and batch size."""
     entries, device = _entries(options), device_of(options.device)
     checkpoints = [checkpoint for entry in entries for checkpoint in entry.checkpoints]
     _check_alike(checkpoints)
@@ -160,33 +160,37 @@ def _side_by_side(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
         example = partial(family_of(model).example, model, device=device, dtype=dtype_of(dtype))
         models = {
             entry.name: [
-                engine_of(each, engine=options.engine, device=options.device, dtype=dtype)
-                for each in entry.checkpoints
+                engine_of(checkpoint, engine=options.engine, device=options.device, dtype=dtype)
+                for checkpoint in entry.checkpoints
             ]
             for entry in entries
         }
-        costs = costs or {name: cost_of(each, example(1)) for name, each in models.items()}
+        costs = costs or {name: cost_of(engines, example(1)) for name, engines in models.items()}
         for j, count in enumerate(batches):
-            taken, calls = _taken(models, samples, example, count, options.runs)
-            for name, seconds in taken.items():
+            times, calls = _time_batch(models, samples, example, count, options.runs)
+            for name, seconds in times.items():
                 point = Point(
                     batch=count,
                     dtype=dtype,
                     latency_ms=1000 * seconds,
                     throughput=count / seconds,
                     peak_bytes=peak_bytes(together(models[name]), calls[name]),
-                    ratio=None if single is None else seconds / taken[single],
+                    ratio=None if single is None else seconds / times[single],
                 )
                 points[name].append(point)
             if options.progress is not None:
                 options.progress(
                     f"{dtype}, batch {count}", i * len(batches) + j + 1, len(dtypes) * len(batches)
                 )
-        notes += [note for engines in models.values() for each in engines for note in each.notes]
-        for each in checkpoints:
-            engine = chosen(each, options.engine, device=options.device, dtype=dtype)
+        notes += [
+            note for engines in models.values() for engine in engines for note in engine.notes
+        ]
+        for checkpoint in checkpoints:
+            engine = chosen(checkpoint, options.engine, device=options.device, dtype=dtype)
             if engine not in ("torch", options.engine):
-                notes.append(f"{each.name}: runs in {engine}, which --engine auto takes for it")
+                notes.append(
+                    f"{checkpoint.name}: runs in {engine}, which --engine auto takes for it"
+                )
     results = []
     for entry in entries:
         cost = costs[entry.name]
@@ -212,7 +216,7 @@ def _side_by_side(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
 def _settings(
     options: BenchOptions, batches: Sequence[int], dtypes: Sequence[str]
 ) -> dict[str, Any]:
-    """What decided how long it took."""
+    """Return the settings that influence the time, for the report."""
     return {
         "batch": batches,
         "dtype": dtypes,
@@ -222,7 +226,7 @@ def _settings(
 
 
 def _every_engine(options: BenchOptions, batches: Sequence[int], dtypes: Sequence[str]) -> Benched:
-    """One checkpoint in every engine that this processor runs it in."""
+    """Measure one checkpoint in every engine that this processor can run it in."""
     if len(options.checkpoints) != 1 or options.vs or options.backbone is not None:
         hint = "Give one, without --vs and --backbone."
         raise UsageError("--engine all measures one checkpoint", hint=hint)
@@ -232,7 +236,10 @@ def _every_engine(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
     opened = runnable(options.checkpoints[0], arch=options.arch)
     first = next(iter(opened.values()))
     first.check_weights()
-    live = {name: engine_of(each, engine=name, device="cpu") for name, each in opened.items()}
+    live = {
+        name: engine_of(checkpoint, engine=name, device="cpu")
+        for name, checkpoint in opened.items()
+    }
     samples = (
         None if options.data is None else open_data(options.data, seed=options.seed, labelled=False)
     )
@@ -242,8 +249,8 @@ def _every_engine(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
     example = partial(first.family.example, model, device=cpu, dtype=torch.float32)
     contenders = {name: [engine] for name, engine in live.items()}
     for at, count in enumerate(batches):
-        taken, _ = _taken(contenders, samples, example, count, options.runs)
-        for name, seconds in taken.items():
+        times, _ = _time_batch(contenders, samples, example, count, options.runs)
+        for name, seconds in times.items():
             ms[name][str(count)] = 1000 * seconds / count
         if options.progress is not None:
             options.progress(f"batch {count}", at + 1, len(batches))
@@ -252,19 +259,21 @@ def _every_engine(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
     else:
         real, *_ = timed_samples(samples, live.values(), max(batches))
         inputs = {name: engine.prepared(real) for name, engine in live.items()}
-    said = [
-        getattr(each.answered(inputs[name], cascade=False), "probabilities", None)
-        for name, each in live.items()
+    probabilities = [
+        getattr(engine.answered(inputs[name], cascade=False), "probabilities", None)
+        for name, engine in live.items()
     ]
     timed = [
         Timed(
             engine=name,
             ms=ms[name],
-            difference=None if said[0] is None else float(np.abs(answer - said[0]).max()),
+            difference=None
+            if probabilities[0] is None
+            else float(np.abs(answer - probabilities[0]).max()),
         )
-        for name, answer in zip(live, said, strict=True)
+        for name, answer in zip(live, probabilities, strict=True)
     ]
-    best = min(timed, key=lambda each: each.ms[str(max(batches))]).engine
+    best = min(timed, key=lambda timing: timing.ms[str(max(batches))]).engine
     notes = [first.note, fitted_otherwise(opened[best], best)]
     return Benched(
         machine=machine(cpu),
@@ -275,27 +284,28 @@ def _every_engine(options: BenchOptions, batches: Sequence[int], dtypes: Sequenc
     )
 
 
-def _taken(
+def _time_batch(
     models: Mapping[str, Sequence[Engine]],
     samples: Samples | None,
     example: Callable[[int], Any],
     count: int,
     runs: int,
 ) -> tuple[Mapping[str, float], Mapping[str, Callable[[], object]]]:
-    """Seconds of a batch of so many, of real samples with all that answering them takes; and what
-    runs one.
+    """Return the seconds that one batch takes, by contender, and calls that run one input each.
+
+    With samples, the time includes everything that answering them takes.
     """
     if samples is None:
         inputs = example(count)
-        calls = {name: partial(together(each), inputs) for name, each in models.items()}
+        calls = {name: partial(together(engines), inputs) for name, engines in models.items()}
         return interleaved(calls, runs=runs), calls
     real = timed_samples(samples, chain(*models.values()), count)
-    one = {name: partial(answer, each, real[:1]) for name, each in models.items()}
+    one = {name: partial(answer, engines, real[:1]) for name, engines in models.items()}
     return seconds_of(models, real, runs=runs), one
 
 
 def _entries(options: BenchOptions) -> list[_Entry]:
-    """Everything that is measured, each under a name of its own."""
+    """Return the contenders, each under a name of its own."""
     groups = [
         [] if options.backbone is None else [options.backbone],
         options.vs,
@@ -307,7 +317,7 @@ def _entries(options: BenchOptions) -> list[_Entry]:
         checkpoint.check_weights()
     every = iter(by_path(opened, paths))
     single, members, rest = ([next(every) for _ in group] for group in groups)
-    entries = [_Entry(name_of([each]), "single", (each,)) for each in single]
+    entries = [_Entry(name_of([checkpoint]), "single", (checkpoint,)) for checkpoint in single]
     if members:
         entries.append(_Entry(name_of(members), "in sequence", tuple(members)))
     for one in rest:
@@ -319,10 +329,10 @@ def _entries(options: BenchOptions) -> list[_Entry]:
 
 
 def _check_alike(checkpoints: Sequence[Checkpoint]) -> None:
-    """All contenders must read the same inputs."""
-    first, *others = checkpoints
+    """Raise UsageError where contenders read different inputs."""
+    first, *rest = checkpoints
     about = first.manifest.model
-    for other in others:
+    for other in rest:
         model = other.manifest.model
         if (model.family, model.preprocess.get("input_size")) != (
             about.family,

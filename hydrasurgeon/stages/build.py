@@ -56,7 +56,7 @@ CLOCK = 15.0
 
 @dataclass(frozen=True)
 class Built:
-    """What was decided, what it is worth next to the plain rivals, and where it was written."""
+    """The chosen models, their worth beside the baselines, and the files they were written to."""
 
     path: Path | None
     """None: nothing was written."""
@@ -65,7 +65,7 @@ class Built:
     rows: tuple[Row, ...] = ()
     """The plain rivals."""
     front: tuple[Row, ...] = ()
-    """What is decided within each budget."""
+    """The chosen model of each budget."""
     members: tuple[str, ...] = ()
     """Members of the last."""
     estimate: float = 0.0
@@ -144,7 +144,7 @@ def build(options: BuildOptions) -> Built:
         search = _search(options, budgets, models, sets, plan, state, workshop, begun)
         search.check(models)
     front = Front(search, out, force=options.force, ours=ours)
-    notes = [*(each.note for each in models if each.note), front.run(), *notes]
+    notes = [*(model.note for model in models if model.note), front.run(), *notes]
     if len(models) > 1 and not averaged(models):
         notes.append("the models share no start: their mean and its parts are left out")
     unpromised = {str(budget): why for budget, why in front.unpromised.items()}
@@ -160,8 +160,8 @@ def build(options: BuildOptions) -> Built:
         path=out,
         objective=options.goal,
         work=options.work,
-        rows=tuple(each.row(each.choice.name) for each in front.references),
-        front=tuple(each.row(name_of(budget, each)) for budget, each in front.rungs.items()),
+        rows=tuple(rung.row(rung.choice.name) for rung in front.references),
+        front=tuple(rung.row(name_of(budget, rung)) for budget, rung in front.rungs.items()),
         members=tuple(member.label for member in last.choice.members),
         estimate=last.value,
         plan=plan.lines,
@@ -179,11 +179,11 @@ def _plan(
     sets: Mapping[str, Sequence[Samples]],
     body: Single | None,
 ) -> Plan:
-    """What is ahead, with the time of each stage."""
+    """Plan the stages of the command, with the time of each."""
     timed = budgets[0].unit == "time"
     models = (options.seeds or SEEDS) if body is not None else len(options.checkpoints)
     # A budget above one is filled by several smaller models, where there are several.
-    sizes = sum(1 + timed for each in budgets if each.most < 1 or models > 1)
+    sizes = sum(1 + timed for budget in budgets if budget.most < 1 or models > 1)
     steps = steps_of(
         options,
         sets,
@@ -207,18 +207,18 @@ def _search(
     workshop: Workshop,
     begun: Member | None,
 ) -> Search:
-    """What is chosen from; `begun` is the probe of a body."""
+    """Return the search space. `begun` is the probe of a body."""
     first, val = models[0], sets["val"][0]
     problem = problem_of(first.manifest.model)
     train = read_data(options.data, options.but(limit=SCORED), model=first.manifest.model)
     ood = [*sets["ood"]]
     if ood:  # those given are of one kind: what is chosen by them alone may tell no other
         ood.append(Perturbed(val, options.seed))
-    asked = Asked(val, ood, train, problem, options, plan.tick)
+    question = Asked(val, ood, train, problem, options, plan.tick)
     clock = None
     if budgets[0].unit == "time":
         clock = Clock(first, val, options, state)
-    whole = [
+    unpruned = [
         Member(f"model {number + 1}", path, WHOLE, number)
         for number, path in enumerate(options.paths)
     ]
@@ -226,8 +226,8 @@ def _search(
         options=options,
         budgets=budgets,
         opened=first,
-        models=whole if begun is None else [],
-        asked=asked,
+        models=unpruned if begun is None else [],
+        asked=question,
         data=sets["data"][0],
         workshop=workshop,
         plan=plan,
@@ -238,7 +238,7 @@ def _search(
 
 
 def _body(options: BuildOptions) -> Single | None:
-    """The checkpoint, where it is one without a classifier."""
+    """Return the checkpoint if it is a body without a classifier, else None."""
     first = undecided(open_single(options.checkpoints[0], arch=options.arch))
     bare = first.manifest.model.num_classes == 0 and not first.family.named_classes
     if bare and len(options.checkpoints) == 1:
@@ -252,7 +252,7 @@ def _body(options: BuildOptions) -> Single | None:
 
 
 def _opened(options: BuildOptions, val: Samples) -> list[Single]:
-    """The models, of one architecture and with the same classes."""
+    """Open the models and check that they share an architecture and classes."""
     read = [undecided(open_single(path, arch=options.arch)) for path in options.checkpoints]
     models = with_common_names([classifying(opened, options, val) for opened in read])
     for opened in models:
@@ -297,7 +297,7 @@ def _of_data(
 
 
 def _for_numbers(model: Model, name: object, options: BuildOptions) -> BuildOptions:
-    """Models of numbers are chosen by their errors, others never are."""
+    """Return the options with an objective that suits the model: rmse for numbers alone."""
     numbers = problem_of(model).link == "square"
     if numbers and options.objective is None:
         return options.but(objective="rmse")
@@ -310,7 +310,7 @@ def _for_numbers(model: Model, name: object, options: BuildOptions) -> BuildOpti
 
 
 def _check(options: BuildOptions) -> None:
-    """Options that go together, before anything is read."""
+    """Raise UsageError for options that do not go together, before any file is read."""
     if options.sees_ood and not options.ood:
         hint = "Give --ood D, or --objective acc or nll."
         raise UsageError(f"--objective {options.goal} requires OOD data", hint=hint)
@@ -322,8 +322,8 @@ def _check(options: BuildOptions) -> None:
 
 
 def _output(options: BuildOptions, *, several: bool) -> tuple[Path, bool]:
-    """Where the output goes, which can be written, as can the work folder; and whether what lies
-    there is this build's own, ended early.
+    """Claim the output and the work folder. Return the output path, and True if an earlier run of
+    this build left what lies there.
     """
     work = options.work
     ours = unfinished(work, Path(options.out))
@@ -347,7 +347,9 @@ def _output(options: BuildOptions, *, several: bool) -> tuple[Path, bool]:
 def _data(
     model: Model, name: str, data: Samples, val: Samples, options: BuildOptions
 ) -> tuple[dict[str, list[Samples]], list[str]]:
-    """What is read: training, validation and OOD data, all different; and what is odd about them."""
+    """Return the training, validation and OOD data, and notes on what is odd about them. The sets
+    must not overlap.
+    """
     ood = [read_data(spec, options, labelled=False) for spec in options.ood]
     in_turn = [("--val", val), ("--data", data), *(("--ood", samples) for samples in ood)]
     notes = [samples.note for _, samples in in_turn if samples.note is not None]
@@ -377,7 +379,7 @@ def _data(
         notes.append(
             f"--val: {len(chosen):,} of its {len(val):,} rows choose, the others only certify"
         )
-    few = [too_few_ood(f"--ood {each.spec}", len(each)) for each in ood]
+    few = [too_few_ood(f"--ood {samples.spec}", len(samples)) for samples in ood]
     ood = [samples for samples, note in zip(ood, few, strict=True) if note is None]
     notes += [note for note in few if note is not None]
     if "--objective ood" in problem_of(model).lacks:
@@ -391,7 +393,7 @@ def _data(
 def _identity(
     models: Sequence[Single], sets: Mapping[str, Sequence[Samples]], options: BuildOptions
 ) -> dict[str, Any]:
-    """What must be the same for a work folder to be of use."""
+    """Return the facts that must be unchanged for a work folder to be reused."""
 
     def content(samples: Samples) -> str:
         record = samples.fingerprint()
@@ -400,8 +402,8 @@ def _identity(
     weights: dict[str, str] = {}
     for path, opened in zip(options.checkpoints, models, strict=True):
         sha256 = opened.record(opened.digests()).sha256
-        for other, known in weights.items():
-            if known == sha256:
+        for other, digest in weights.items():
+            if digest == sha256:
                 hint = "Give each model once: several are fine-tunings of their own."
                 raise UsageError(f"{path}: has the weights of {other}", hint=hint)
         weights[str(path)] = sha256
@@ -412,6 +414,6 @@ def _identity(
         "weights": [*weights.values()],
         **{name.replace("_", " "): getattr(options, name) for name in plain},
         "classes": classes,
-        "template": [Path(str(each)).name for each in options.template],
+        "template": [Path(str(template)).name for template in options.template],
         **data,
     }

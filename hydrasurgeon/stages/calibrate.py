@@ -54,7 +54,7 @@ LEARNT = ("--fit-data", "--unlabelled")
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What was found, and where it was written."""
+    """A fitted decision state, and the file it was written to."""
 
     path: Path
     decision: Decision
@@ -111,7 +111,9 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         seen += more
     sets = {"--data": [val], "--certify": certify, "--fit-data": fit}
     sets["--ood"] = [read_data(spec, arguments, labelled=False) for spec in arguments.ood]
-    options = [(option, samples) for option, each in sets.items() for samples in each]
+    options = [
+        (option, samples) for option, sets_of_option in sets.items() for samples in sets_of_option
+    ]
     odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
     if arguments.unlabelled is not None:
         texts = read_data(arguments.unlabelled, arguments, labelled=False)
@@ -152,7 +154,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         )
 
     written = save(
-        target, sorted(tensors, key=lambda each: each.name), manifest, files=opened.files
+        target, sorted(tensors, key=lambda tensor: tensor.name), manifest, files=opened.files
     )
     notes = (*doubts, opened.note, _unused(arguments, state), *seen, *odd, few, *fitted_notes)
     return Calibrated(target, state.record, written, tuple(filter(None, notes)), tuple(skipped))
@@ -181,8 +183,8 @@ def _labelled(
 
 
 def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOptions:
-    """The options, if the model can keep what they promise; its engine is named where `auto` is not
-    torch.
+    """Return the options with the engine that `auto` stands for; raise if the model cannot keep
+    their promises.
     """
     from hydrasurgeon.problems import problem_of
 
@@ -203,13 +205,15 @@ def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOption
         if arguments.words != "first":
             raise UsageError("--budget requires --words first", hint="Or leave it out.")
     if arguments.words not in ("auto", "off") and kind_read(source.manifest) != "text":
-        what = f"--words {arguments.words}: is for models of texts, and {source.name} reads images"
-        raise UsageError(what, hint="Leave it out.")
+        message = (
+            f"--words {arguments.words}: is for models of texts, and {source.name} reads images"
+        )
+        raise UsageError(message, hint="Leave it out.")
     return arguments
 
 
 def _unused(arguments: CalibrateOptions, state: State) -> str | None:
-    """What is to be said of --fit-data that nothing reads."""
+    """Return a note if --fit-data has no effect."""
     on_logits = arguments.ood_score not in ("auto", *FITTED)
     if arguments.fit_data is None or not on_logits or state.words is not None:
         return None
@@ -220,7 +224,7 @@ def _unused(arguments: CalibrateOptions, state: State) -> str | None:
 
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
-    """The same of what any model answered: a decision in a file of its own."""
+    """Fit a decision to a predictions file, and write it into a file of its own."""
     from hydrasurgeon.decision.file import Decision as Alone
     from hydrasurgeon.decision.fitting import check_count, fit_alone, too_few_ood
     from hydrasurgeon.decision.split import copies
@@ -237,20 +241,20 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     members, classes = val.logits.shape[1], val.logits.shape[-1]
     _check_promise(arguments, problem, path.name, several=members > 1, named=False)
     fit = [] if arguments.fit_predictions is None else [arguments.fit_predictions]
-    others = [
+    more_files = [
         (name, read_outputs(Path(name), labelled=name in fit, like=first.outputs))
         for name in (*fit, *arguments.ood_predictions)
     ]
     sources, names = [first.source], first.names
-    for name, given in others:
-        source, names = given.source, names or given.names
-        if given.names not in (None, names):
+    for name, predictions in more_files:
+        source, names = predictions.source, names or predictions.names
+        if predictions.names not in (None, names):
             raise DataError(f"{name}: has other names than {path}")
-        if source.sha256 in [each.sha256 for each in sources]:
+        if source.sha256 in [record.sha256 for record in sources]:
             hint = "What certifies must be neither what was fitted on nor OOD data."
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
-    train, ids, shared = others[0][1] if fit else None, first.read, None
+    train, ids, shared = more_files[0][1] if fit else None, first.read, None
     if train is not None:
         kept, shared = known.unfitted(first, train, path.name, Path(fit[0]).name)
         val, ids = val.at(kept), ids and ids.at(kept)
@@ -258,20 +262,20 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     few = check_count(len(val.logits) - copies(val), arguments, problem)
     fit_outputs = None if train is None else problem.outputs(train.outputs)
     foreign, few_ood = [], []
-    for name, given in others[len(fit) :]:
-        outputs = problem.outputs(given.outputs)
+    for name, predictions in more_files[len(fit) :]:
+        outputs = problem.outputs(predictions.outputs)
         note = too_few_ood(Path(name).name, len(outputs.logits))
         if note is None:
             foreign.append(outputs)
         else:
             few_ood.append(note)
-    own = val
-    reading, words_note = reading_alone(problem, train, ids, own, arguments)
+    plain_val = val
+    reading, words_note = reading_alone(problem, train, ids, plain_val, arguments)
     if reading is not None and ids is not None:
-        val = reading.beside(own, ids.ids)
-    state, notes = fit_alone(val, own, fit_outputs, foreign, arguments, problem)
+        val = reading.beside(plain_val, ids.ids)
+    state, notes = fit_alone(val, plain_val, fit_outputs, foreign, arguments, problem)
     if reading is not None:
-        state = reading.joined(state, val, own)
+        state = reading.joined(state, val, plain_val)
     entry = step(
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
@@ -283,7 +287,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
 def _check_promise(
     arguments: CalibrateOptions, problem: Problem, name: str, *, several: bool, named: bool
 ) -> None:
-    """Some promises, scores and cascades mean nothing for some models."""
+    """Raise UsageError for a promise, score or cascade that the model does not support."""
     from hydrasurgeon.statistics.scores.fitted import check_score
 
     score = arguments.ood_score
@@ -299,9 +303,9 @@ def _check_promise(
         "--cascade": arguments.cascade,
         f"--ood-score {score}": True,
     }
-    for flag in (flag for flag, given in flags.items() if given and flag in why):
-        what = f"{flag}: is not for {problem.name} models, such as {name}"
-        raise UsageError(what, hint=why[flag])
+    for flag in (flag for flag, is_given in flags.items() if is_given and flag in why):
+        message = f"{flag}: is not for {problem.name} models, such as {name}"
+        raise UsageError(message, hint=why[flag])
     if score != "auto":
         option = (
             "--ood" if arguments.ood else "--ood-predictions" if arguments.ood_predictions else None
@@ -329,7 +333,7 @@ def _check_promise(
 def _computing(
     opened: Checkpoint, model: Engine, arguments: CalibrateOptions
 ) -> tuple[Engine, dict[str, Any]]:
-    """What computes answers, and what the record says of it."""
+    """Return the engine that computes the answers, and the fields that record it."""
     engine, how = model, dict[str, Any]()
     if arguments.engine not in ("auto", "torch"):
         engine = engine_of(opened, engine=arguments.engine)
@@ -345,8 +349,8 @@ def _fit(
     arguments: CalibrateOptions,
     skipped: list[str],
 ) -> tuple[State, tuple[str, ...], CalibrateOptions]:
-    """The state, what is to be said of it, and by which options it is made again; `stored`: the
-    state whose words are weighed anew.
+    """Return the fitted state, the notes, and the options that reproduce it. `stored` is the state
+    whose bag-of-words model gets new weights.
     """
     import numpy as np
 
@@ -364,7 +368,7 @@ def _fit(
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
 
-    def said(samples: Samples, **more: Any) -> Outputs:
+    def answer(samples: Samples, **more: Any) -> Outputs:
         return collected([engine], samples, arguments, features=features, skipped=skipped, **more)
 
     (validation,) = sets["--data"]
@@ -372,27 +376,27 @@ def _fit(
     for samples in sets["--certify"]:
         certifies = np.arange(len(validation) + len(samples)) >= len(validation)
         validation = Joined(validation, samples)
-    raw = said(
+    raw = answer(
         validation,
         grouped=True,
         certifies=certifies,
         inputs=known.inputs_of(validation),
     )
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
-    asked = () if arguments.words == "off" else sets.get("--unlabelled", ())
-    taught = [(samples, said(samples)) for samples in asked]
+    unlabelled = () if arguments.words == "off" else sets.get("--unlabelled", ())
+    taught = [(samples, answer(samples)) for samples in unlabelled]
     lessons = train, validation, raw, taught
     reading, words_note = reading_of(engine, problem, stored, *lessons, arguments)
-    own = problem.outputs(raw)
-    val = own if reading is None else problem.outputs(reading.beside(raw, validation))
+    model_val = problem.outputs(raw)
+    val = model_val if reading is None else problem.outputs(reading.beside(raw, validation))
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
     strange: list[Samples] = [*ood]
     if auto or arguments.ood_score == "knn":
         strange.append(Perturbed(validation, arguments.seed))
-    strange_said = [said(samples) for samples in strange]
-    foreign = [problem.outputs(each) for each in strange_said]
-    linear = [problem.classifier(*each) for each in classifiers(model)] if features else []
+    strange_said = [answer(samples) for samples in strange]
+    foreign = [problem.outputs(outputs) for outputs in strange_said]
+    linear = [problem.classifier(*layer) for layer in classifiers(model)] if features else []
     evidence = None
     if features and train is not None:
         evidence = _gathered(engine, linear, train, arguments, skipped)
@@ -406,7 +410,7 @@ def _fit(
             foreign[len(ood) :],
             () if opened.family.named_classes else ZERO_SHOT,
         ),
-        model=own,
+        model=model_val,
         problem=problem,
     )
     if reading is not None:
@@ -418,8 +422,8 @@ def _fit(
         if most is not None:  # what was timed is not timed anew when it is made again
             arguments = arguments.but(budget=f"on={most:.6f}")
         ahead = [
-            (reading.first(samples, each, problem), reading.blended(state, samples, each))
-            for samples, each in zip(strange, strange_said, strict=True)
+            (reading.first(samples, outputs, problem), reading.blended(state, samples, outputs))
+            for samples, outputs in zip(strange, strange_said, strict=True)
         ]
         state, more = with_words_first(state, first, val, ahead, len(ood), arguments, most)
         notes = (*notes, *more)
@@ -433,7 +437,7 @@ def _fit(
 def _with_cascade(
     state: State, val: Outputs, model: Classifier, samples: Samples, arguments: CalibrateOptions
 ) -> tuple[State, tuple[str, ...]]:
-    """The state with a cascade, where that saves something; else as it is, and a note."""
+    """Add a cascade to the state if it saves computation, else return it unchanged with a note."""
     from hydrasurgeon.data import first_batch, moved
     from hydrasurgeon.decision.cascade_fit import MAX_LOSS, fit_cascade
     from hydrasurgeon.decision.state import with_seen
@@ -458,7 +462,7 @@ def _gathered(
     arguments: CalibrateOptions,
     skipped: list[str],
 ) -> list[Evidence]:
-    """What OOD scores are fitted on, in one pass: features are not kept."""
+    """Collect the statistics that OOD scores are fitted on, in one pass that keeps no features."""
     from hydrasurgeon.runtime.answering import Answering
     from hydrasurgeon.statistics.scores.evidence import Gathering
 

@@ -29,7 +29,9 @@ LEAST_SAVED = 0.05
 
 
 def begun_of(arguments: CalibrateOptions, source: Checkpoint, opened: Checkpoint) -> Checkpoint:
-    """What the state is made of: the file, where its own words are weighed anew, else the model."""
+    """Return the checkpoint to begin with: `source` if its bag-of-words model gets new weights,
+    else `opened`.
+    """
     before = source.manifest.decision
     fitted = arguments.words == "off" or arguments.fit_data is not None
     if fitted or before is None or before.words is None:
@@ -38,7 +40,7 @@ def begun_of(arguments: CalibrateOptions, source: Checkpoint, opened: Checkpoint
 
 
 def as_before(arguments: CalibrateOptions, decision: Decision | None) -> CalibrateOptions:
-    """Words stand where they stood: before the model, for what went on to it."""
+    """Return the options with the mode and budget of words that the existing decision state has."""
     before = decision and decision.words
     if arguments.words != "auto" or arguments.cascade or not decision or not before:
         return arguments
@@ -59,7 +61,7 @@ def reading_of(
     unlabelled: Sequence[tuple[Samples, Outputs]],
     arguments: CalibrateOptions,
 ) -> tuple[Reading | None, str | None]:
-    """The reader of words that answers beside the model, if there is to be one; and a note."""
+    """Return the bag-of-words reader that answers beside the model, or None, and a note."""
     from hydrasurgeon.decision.reading import lesson, seer, weigh
     from hydrasurgeon.decision.split import split
 
@@ -74,8 +76,8 @@ def reading_of(
         return reading, "words: those of the file, for no --fit-data is given"
     about = seer(engine.transform), model.preprocess.get("files_sha256")
     learnt = None if train is None else lesson(train)
-    for samples, said in unlabelled:
-        learnt = learnt and replace(learnt, more=(samples, said.logits))
+    for samples, outputs_of in unlabelled:
+        learnt = learnt and replace(learnt, more=(samples, outputs_of.logits))
     return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, None)
 
 
@@ -86,13 +88,15 @@ def reading_alone(
     val: Outputs,
     arguments: CalibrateOptions,
 ) -> tuple[Reading | None, str | None]:
-    """The same beside any model: of the texts or tokens that stand beside what it answered."""
+    """Return the bag-of-words reader for a predictions file, which holds texts or tokens, and a
+    note.
+    """
     from hydrasurgeon.decision.reading import Lesson
 
     wanted, why, learnt = arguments.words, None, None
     if wanted == "first":
-        what = "--words first: saves nothing where the model has answered already"
-        raise UsageError(what, hint="Give --words beside.")
+        message = "--words first: saves nothing where the model has answered already"
+        raise UsageError(message, hint="Give --words beside.")
     if wanted == "off" or (wanted == "auto" and (ids is None or train is None)):
         return None, None
     read = None if train is None else train.read
@@ -114,7 +118,9 @@ def _weighed(
     arguments: CalibrateOptions,
     why: str | None,
 ) -> tuple[Reading | None, str | None]:
-    """The reader that is fitted to TRAIN, where it pays or is asked for; and why there is none."""
+    """Fit a bag-of-words reader to TRAIN. Return it if it pays or is required, else None, and a
+    note.
+    """
     from hydrasurgeon.decision.reading import fit_reading, lacks
     from hydrasurgeon.decision.split import split
 
@@ -129,8 +135,8 @@ def _weighed(
     about = (problem, see, tokenizer, train, val, outputs, parts)
     reading, worth = fit_reading(*about, first=wanted == "first")
     if worth.pays or wanted != "auto":
-        told = "learnt from --unlabelled too" if reading.taught else "better without --unlabelled"
-        return reading, None if train.more is None else f"words: {told}"
+        source = "learnt from --unlabelled too" if reading.taught else "better without --unlabelled"
+        return reading, None if train.more is None else f"words: {source}"
     before, after = worth.without, worth.together
     return None, f"words: left out, for the NLL is no lower with them ({before:.4f} → {after:.4f})"
 
@@ -138,7 +144,7 @@ def _weighed(
 def most_on(
     opened: Checkpoint, reading: Reading, val: Samples, arguments: CalibrateOptions
 ) -> float | None:
-    """The fraction of samples that a budget lets go on from words to the model."""
+    """Return the maximum fraction of samples that may go on from words to the model, by the budget."""
     from hydrasurgeon.building.clock import Clock
 
     if arguments.budget is None:
@@ -147,14 +153,14 @@ def most_on(
     if unit == "on":
         return most
     clock = Clock(opened, val, arguments)
-    words, whole = clock.words(lambda: reading).time, clock.unpruned()
-    taken = whole[arguments.engine].time if arguments.engine in whole else 1.0
+    words, model_costs = clock.words(lambda: reading).time, clock.unpruned()
+    model_cost = model_costs[arguments.engine].time if arguments.engine in model_costs else 1.0
     if most <= words:
         raise SurgeryError(
             f"--budget {arguments.budget}: words alone take time={format_number(words, 2)} on this machine",
             hint="Allow more than that.",
         )
-    return min(1.0, (most - words) / taken)
+    return min(1.0, (most - words) / model_cost)
 
 
 def budget_of(text: str) -> tuple[str, float]:
@@ -174,29 +180,30 @@ def with_words_first(
     first: Outputs,
     val: Outputs,
     foreign: Sequence[tuple[Outputs, Outputs]],
-    given: int,
+    real_count: int,
     arguments: CalibrateOptions,
     most_on: float | None,
 ) -> tuple[State, tuple[str, ...]]:
-    """The state in which words answer first, where that saves something; else as it is, and a note.
-    Of the OOD samples the first sets were `given`: what is invented counts where there are none, and
-    takes nothing from a budget.
+    """Let words answer first if that saves something, else return the state unchanged with a note.
+
+    The first `real_count` OOD sets are real data. Perturbed sets follow; they count only where no
+    real OOD data are given, and never within a budget.
     """
     from hydrasurgeon.decision.cascade_fit import LOST, fit_cascade, lost
     from hydrasurgeon.decision.state import with_seen
 
-    known = foreign[:given] if given or most_on is not None else foreign
-    fitted = fit_cascade(state, first, val, arguments, foreign=known, words=True, most_on=most_on)
+    counted = foreign[:real_count] if real_count or most_on is not None else foreign
+    fitted = fit_cascade(state, first, val, arguments, foreign=counted, words=True, most_on=most_on)
     cascade, words = fitted.cascade, fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:
         note = f"words come beside the model and not first: {100 * cascade.share_on:.0f} % of samples would go on"
         return state, (note,)
     more = "a smaller --max-loss" if most_on is None else "a larger budget"
-    advice = more if given else f"--ood or {more}"
+    advice = more if real_count else f"--ood or {more}"
     notes = tuple(
         f"words first: {100 * share:.0f} % of perturbed samples stop at words, though unfamiliar to the model; {advice} lets more go on"
-        for share in (lost(fitted, *both) for both in foreign[given:])
+        for share in (lost(fitted, *outputs) for outputs in foreign[real_count:])
         if share > LOST
     )
     words = words.model_copy(update={"mode": "first", "threshold": cascade.threshold})

@@ -55,12 +55,12 @@ from hydrasurgeon.statistics.scores.fitted import check_score
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """What was measured, which prints itself as tables."""
+    """A report that prints itself as tables."""
 
     report: Report
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is odd about the data."""
+    """Oddities of the data and the checkpoints."""
     printed: Mapping[str, str] = field(default_factory=dict)
     """Reports that are for stdout, by kind."""
     headline: str = ""
@@ -73,7 +73,7 @@ class Evaluation:
         return f"<pre>{escape(repr(self))}</pre>"
 
     def require(self) -> None:
-        """CheckFailed where a limit that was asserted is broken."""
+        """Raise CheckFailed if an asserted limit is broken."""
         require(self.report.asserts or (), self.report)
 
 
@@ -115,22 +115,28 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         settings={**_settings(labelled, deciding, files, arguments), **measured.classes},
         results=results,
     )
-    notes = [*(each.note for each in opened if each.note), *measured.notes, *few_ood(rows)]
-    for name, each in deciding.items():
+    notes = [
+        *(checkpoint.note for checkpoint in opened if checkpoint.note),
+        *measured.notes,
+        *few_ood(rows),
+    ]
+    for name, checkpoint in deciding.items():
         device, dtype = arguments.device, arguments.dtype
-        engine = chosen(each, arguments.engine, device=device, dtype=dtype)
-        notes += filter(None, [fitted_otherwise(each, engine)])
-        decision = each.manifest.decision
+        engine = chosen(checkpoint, arguments.engine, device=device, dtype=dtype)
+        notes += filter(None, [fitted_otherwise(checkpoint, engine)])
+        decision = checkpoint.manifest.decision
         if not arguments.cascade and decision and decision.words and decision.words.mode == "first":
-            told = "measured whole; with --cascade as it answers, words first"
-            notes.append(f"{name}: {told}")
+            how = "measured whole; with --cascade as it answers, words first"
+            notes.append(f"{name}: {how}")
     at = 0 if wanted is None else [row.name for row in rows].index(wanted)
-    models = {name: each.hub_id or each.path.name for name, each in single.items()}
+    models = {
+        name: checkpoint.hub_id or checkpoint.path.name for name, checkpoint in single.items()
+    }
     notes += unlike_notes(rows, rows[at], models)
-    hashes = {name_of([each]): each.manifest.weights_sha256 for each in opened}
-    hashes |= {name: each.manifest.weights_sha256 for name, each in single.items()}
+    hashes = {name_of([checkpoint]): checkpoint.manifest.weights_sha256 for checkpoint in opened}
+    hashes |= {name: checkpoint.manifest.weights_sha256 for name, checkpoint in single.items()}
     if "html" in outputs:
-        hashes |= {use: each.fingerprint()["sha256"] for use, each in measured.uses.items()}
+        hashes |= {use: samples.fingerprint()["sha256"] for use, samples in measured.uses.items()}
     material = Material(
         report,
         tuple(rows),
@@ -148,8 +154,8 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if isinstance(outputs.get("json"), Path):
         write_text(outputs["json"], report.to_json())
     printed = _written(material, outputs)
-    said = material.headline if "html" in outputs and len(rows) > 1 else ""
-    return Evaluation(report, measured.skipped, tuple(notes), printed, said)
+    headline = material.headline if "html" in outputs and len(rows) > 1 else ""
+    return Evaluation(report, measured.skipped, tuple(notes), printed, headline)
 
 
 def _opened(arguments: EvaluateOptions) -> tuple[list[Checkpoint], list[TableEntry]]:
@@ -160,8 +166,8 @@ def _opened(arguments: EvaluateOptions) -> tuple[list[Checkpoint], list[TableEnt
     entries = []
     for name, parts in named:
         members = tuple(specs.index(spec) for spec in parts)
-        given = name or name_of([opened[at] for at in members])
-        entries.append(TableEntry(given, members))
+        row_name = name or name_of([opened[at] for at in members])
+        entries.append(TableEntry(row_name, members))
         if name is not None and [entry.name for entry in entries].count(name) > 1:
             raise UsageError(f"eval: {name} is there twice", hint="Tell them apart by NAME=CKPT.")
     if not (arguments.ensemble and entries):
@@ -192,10 +198,10 @@ def _names(
         if not entry.is_ensemble and has_cascade(opened[entry.members[0]])
     ]
     if arguments.cascade and opened and not cascades:
-        what = f"--cascade: {opened[0].name} has no cascade in a decision state"
-        raise CheckpointError(what, hint=CALIBRATE)
+        message = f"--cascade: {opened[0].name} has no cascade in a decision state"
+        raise CheckpointError(message, hint=CALIBRATE)
     for checkpoint in opened:
-        for option in (name for name, given in wanted.items() if given):
+        for option in (name for name, is_given in wanted.items() if is_given):
             need_feature(problem_of(checkpoint.manifest.model), option, checkpoint.name)
         checkpoint.check_weights()
     names = []
@@ -206,7 +212,7 @@ def _names(
 
 
 def _written(material: Material, outputs: Mapping[str, Any]) -> dict[str, str]:
-    """The report as people read it; what of it is to be printed."""
+    """Write the HTML and Markdown reports; return those that are for stdout, by kind."""
     printed = {}
     for kind, written in (("html", document), ("markdown", markdown)):
         if outputs.get(kind) == STDOUT:
@@ -229,11 +235,11 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
         raise UsageError(
             "--ensemble requires two checkpoints, or two predictions files and no checkpoint"
         )
-    for flag, given in (
+    for flag, is_given in (
         ("--cascade", arguments.cascade),
         ("--predictions", arguments.predictions is not None),
     ):
-        if given and len(labelled) > 1:
+        if is_given and len(labelled) > 1:
             raise UsageError(f"{flag} requires one data set", hint="Give one --data.")
     if arguments.predictions is not None and len(checkpoints) > 1 and not arguments.ensemble:
         raise UsageError(
@@ -255,15 +261,16 @@ def _check(labelled: Sequence[LabelledSet], arguments: EvaluateOptions) -> None:
 
 def _check_assertions(assertions: Sequence[Assertion], arguments: EvaluateOptions) -> None:
     """Refuse limits of differences where none are measured."""
-    for each in assertions:
-        if each.path.startswith(DIFFERENCES) and arguments.ci is None:
+    for assertion in assertions:
+        if assertion.path.startswith(DIFFERENCES) and arguments.ci is None:
             raise UsageError(
-                f"--assert {each.text}: differences are measured with --ci", hint="Give --ci 0.95."
+                f"--assert {assertion.text}: differences are measured with --ci",
+                hint="Give --ci 0.95.",
             )
 
 
 def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
-    """Where report, logits and pages go, all this command's to write."""
+    """Return the destination of each output, after checking that it can be written."""
     force, inputs = arguments.force, arguments.sources
     kinds = {"json": "json_", "predictions": "predictions", "html": "html", "markdown": "markdown"}
     outputs = {kind: getattr(arguments, name) for kind, name in kinds.items()}
@@ -282,14 +289,16 @@ def _settings(
     files: Sequence[Row],
     arguments: EvaluateOptions,
 ) -> dict[str, Any]:
-    """What the report says of how it came about; `decision`: as each model's decision state has it."""
-    decided = any(each.manifest.decision for each in deciding.values())
+    """Return the settings of the report. `deciding` maps names to models that answer by their
+    decision state.
+    """
+    decided = any(checkpoint.manifest.decision for checkpoint in deciding.values())
     decided = decided or any(row.decided for row in files)
     data: str | list[str] | None = None
     if len(labelled) == 1:
         data = portable(labelled[0].spec)
     elif labelled:
-        data = [f"{each.name}={portable(each.spec)}" for each in labelled]
+        data = [f"{labelled_set.name}={portable(labelled_set.spec)}" for labelled_set in labelled]
     temperature: object = arguments.temperature
     if temperature is None:
         temperature = "decision" if decided else 1.0

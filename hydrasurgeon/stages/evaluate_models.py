@@ -78,7 +78,7 @@ ALIKE = "what no model can tell apart makes every OOD figure worse"
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of running models on data."""
+    """The rows that models have in the report, with notes and data."""
 
     rows: tuple[Row, ...] = ()
     classes: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Measured:
 
     @property
     def class_names(self) -> Sequence[str]:
-        """What its classes are called, by number."""
+        """Names of the classes, in their order."""
         if self.samples is not None and self.samples.labels.dtype.kind == "f":
             return ("no", "yes")
         return () if self.samples is None else self.samples.classes or ()
@@ -107,7 +107,7 @@ def of_models(
     files: Sequence[Row],
 ) -> Measured:
     """Measure every entry on all data sets."""
-    first, *others = labelled
+    first, *more_sets = labelled
     samples = read_data(first.spec, arguments)
     opened = first.named(plain, arguments.template, samples)
     check_same_classes(opened)
@@ -118,49 +118,50 @@ def of_models(
     val = arguments.val if arguments.temperature == "fit" else None
     sets = open_sets(opened[0], samples, arguments.ood, arguments.shift, val, arguments)
     further: list[Further] = []
-    for each in others:
-        samples = read_data(each.spec, arguments)
-        named = each.named(plain, arguments.template, samples)
+    for labelled_set in more_sets:
+        samples = read_data(labelled_set.spec, arguments)
+        named = labelled_set.named(plain, arguments.template, samples)
         check_same_classes(named)
         samples = fit_classes(samples, named[0].manifest.model)
-        further.append((each.name, samples, named))
+        further.append((labelled_set.name, samples, named))
     skipped = left_out_of(*uses_of(sets, further).values())
     timed = SideBySide() if arguments.time else None
     answered: dict[int, Predictions] = {}
-    """What members of ensembles said that are entries themselves."""
+    """Outputs of entries that are also members of ensembles, by the entry's place."""
     of_entry: dict[int, list[Row]] = {}
     # Members come first, so that an ensemble can be made of what they said.
     for place in sorted(range(len(entries)), key=lambda at: entries[at].is_ensemble):
         entry = entries[place]
         ours = [(name, samples, entry.of(named)) for name, samples, named in further]
         parts = [answered[at] for at in entry.members if at in answered and entry.is_ensemble]
-        whole = parts if len(parts) == len(entry.members) else None
+        member_outputs = parts if len(parts) == len(entry.members) else None
         job = entry.of(opened)
-        more, said = _rows(
-            entry.name, job, sets, ours, arguments, skipped, timed, predictions, whole
+        more, outputs = _rows(
+            entry.name, job, sets, ours, arguments, skipped, timed, predictions, member_outputs
         )
         (at, *rest) = entry.members
         if not rest and any(at in other.members for other in entries if other.is_ensemble):
-            answered[at] = said
+            answered[at] = outputs
         of_entry[place] = [
-            over_sets(row, others, first=first.name) if others else row for row, others in more
+            over_sets(row, set_results, first=first.name) if set_results else row
+            for row, set_results in more
         ]
     rows = [row for place in range(len(entries)) for row in of_entry[place]]
-    told = [*sets.notes, *(samples.note for _, samples, _ in further)]
-    told += [trained_on(sets.id, each.manifest.history) for each in opened]
+    notes = [*sets.notes, *(samples.note for _, samples, _ in further)]
+    notes += [trained_on(sets.id, checkpoint.manifest.history) for checkpoint in opened]
     classes: dict[str, Any] = dict(record_of(opened[0].manifest.model))
     hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
     if any(hashes.values()):
         classes["sets"] = hashes
     if timed is not None:
         rows, note = _timed(rows, timed)
-        told.append(note)
+        notes.append(note)
     return Measured(
         tuple(rows),
         classes,
         tuple(dict.fromkeys(skipped)),
         (
-            *dict.fromkeys(filter(None, told)),
+            *dict.fromkeys(filter(None, notes)),
             *in_samples(sets.id, sets.ood.items(), harm=ALIKE),
         ),
         sets.id,
@@ -211,27 +212,27 @@ def _rows(
     decides = len(job) == 1 and not arguments.no_decision
     temperature = arguments.temperature
     if sets.val is not None:  # the temperature is fitted
-        said, _ = said_of(models, sets.val, arguments, skipped)
-        temperature = temperature_of(*problem.choices(said.logits, said.truth))
+        outputs, _ = said_of(models, sets.val, arguments, skipped)
+        temperature = temperature_of(*problem.choices(outputs.logits, outputs.truth))
     state = State.unfitted(problem, float(temperature or 1))
-    own = (decides and models[0].state) or state
-    kinds = scores_wanted(arguments.ood_score, own, name)
+    model_state = (decides and models[0].state) or state
+    kinds = scores_wanted(arguments.ood_score, model_state, name)
     if temperature is None:
-        state = own
+        state = model_state
     if parts is not None:
         predictions = ensembled([(Path(part.name), part) for part in parts], name=name)
     else:
         predictions = predicted(
             sets,
             lambda samples, scored: said_of(
-                models, samples, arguments, skipped, own.fitted if scored else None
+                models, samples, arguments, skipped, model_state.fitted if scored else None
             ),
             name=name,
             kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
             # Of a text without the padding that others bring.
             cost=cost_of(models, first_inputs(models[0], sets.id, arguments, 1)),
             problem=problem,
-            decision=own.record if own.is_fitted else None,
+            decision=model_state.record if model_state.is_fitted else None,
         )
     if place is not None:
         write_predictions(predictions, place, data=sets.id.fingerprint()["sha256"])
@@ -244,20 +245,20 @@ def _rows(
         # Models have the classes of the first data set.
         if [c.manifest.model for c in ours] != [c.manifest.model for c in job]:
             models = [_loaded(checkpoint, arguments) for checkpoint in ours]
-        said, scores = said_of(models, samples, arguments, skipped, own.fitted)
-        inside = as_decided(said, scores, state)
+        outputs, scores = said_of(models, samples, arguments, skipped, model_state.fitted)
+        inside = as_decided(outputs, scores, state)
         values = measure(inside, ci=arguments.ci, seed=arguments.seed)
         results.append(SetResult(name=called, **values))
     if not (arguments.cascade and len(job) == 1 and has_cascade(job[0])):
         return [(row, results)], predictions
     another, ci, seed = _loaded(job[0], arguments), arguments.ci, arguments.seed
-    both = with_cascade(row, another, sets, arguments, timed, kinds, ci=ci, seed=seed)
-    return [(each, []) for each in both], predictions
+    pair = with_cascade(row, another, sets, arguments, timed, kinds, ci=ci, seed=seed)
+    return [(measured, []) for measured in pair], predictions
 
 
 def of_files(arguments: EvaluateOptions) -> list[Row]:
-    """The rows of predictions files, each by itself; without checkpoints perhaps all as one
-    ensemble.
+    """Return the rows of predictions files, or the row of their ensemble if there are no
+    checkpoints.
     """
     if not arguments.predictions_in:
         return []
@@ -286,12 +287,12 @@ def of_files(arguments: EvaluateOptions) -> list[Row]:
     return rows
 
 
-def by_file(rows: Sequence[Row], paths: Sequence[str | Path], taken: Sequence[str]) -> list[Row]:
-    """Different predictions files that call themselves the same, or as a model is called, have
-    their path behind it.
-    """
+def by_file(
+    rows: Sequence[Row], paths: Sequence[str | Path], names_in_use: Sequence[str]
+) -> list[Row]:
+    """Append the path to the names of predictions files that share a name with another row."""
     places = {(row.name, Path(path).absolute()) for row, path in zip(rows, paths, strict=True)}
-    names = [*taken, *(name for name, _ in places)]
+    names = [*names_in_use, *(name for name, _ in places)]
     return [
         row.but(name=f"{row.name} ({path})") if names.count(row.name) > 1 else row
         for row, path in zip(rows, paths, strict=True)
@@ -299,14 +300,16 @@ def by_file(rows: Sequence[Row], paths: Sequence[str | Path], taken: Sequence[st
 
 
 def unlike_notes(rows: Sequence[Row], reference: Row, models: Mapping[str, str]) -> Iterator[str]:
-    """In what the rows differ from the reference besides their answers; models that differ alike share
-    a note. `models`: what to call them in a command.
+    """Yield notes on how rows differ from the reference besides their answers. Models that differ
+    alike share a note; `models` holds the names that a command would use.
     """
     of_models: dict[str, list[str]] = {}
     for row in rows:
         phrases = row.answers.unlike(reference.answers)
         if "calibration" in phrases:
-            plain, decided = sorted((row, reference), key=lambda each: each.answers.calibrated)
+            plain, decided = sorted(
+                (row, reference), key=lambda candidate: candidate.answers.calibrated
+            )
             phrases["calibration"] += _calibrating(models.get(plain.name), decided.answers.used)
         if phrases:
             of_models.setdefault("; ".join(phrases.values()), []).append(visible(row.name))
@@ -315,7 +318,7 @@ def unlike_notes(rows: Sequence[Row], reference: Row, models: Mapping[str, str])
 
 
 def _calibrating(model: str | None, score: str) -> str:
-    """What makes a comparison fair."""
+    """Return advice that makes a comparison between calibrated and uncalibrated models fair."""
     if model is None:
         return ": calibrate both, and compare again"
     words = ["hydrasurgeon", "calibrate", model, "--data", "VAL"]
@@ -325,8 +328,8 @@ def _calibrating(model: str | None, score: str) -> str:
 
 
 def few_ood(rows: Sequence[Row]) -> Iterator[str]:
-    """A note on each OOD set whose AUROC says little."""
-    sizes = {each.name: each.n for row in rows for each in row.result.ood}
+    """Yield a note on each OOD set that is too small for its AUROC to mean much."""
+    sizes = {ood_set.name: ood_set.n for row in rows for ood_set in row.result.ood}
     for name, count in sizes.items():
         if count < FEWEST_OOD:
             yield f"OOD set {visible(name)}: an AUROC of {count} samples says little"

@@ -45,22 +45,22 @@ class Export:
     calibrated: bool = False
     """True where the calibration is in the last layer of what a library loads."""
     quantised: Compared | None = None
-    """What int8 changed, where it was asked for."""
+    """Effect of int8 on the answers; None without --int8."""
     checked: Compared | None = None
     """Without int8: the model's and the file's answers on the data of `--check`."""
     notes: tuple[str, ...] = ()
-    """What was assumed of the checkpoint."""
+    """Assumptions about the checkpoint."""
 
 
 ALONE = "only hydrasurgeon decides by its state: other clients get the model's own logits"
-"""What is said of a folder whose graph cannot hold the decision state."""
+"""Note for a folder whose graph cannot hold the decision state."""
 
 WORDS = "the decision state stays out, for it reads words beside the model: answers are the model's own; -o DIR/ keeps it for predict and serve"
-"""What is said where nothing that is written can read them."""
+"""Note for an output that cannot hold a bag-of-words model."""
 
 
 PADDED = "its tokenizer pads on the left, where positions would depend on the texts beside; what is written pads on the right"
-"""What is said of a tokenizer whose padding side is changed."""
+"""Note for a tokenizer whose padding side is changed."""
 
 
 @stage(ExportOptions)
@@ -95,7 +95,9 @@ def _padded_right(opened: Checkpoint) -> Checkpoint:
 
 
 def _check(arguments: ExportOptions) -> None:
-    """Options that belong to one format, and the packages that it needs."""
+    """Raise UsageError for options of another format, and require the packages that the format
+    needs.
+    """
     if arguments.format == "onnx":
         from hydrasurgeon.engines.runtimes import quiet
 
@@ -109,8 +111,10 @@ def _check(arguments: ExportOptions) -> None:
 
 
 def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
-    """One graph in one file; or in a folder, of calibrated logits, where clients look for one, and
-    another in 8 bits, with --int8 or where the decision state was fitted to such.
+    """Write one graph into a file, or into a folder that clients of ONNX Runtime can load.
+
+    A folder's graph has calibrated logits. An int8 graph is added with --int8, or where the
+    decision state was fitted to one.
     """
     folder = arguments.out is not None and named(arguments.out)[1]
     path = _place(opened, arguments, folder=folder)
@@ -139,9 +143,9 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         need_feature(problem_of(about), "--check", opened.name)
         tried = trial.opened_trial(about, arguments.check, arguments)
     answer: Callable[[Exported], Answer] = trial.in_file
-    theirs, whole = opened, None
+    theirs, classifier = opened, None
     if folder:
-        whole = model = as_classifier(opened, device="cpu")
+        classifier = model = as_classifier(opened, device="cpu")
         typed, notes = as_classifier(stock.with_types(opened), device="cpu"), _uncalibrated(opened)
         if decision is not None and not clients_decide(model):
             theirs = undecided(opened)  # what other clients answer by
@@ -153,27 +157,27 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         # As the engines run it: an exported graph and theirs are the same.
         typed = model = as_classifier(opened, device="cpu", lean=True)
         notes = left if tried is None or not tried.samples.note else (*left, tried.samples.note)
-    made, small = to_onnx(typed, stock=folder, of=whole), None
+    graph, small = to_onnx(typed, stock=folder, of=classifier), None
     quantised = checked = None
     if tried is not None and (folder or not arguments.int8):
-        checked = tried.compared(model, trial.in_torch(model), answer(made))
+        checked = tried.compared(model, trial.in_torch(model), answer(graph))
     if arguments.int8 or (folder and decision is not None and decision.engine == "int8"):
-        small = to_int8(made, inputs_of(typed))
+        small = to_int8(graph, inputs_of(typed))
     if tried is not None and small is not None:
-        quantised = tried.compared(model, answer(made), answer(small), who="int8")
+        quantised = tried.compared(model, answer(graph), answer(small), who="int8")
         worst = trial.difference(model, answer(small), tried.samples)
         small = replace(small, max_difference=worst)
         notes += (*filter(None, [fitted_otherwise(opened, "int8")]),)
-    written = made if small is None or tried is None else small
-    told, tensors = told_of(typed, made), stock.decision_tensors(opened)
+    written = graph if small is None or tried is None else small
+    facts, tensors = told_of(typed, graph), stock.decision_tensors(opened)
     if folder and len(tensors):
-        told = told.model_copy(update={"decision": weights_sha256(tensors, tensors.digests())})
-    content = sealed((small or made).content, told)
+        facts = facts.model_copy(update={"decision": weights_sha256(tensors, tensors.digests())})
+    content = sealed((small or graph).content, facts)
     if folder:
         eight_bits = None if small is None else content
         with staged(path) as place:
             texts = stock.graph_texts(theirs)
-            stock.fill_graphs(place, texts, tensors, sealed(made.content, told), eight_bits)
+            stock.fill_graphs(place, texts, tensors, sealed(graph.content, facts), eight_bits)
     else:
         write_bytes(path, content)
     return Export(
@@ -190,7 +194,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
 
 
 def _place(opened: Checkpoint, arguments: ExportOptions, *, folder: bool) -> Path:
-    """Where a graph goes, which is this command's to write."""
+    """Return the path of the graph, after checking that it can be written."""
     if folder:
         assert arguments.out is not None
         return claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
@@ -201,7 +205,7 @@ def _place(opened: Checkpoint, arguments: ExportOptions, *, folder: bool) -> Pat
 
 
 def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
-    """The model as its library has it, calibrated."""
+    """Write the calibrated model in the format of its own library."""
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-stock')}/"
     path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
     if path.suffix == SUFFIX:
@@ -212,10 +216,10 @@ def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
 
     notes = _uncalibrated(opened)
     opened, left = _without_words(opened)
-    made = folded(opened)
+    stock_model = folded(opened)
     difference = difference_when_folded(opened)
-    save(path, made.planned, made.manifest, files=opened.files, more=made.more)
-    nbytes = sum(plan.nbytes for plan in made.planned)
+    save(path, stock_model.planned, stock_model.manifest, files=opened.files, more=stock_model.more)
+    nbytes = sum(plan.nbytes for plan in stock_model.planned)
     return Export(
         path,
         nbytes,
@@ -223,13 +227,13 @@ def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
         (),
         difference,
         format="stock",
-        calibrated=made.calibrated,
+        calibrated=stock_model.calibrated,
         notes=notes + left,
     )
 
 
 def _without_words(opened: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
-    """The model alone where its decision state reads words beside it, and a note of that."""
+    """Return the checkpoint without a decision state that reads words, and a note if there was one."""
     decision = opened.manifest.decision
     if decision is None or decision.words is None:
         return opened, ()

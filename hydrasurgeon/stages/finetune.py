@@ -60,7 +60,7 @@ class Finetuned:
     manifest: SingleManifest
     trained: Trained
     probed: bool = False
-    """Whether the start was a new classifier that was fitted to the body's features."""
+    """True if training began with a new classifier that was fitted to the body's features."""
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     """Why samples were left out."""
@@ -68,12 +68,12 @@ class Finetuned:
 
 @dataclass(frozen=True)
 class _Material:
-    """What is tuned, by which recipe, on what."""
+    """The model to train, its recipe and its data."""
 
     source: Start
     recipe: Recipe
     model: Model
-    """What comes out: the source's, with the classes and the length of what it learns from."""
+    """The trained model: the source's, with the classes and the length of the training data."""
     samples: Samples
     held_out: Samples | None
     unlabelled: Samples | None = None
@@ -84,23 +84,23 @@ class _Material:
     def data(self) -> list[DataRecord]:
         """All the data that is read."""
         sets = (self.samples, self.held_out, self.unlabelled)
-        return [recorded(each) for each in sets if each is not None]
+        return [recorded(samples) for samples in sets if samples is not None]
 
     @cached_property
     def weights(self) -> dict[str, Weight]:
         return by_name(self.source.family.weights(self.model))
 
     def moves(self, name: str) -> bool:
-        """Whether the recipe trains a weight."""
+        """Return True if the recipe trains this weight."""
         return trainable(self.weights, self.recipe, self.source.manifest.towers)(name)
 
     @property
     def transform(self) -> Callable[[Any], Any]:
-        """How the model reads samples as they are."""
+        """The transform of inputs without augmentation."""
         return self.source.family.transform(self.model, files=self.source.files)
 
     def live(self, module: nn.Module) -> LiveModel:
-        """What is tuned, as it runs."""
+        """Return the model that is trained, in memory."""
         from hydrasurgeon.runtime.features import LiveModel
 
         manifest = self.source.manifest.model_copy(update={"model": self.model})
@@ -193,9 +193,9 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         )
     if material.held_out is not None:
         notes.append(material.held_out.note)
-        if both := material.held_out.shared_with(material.samples):
+        if shared := material.held_out.shared_with(material.samples):
             notes.append(
-                f"--val: {both:,} of its {len(material.held_out):,} samples are trained on too, and say "
+                f"--val: {shared:,} of its {len(material.held_out):,} samples are trained on too, and say "
                 "nothing of new ones"
             )
     if chosen:
@@ -204,7 +204,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         notes.append("nothing was left to resume: trained from the beginning")
     notes += _assumed_orders(material)
     notes += _doubts(trained)
-    sets = [each for each in (material.samples, material.held_out) if each is not None]
+    sets = [samples for samples in (material.samples, material.held_out) if samples is not None]
     unread = [why for samples in sets for _, why in sorted(samples.unread.items())]
     skipped = (*left_out_of(*sets, material.unlabelled), *unread)
     return Finetuned(target, written, trained, probed, tuple(filter(None, notes)), skipped)
@@ -246,8 +246,8 @@ def _label_notes(material: _Material, arguments: FinetuneOptions) -> list[str]:
 def _begun(
     material: _Material, arguments: FinetuneOptions, *, again: bool
 ) -> tuple[nn.Module, Callable[[], None]]:
-    """What training starts with, and what is done to it before its first step; of a training that
-    goes on, the state brings the weights.
+    """Return the module to train, and a function that prepares it before the first step. A resumed
+    training takes its weights from the saved state.
     """
     from hydrasurgeon.tuning.probe import probe
 
@@ -261,7 +261,9 @@ def _begun(
 def _pace(
     module: nn.Module, material: _Material, arguments: FinetuneOptions
 ) -> Callable[[str], float]:
-    """How fast a weight learns, times lr: the classifier as if its features had one length."""
+    """Return a function from a weight's name to its learning rate relative to lr. The classifier's
+    is scaled as if its features had length 10.
+    """
     from hydrasurgeon.tuning.probe import feature_length
 
     rate = material.recipe.classifier_lr
@@ -282,7 +284,7 @@ def _pace(
 
 
 def _assumed_orders(material: _Material) -> Iterator[str]:
-    """Teachers that do not say what their classes are called."""
+    """Yield a note on each teacher whose class order is assumed."""
     for teacher, record in zip(material.teachers, material.taught_by, strict=True):
         manifest = getattr(teacher, "manifest", None)
         if manifest is not None and manifest.model.labels is None and material.model.labels:
@@ -290,7 +292,7 @@ def _assumed_orders(material: _Material) -> Iterator[str]:
 
 
 def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
-    """What history gets to know."""
+    """Return the history entry of this training."""
     args, inputs, teachers = arguments.recorded(), material.source.inputs, material.taught_by
     if not inputs:  # random weights have none that tells of them
         args["checkpoint"] = str(arguments.checkpoint)
@@ -308,7 +310,7 @@ def _entry(material: _Material, arguments: FinetuneOptions) -> Step:
 
 
 def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
-    """Checkpoint and data, opened and fitted to each other."""
+    """Open the checkpoint and the data, and fit them to each other."""
     from hydrasurgeon.data import fit_classes, fit_held_out, open_data
     from hydrasurgeon.data.label_check import (
         collecting,
@@ -366,7 +368,9 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
 
 
 def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
-    """With the teachers; what only answers for the data as it is wants no perturbed inputs."""
+    """Add the teachers. Stored predictions answer for unchanged inputs alone, so they turn
+    augmentation off.
+    """
     import torch
 
     from hydrasurgeon.measuring.predictions import is_predictions, read_answers
@@ -401,7 +405,7 @@ def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
 def _training(
     module: nn.Module, material: _Material, arguments: FinetuneOptions, begin: Callable[[], None]
 ) -> Training:
-    """Batches, what moves, and the loss."""
+    """Return the batches, the trainable weights and the loss."""
     from hydrasurgeon.data import Batches
     from hydrasurgeon.data.samples import Joined, Subset
     from hydrasurgeon.problems import problem_of
@@ -460,7 +464,7 @@ def _training(
 
 
 def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]:
-    """What must be the same for an interrupted run to be continued."""
+    """Return the facts that must be unchanged for an interrupted run to resume."""
     return {
         "checkpoint": material.source.sha256,
         "data": [record.model_dump() for record in material.data],
@@ -474,7 +478,7 @@ def _identity(material: _Material, arguments: FinetuneOptions) -> dict[str, Any]
 
 
 def _doubts(trained: Trained) -> Iterator[str]:
-    """What makes it likely that nothing was learnt."""
+    """Yield reasons to think that nothing was learnt."""
     if not trained.steps:
         return
     accuracies = {epoch["val_accuracy"] for epoch in trained.log if "val_accuracy" in epoch}

@@ -55,13 +55,14 @@ ALIKE = {
     "preprocessing": "preprocess",
     "kind of texts": "inputs",
 }
-"""What members of one hydra have in common, in words, beside their configuration and their towers.
+"""Fields of the model that members of one hydra must share, by the word for them. Their
+configuration and towers must agree too.
 """
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the fused predictions are from those of the members, run one by one."""
+    """Differences between the fused predictions and those of the members, run one by one."""
 
     samples: int
     max_difference: float
@@ -121,7 +122,10 @@ def fuse(arguments: FuseOptions) -> Fused:
         fusion = Fusion(mlp=arguments.mlps, norms=arguments.norms or "separate", trunk=0)
         averaged_names = names_to_average(opened[0].weights, fusion)
         plan = plan_fusion(members, hashes, averaged_names=averaged_names)
-    stored = [weights_sha256(m.tensors, each) for m, each in zip(members, hashes, strict=True)]
+    stored = [
+        weights_sha256(m.tensors, member_hashes)
+        for m, member_hashes in zip(members, hashes, strict=True)
+    ]
     entry = step(
         "fuse",
         args=arguments.recorded(),
@@ -152,8 +156,8 @@ def fuse(arguments: FuseOptions) -> Fused:
 
 
 def with_common_names(members: Sequence[Single]) -> list[Single]:
-    """Members that have no class names get those of the first that has, and a note; so with the
-    texts that they read, without one.
+    """Copy class names and the kind of texts from the first member that has them, with a note about
+    the names.
     """
     named = next((member for member in members if member.manifest.model.labels is not None), None)
     inputs = next(
@@ -179,11 +183,9 @@ def with_common_names(members: Sequence[Single]) -> list[Single]:
 
 
 def _notes(
-    opened: Sequence[Single], hashes: Sequence[str], made: Manifest, *, compared: bool
+    opened: Sequence[Single], hashes: Sequence[str], written: Manifest, *, compared: bool
 ) -> Iterator[str]:
-    """What its user should know: equal members, and averaged MLPs that nobody compared with the
-    members' own.
-    """
+    """Yield notes on equal members, and on averaged MLPs that were not compared with the members'."""
     seen: dict[str, str] = {}
     for member, sha256 in zip(opened, hashes, strict=True):
         if sha256 in seen:
@@ -192,13 +194,13 @@ def _notes(
                 "diversity"
             )
         seen.setdefault(sha256, member.name)
-    if made.kind != "hydra":
+    if written.kind != "hydra":
         return
-    if compared or not made.fusion.averaged:
+    if compared or not written.fusion.averaged:
         return
-    distance = spread(opened, sorted(names_to_average(opened[0].weights, made.fusion)))
+    distance = spread(opened, sorted(names_to_average(opened[0].weights, written.fusion)))
     if distance:
-        averaged = " and ".join(made.fusion.averaged)
+        averaged = " and ".join(written.fusion.averaged)
         yield (
             f"the members' {averaged} differ by {100 * distance:.1f} % and are replaced by their "
             "average: --check D measures what this changes, separate keeps them as they are"
@@ -212,8 +214,8 @@ def _manifest_of(
     plan: FusionPlan,
     arguments: FuseOptions,
 ) -> Callable[[str], Manifest]:
-    """The manifest, once the hash of the weights is there; `hashes` are of the weights that the
-    members have in the hydra.
+    """Return a function from the weights' hash to the manifest. `hashes` are those of each member's
+    weights within the hydra.
     """
     first = opened[0].manifest
 
@@ -246,7 +248,7 @@ def _manifest_of(
 def _checked(
     opened: Sequence[Single], target: Path, samples: Samples, arguments: FuseOptions
 ) -> Agreement:
-    """How far the hydra agrees with its members; refused where it is not far enough."""
+    """Return how far the hydra agrees with its members; raise CheckFailed beyond the tolerance."""
     try:
         agreement = _agreement(opened, target, samples, arguments)
     except CheckpointError as error:  # weights or logits that are no numbers agree with nothing
@@ -274,7 +276,7 @@ def _checked(
 
 
 def fusable(opened: Sequence[Single]) -> None:
-    """Members must be prunings of one architecture that read and answer alike."""
+    """Raise SurgeryError unless the members share an architecture, inputs and classes."""
 
     def facts(member: Single) -> dict[str, object]:
         model = member.manifest.model
@@ -286,17 +288,17 @@ def fusable(opened: Sequence[Single]) -> None:
     mine = facts(first)
     for other in opened[1:]:
         theirs = facts(other)
-        what = next((key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)), None)
-        if what is not None:
+        field = next((key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)), None)
+        if field is not None:
             raise SurgeryError(
-                f"{first.name} and {other.name} cannot be fused: {what} differs "
-                f"({mine.get(what)} / {theirs.get(what)})",
+                f"{first.name} and {other.name} cannot be fused: {field} differs "
+                f"({mine.get(field)} / {theirs.get(field)})",
                 hint="Fuse members that were pruned from the same backbone.",
             )
 
 
 def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Run) -> Agreement:
-    """The members one by one and the hydra, over the same samples."""
+    """Compare the members, run one by one, with the hydra on the same samples."""
     import numpy as np
 
     from hydrasurgeon.problems import problem_of
@@ -305,19 +307,21 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     from hydrasurgeon.statistics.metrics import accuracy
     from hydrasurgeon.statistics.probabilities import TINY, member_probs
 
-    def said(checkpoints: Sequence[Checkpoint]) -> Outputs:
+    def answer(checkpoints: Sequence[Checkpoint]) -> Outputs:
         models = [as_classifier(c, device=run.device, dtype=run.dtype) for c in checkpoints]
         return collected(models, samples, run)
 
-    made = open_checkpoint(target)
-    alone, together = said(opened), said([made])
+    fused_checkpoint = open_checkpoint(target)
+    alone, together = answer(opened), answer([fused_checkpoint])
     labels = alone.labels
-    problem = problem_of(made.manifest.model)
-    (rows, truth), (fused, _) = (problem.choices(each.logits, labels) for each in (alone, together))
+    problem = problem_of(fused_checkpoint.manifest.model)
+    (rows, truth), (fused, _) = (
+        problem.choices(outputs.logits, labels) for outputs in (alone, together)
+    )
     p, q = member_probs(rows), member_probs(fused)
     p = p if q.shape[1] > 1 else p.mean(axis=1, keepdims=True)  # one model answers for all of them
     mean_p, mean_q = p.mean(axis=1), q.mean(axis=1)
-    logs = [np.log(np.maximum(each, TINY)) for each in (mean_p, mean_q)]
+    logs = [np.log(np.maximum(mean, TINY)) for mean in (mean_p, mean_q)]
     kl = (mean_p * (logs[0] - logs[1])).sum(axis=1).mean()
     return Agreement(
         samples=len(p),

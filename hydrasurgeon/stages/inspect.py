@@ -59,7 +59,9 @@ def inspect(arguments: InspectOptions) -> Inspection | DecisionFile | str:
 
 
 def _in_memory(opened: Checkpoint) -> int:
-    """Members that run the same heads of a tensor share them; any others have rows of their own."""
+    """Count the numbers in memory. Members that run the same heads of a tensor share them; others
+    have copies.
+    """
     tensors, manifest = opened.tensors, opened.manifest
     if manifest.kind != "hydra":
         return _numbers(opened)
@@ -72,7 +74,7 @@ def _in_memory(opened: Checkpoint) -> int:
 
 
 def _numbers(opened: Checkpoint) -> int:
-    """In tensors of the model; a decision state is no part of it."""
+    """Count the numbers in the model's tensors, without the decision state."""
     return sum(
         math.prod(info.shape)
         for name, info in opened.tensors.items()

@@ -26,35 +26,35 @@ if TYPE_CHECKING:
     from hydrasurgeon.problems.base import Problem, Watched
 
 STATE = ".state.json"
-"""What the name of a file of answers gets behind it, for the state."""
+"""Suffix of the state file, behind the name of the answers file."""
 ROUNDING = 1e-3
-"""By how much a total uncertainty may exceed the largest there is, ln(classes)."""
+"""Tolerance in nats by which a total uncertainty may exceed its maximum, ln(classes)."""
 FLAGS = {"true": True, "false": False}
 """A flag as files have it, in any case: JSON's, Python's and pandas'."""
 YES_NO = {"0": "no", "1": "yes", "false": "no", "true": "yes"}
-"""What else labels of one logit are called."""
+"""Other spellings of the labels of a model with one logit."""
 LABELS = "Give a .jsonl, .csv or .parquet file with the `id` of each answer and its true `label`."
-"""What to do about labels that do not fit."""
+"""Hint for labels that do not fit."""
 HINT = "Give what `predict -o` or `serve --answers` wrote with a calibrated checkpoint."
-"""What to do about a file that holds no answers."""
+"""Hint for a file that holds no answers."""
 DAMAGED = "The row is damaged, or another checkpoint answered."
-"""What to think of a number that cannot be."""
+"""Hint for an impossible number."""
 
 
 @dataclass(frozen=True)
 class Monitored:
-    """What came of a comparison."""
+    """The result of a comparison."""
 
     against: str
     drift: Drift
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """Return the object that `--json` prints."""
         return {"against": self.against, **self.drift.to_json(), "notes": self.notes}
 
     def require(self) -> None:
-        """CheckFailed where answers drifted."""
+        """Raise CheckFailed if the answers drifted."""
         if self.drift.drifted:
             hint = (
                 "Look at recent inputs; what is new in them calls for new data to calibrate or "
@@ -96,7 +96,7 @@ def monitor(arguments: MonitorOptions) -> Monitored:
     labelled, kept = set[bytes](), dict[str, tuple[int, int]]()
     if arguments.labels is not None:
         labelled, kept = reader.labelled(path, Path(arguments.labels), unpacked(state.labels))
-    if answers.seen is None and not (state.looks and answers.known):
+    if answers.seen is None and not (state.looks and answers.repeats):
         raise DataError(f"{path}: holds no answers", hint=HINT)
     looked = answers.seen is not None or bool(labelled)
     if looked:
@@ -125,14 +125,14 @@ def monitor(arguments: MonitorOptions) -> Monitored:
 
 @dataclass(frozen=True)
 class _Counted:
-    """What a file of answers adds to a state."""
+    """The new information in a file of answers."""
 
     seen: Seen | None
     """None where no answer is new."""
     new: set[bytes]
     """Hashes of rows that no look has counted."""
-    known: bool
-    """Whether it has rows that earlier looks counted."""
+    repeats: bool
+    """True if the file has rows that earlier looks counted."""
     errors: int
     """New rows that hold an error."""
 
@@ -145,8 +145,8 @@ class _Reader:
     decision: Decision
     watched: Watched
 
-    def counted(self, path: Path, known: set[bytes]) -> _Counted:
-        """The counts of the answers that are not known yet, each once."""
+    def counted(self, path: Path, counted: set[bytes]) -> _Counted:
+        """Count the answers that earlier looks did not count, each once."""
         names = self.watched.names
         predicted, kinds = [0] * len(names), Counter[str]()
         uncertainty, errors, repeats = 0.0, 0, False
@@ -157,7 +157,7 @@ class _Reader:
         new: set[bytes] = set()
         for where, row in read_rows(path):
             digest = hash_of(row)
-            if digest in known or digest in new:
+            if digest in counted or digest in new:
                 repeats = True
                 continue
             new.add(digest)
@@ -185,10 +185,10 @@ class _Reader:
         return _Counted(seen, new, repeats, errors)
 
     def labelled(
-        self, path: Path, labels: Path, known: set[bytes]
+        self, path: Path, labels: Path, counted: set[bytes]
     ) -> tuple[set[bytes], dict[str, tuple[int, int]]]:
-        """Hashes of labels that are not known yet, and what they say of the answers in a file: of
-        each promise the labelled rows, and those that break it.
+        """Return the hashes of new labels, and for each promise the counts of labelled rows and of
+        rows that break it.
         """
         if not self.watched.promises:
             raise UsageError(
@@ -211,7 +211,7 @@ class _Reader:
                     f"{where}: {visible(truth)[:80]} is no class of the checkpoint", hint=LABELS
                 )
             digest = hash_of([name, truth])
-            if digest in known:
+            if digest in counted:
                 continue
             if name in truths:
                 raise DataError(f"{where}: {visible(name)[:80]} has a label twice", hint=LABELS)
@@ -220,7 +220,7 @@ class _Reader:
         return new, self._kept(path, truths) if truths else {}
 
     def _kept(self, path: Path, truths: dict[str, str]) -> dict[str, tuple[int, int]]:
-        """Of each promise the labelled rows and those that break it."""
+        """Return for each promise the counts of labelled rows and of rows that break it."""
         rows, broken = Counter[str](), Counter[str]()
         answered: dict[str, bytes] = {}
         for where, row in read_rows(path):
@@ -271,10 +271,10 @@ def _answer(
         unfamiliar = FLAGS[str(named["unfamiliar"]).strip().lower()]
         is_unsure = abstained(named)
     except (LookupError, TypeError, ValueError) as error:
-        what = "is missing"
+        fault = "is missing"
         if named.column in row:
-            what = f"cannot be {visible(str(row[named.column]))[:80]!r}"
-        raise DataError(f"{where}: {named.column} {what}", hint=HINT) from error
+            fault = f"cannot be {visible(str(row[named.column]))[:80]!r}"
+        raise DataError(f"{where}: {named.column} {fault}", hint=HINT) from error
     if not 0 <= total <= most:
         raise DataError(f"{where}: a total uncertainty of {total:g}", hint=DAMAGED)
     kind = "unfamiliar" if unfamiliar else "abstain" if is_unsure else "answered"

@@ -53,7 +53,7 @@ AT_ONCE = 1 << 12
 ROWS = 1024
 """Rows of predictions that are decided at once."""
 ENDINGS = (".jsonl", ".csv", ".parquet")
-"""What an output may end in."""
+"""File formats of an output."""
 ID = "id"
 """The column that names the rows, unless --id-column says otherwise."""
 PACKAGES = ("hydrasurgeon", "numpy", "tokenizers", "onnxruntime", "torch", "transformers", "timm")
@@ -64,15 +64,15 @@ SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 
 @dataclass(frozen=True, repr=False)
 class Predicted(Answers):
-    """What came out, in numbers; and the rows, where they went neither into a file nor to `each`."""
+    """Counts of the answers, and the rows if they went neither into a file nor to `each`."""
 
     path: Path | None
     """None: no file was written."""
     rows: int
     answers: dict[str, int]
-    """How many were `answered`, `abstain`, `unfamiliar`, and could not be read (`error`)."""
+    """Number of rows by outcome: `answered`, `abstain`, `unfamiliar` or `error`."""
     cut: int = 0
-    """How many texts were longer than what the model reads."""
+    """Number of texts that were longer than the model's limit."""
     notes: tuple[str, ...] = ()
     _rows: Sequence[dict[str, Any]] = ()
 
@@ -152,9 +152,9 @@ def _writing(place: Path, columns: Mapping[str, str], *, parts: bool) -> Iterato
         yield write if lines or CUT not in columns else lambda rows: write([*map(with_cut, rows)])
 
 
-def _hand_on(each: Callable[[str], None], rows: list[dict[str, Any]]) -> None:
+def _hand_on(receive: Callable[[str], None], rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        each(line(row))
+        receive(line(row))
 
 
 def _outcome(row: dict[str, Any]) -> str:
@@ -166,7 +166,7 @@ def _outcome(row: dict[str, Any]) -> str:
 
 
 def _check(arguments: PredictOptions) -> None:
-    """Options that go together."""
+    """Raise UsageError for options that do not go together."""
     if arguments.out is not None and not str(arguments.out).endswith("/"):
         hint = "The ending says the format; DIR/ is a folder of .parquet files."
         check_ending(arguments.out, *ENDINGS, option="-o", hint=hint)
@@ -187,7 +187,7 @@ def _check(arguments: PredictOptions) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """What answers come from."""
+    """A stream of answers, with what describes them."""
 
     rows: Iterator[list[dict[str, Any]]]
     """Rows in their order, some at a time."""
@@ -198,15 +198,15 @@ class _Source:
     max_tokens: int | None = None
     """Tokens of a text that the model reads."""
     model: _Model | None = None
-    """What answers, where rows are not those of predictions."""
+    """The model that answers; None for predictions."""
 
 
 @dataclass
 class _Progress:
-    """How far a job is, in rows."""
+    """Progress of a job, in rows."""
 
     arguments: PredictOptions
-    what: str
+    title: str
     total: int | None
     """None where it is not known."""
     done: int = 0
@@ -220,7 +220,7 @@ class _Progress:
 
     def tell(self) -> None:
         """Report how many are answered."""
-        self.arguments.tick_rows(self.what, self.done, self.total)
+        self.arguments.tick_rows(self.title, self.done, self.total)
 
 
 @dataclass(frozen=True)
@@ -233,15 +233,15 @@ class _Model:
     """The data, all at once or some rows after others."""
     batch: int
     kept: Mapping[str, str]
-    """What a row calls the columns of the data that it keeps."""
+    """The name in a row of each column of the data that is carried over."""
     progress: _Progress
     pieces: Pieces | None = None
-    """Where rows are kept until the output is whole."""
+    """Store of finished rows until the output is complete."""
     embedded: list[ndarray] = field(default_factory=list)
-    """What the classifier read, where that is wanted: complete behind the last row."""
+    """Inputs of the classifier, if wanted: complete behind the last row."""
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
-        """Rows in the order of the samples."""
+        """Yield the rows in the order of the samples."""
         at, batch = 0, self.batch
         shard, shards = map(int, (self.arguments.shard or "1/1").split("/"))
         for samples in self.samples:
@@ -255,8 +255,8 @@ class _Model:
             at += len(samples)
 
     def _kept(self, samples: Samples, places: range, before: int) -> Iterator[list[dict[str, Any]]]:
-        """Rows of some samples: those that an interrupted command left, and behind them the others,
-        which are kept until the output is whole.
+        """Yield rows of some samples: first those that an interrupted command left, then the rest,
+        which are stored until the output is complete.
         """
         pieces = self.pieces
         if pieces is None:
@@ -298,7 +298,7 @@ class _Model:
     def _over(
         self, samples: Samples, places: range, before: int = 0
     ) -> Iterator[list[dict[str, Any]]]:
-        """Rows of some samples, `before` which others were answered."""
+        """Yield rows of some samples, `before` of which were answered in earlier calls."""
         from hydrasurgeon.runtime.answering import Answering
 
         model, cascade = self.model, self.model.in_stages(self.arguments.cascade)
@@ -314,8 +314,8 @@ class _Model:
         failed = answering.batches.failed
         answers: dict[int, dict[str, Any]] = {}
 
-        def given(i: int) -> dict[str, Any]:
-            """The answer to a sample, or why it could not be read."""
+        def row_of(i: int) -> dict[str, Any]:
+            """Return the answer to a sample, or the reason why it could not be read."""
             if i in answers:
                 return answers.pop(i)
             return {**self._named(samples, i, before), "error": failed[i]}
@@ -328,9 +328,9 @@ class _Model:
                 features = piece.outputs.features
                 assert features is not None
                 self.embedded.append(features.mean(axis=1))
-            asked: Any = partial(list, map(samples.read, index))
+            read_texts: Any = partial(list, map(samples.read, index))
             decided = model.prediction_of(piece.parts, cascade)
-            rows = model.rows(decided, begun, self.arguments.top, asked)
+            rows = model.rows(decided, begun, self.arguments.top, read_texts)
             answers |= zip(index, rows, strict=True)
             self.progress.add(len(index))
             # All windows before that of this batch are answered.
@@ -338,11 +338,11 @@ class _Model:
             if self._sorts(samples):
                 end = places.start + (min(index) - places.start) // self.window * self.window
             if end > at:
-                yield [given(i) for i in range(at, end)]
+                yield [row_of(i) for i in range(at, end)]
                 at = end
         self.progress.add(len(failed))
         if at < places.stop:
-            yield [given(i) for i in range(at, places.stop)]
+            yield [row_of(i) for i in range(at, places.stop)]
 
     @property
     def id_column(self) -> str:
@@ -355,14 +355,14 @@ class _Model:
         return self.batch * AHEAD
 
     def _sorts(self, samples: Samples) -> bool:
-        """Whether texts change places, so that a batch of a graph holds little padding; shards are cut
-        where batches are.
+        """Return True if texts are sorted by length, which saves padding in a graph's batches.
+        Shards are cut at batches, so they keep their order.
         """
-        whole = self.arguments.shard is None
-        return self.model.arrays and samples.kind == "text" and whole
+        unsharded = self.arguments.shard is None
+        return self.model.arrays and samples.kind == "text" and unsharded
 
     def _order(self, samples: Samples, places: range) -> Sequence[int]:
-        """The order in which samples are answered."""
+        """Return the order in which samples are answered."""
         if not self._sorts(samples):
             return places
         order: list[int] = []
@@ -372,7 +372,7 @@ class _Model:
         return order
 
     def _named(self, samples: Samples, i: int, before: int) -> dict[str, Any]:
-        """What a row begins with: which sample it is of, and what is kept of the data."""
+        """Return the first fields of a row: the sample's id, and the columns that are carried over."""
         name = samples.name(i)
         if self.id_column in samples.columns:
             name = plain(samples.carried(self.id_column, i))
@@ -391,38 +391,42 @@ def _piece(batch: int) -> int:
 
 
 def _opened(arguments: PredictOptions, place: Path | None) -> _Source:
-    """A checkpoint and its data, once both are known to be sound."""
+    """Open a checkpoint and its data, and check that both are sound."""
     from hydrasurgeon.data.batches import batch_size_of
 
     checkpoint, data = arguments.needed()
     check_engine(arguments, arguments.dtype)
     opened = open_any(checkpoint, arch=arguments.arch, engine=arguments.engine)
     keep = [name.strip() for name in (arguments.keep_columns or "").split(",") if name.strip()]
-    batch, known, total = batch_size_of(arguments.batch_size), opened.manifest.model, None
+    batch, facts_of_model, total = batch_size_of(arguments.batch_size), opened.manifest.model, None
     if data == "-":
-        samples = _typed(known.inputs == "text_pair", batch * AHEAD)
+        samples = _typed(facts_of_model.inputs == "text_pair", batch * AHEAD)
     else:
         # All must be known before the first is answered where a part of them is wanted, or their
         # labels name the classes.
-        named = known.labels is None and arguments.classes is None and known.num_classes == 0
-        whole = arguments.limit or arguments.shard or named
+        named = (
+            facts_of_model.labels is None
+            and arguments.classes is None
+            and facts_of_model.num_classes == 0
+        )
+        at_once_only = arguments.limit or arguments.shard or named
         piece = _piece(batch)
-        at_once = None if whole else piece * -(-AT_ONCE // piece)
+        at_once = None if at_once_only else piece * -(-AT_ONCE // piece)
         total, samples = _samples(data, arguments, keep, at_once)
     first = next(samples)
     opened = classifying(opened, arguments, None if data == "-" else first)
     need_classes(opened.manifest, opened.path)
-    known = opened.manifest.model
+    facts_of_model = opened.manifest.model
     # The name of an answer's own field is taken: what the data calls so is told apart.
-    own = ("id", CUT, *problem_of(known).columns)
-    kept = {f"data_{name}" if name in own else name: name for name in keep}
-    is_cut = known.max_tokens is not None
+    reserved = ("id", CUT, *problem_of(facts_of_model).columns)
+    kept = {f"data_{name}" if name in reserved else name: name for name in keep}
+    is_cut = facts_of_model.max_tokens is not None
     columns = partial(
-        columns_of, problem_of(known), kept=kept, errors=arguments.skip_bad, cut=is_cut
+        columns_of, problem_of(facts_of_model), kept=kept, errors=arguments.skip_bad, cut=is_cut
     )
     if not len(first):
         note = () if opened.note is None else (opened.note,)
-        return _Source(iter(()), columns, known.num_classes, note)
+        return _Source(iter(()), columns, facts_of_model.num_classes, note)
     digests = opened.digests()
     engine = chosen(
         opened,
@@ -435,11 +439,11 @@ def _opened(arguments: PredictOptions, place: Path | None) -> _Source:
     if arguments.embeddings is not None:
         need_feature(model.problem, "--embeddings", opened.name, UsageError)
         if arguments.engine not in ("auto", "torch") or model.in_stages(arguments.cascade):
-            what = "--embeddings: all members are read, by PyTorch"
-            raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
-    said = [opened.note, fitted_otherwise(opened, engine), *model.notes]
+            message = "--embeddings: all members are read, by PyTorch"
+            raise UsageError(message, hint="Leave --engine out, and give --no-cascade.")
+    notes_of_model = [opened.note, fitted_otherwise(opened, engine), *model.notes]
     if model.state is None:
-        said.append(without_state(opened.name))
+        notes_of_model.append(without_state(opened.name))
     pieces = None
     if place is not None and data != "-" and arguments.embeddings is None:
         facts = {
@@ -455,9 +459,11 @@ def _opened(arguments: PredictOptions, place: Path | None) -> _Source:
     progress = _Progress(arguments, portable(data), total)
     samples = chain([first], samples)
     answering = _Model(arguments, model, samples, batch, kept, progress, pieces)
-    notes = tuple(filter(None, said))
+    notes = tuple(filter(None, notes_of_model))
     rows = answering.rows()
-    return _Source(rows, columns, known.num_classes, notes, known.max_tokens, answering)
+    return _Source(
+        rows, columns, facts_of_model.num_classes, notes, facts_of_model.max_tokens, answering
+    )
 
 
 def _identity(
@@ -483,7 +489,7 @@ def _identity(
 
 
 def _typed(pairs: bool, at_once: int) -> Iterator[Samples]:
-    """The lines that come on stdin; where there are none, samples of which there are none."""
+    """Read lines from stdin, some at a time; yield an empty set if there are none."""
     from hydrasurgeon.data.samples import Rows
     from hydrasurgeon.data.sources import text_pairs
 
@@ -500,11 +506,11 @@ def _typed(pairs: bool, at_once: int) -> Iterator[Samples]:
 
 
 def _decided(
-    decision: Decision, given: Predictions, top: int, where: str
+    decision: Decision, predictions: Predictions, top: int, where: str
 ) -> Iterator[list[dict[str, Any]]]:
-    """Rows in the order of the predictions."""
-    outputs, read = given.outputs, given.read
-    ids, names = given.ids or range(len(outputs.logits)), decision.names or given.names
+    """Yield the rows in the order of the predictions."""
+    outputs, read = predictions.outputs, predictions.read
+    ids, names = predictions.ids or range(len(outputs.logits)), decision.names or predictions.names
     for start in range(0, len(outputs.logits), ROWS):
         some = outputs.at(slice(start, start + ROWS))
         begun = [{"id": name} for name in ids[start : start + ROWS]]
@@ -514,23 +520,26 @@ def _decided(
 
 
 def _read(arguments: PredictOptions) -> _Source:
-    """A decision and predictions, once they are known to belong together."""
+    """Open a decision and predictions, and check that they belong together."""
     from hydrasurgeon.decision.file import Decision
     from hydrasurgeon.measuring.predictions import read_outputs
 
     assert arguments.decision is not None
     assert arguments.predictions is not None
-    decision, given = Decision.load(arguments.decision), read_outputs(Path(arguments.predictions))
-    if given.names not in (None, decision.names or given.names):
+    decision, predictions = (
+        Decision.load(arguments.decision),
+        read_outputs(Path(arguments.predictions)),
+    )
+    if predictions.names not in (None, decision.names or predictions.names):
         raise DataError(
             f"{arguments.predictions}: its classes are other ones than those of "
             f"{arguments.decision}",
             hint="Give predictions whose names stand in the same order.",
         )
-    none = given.outputs.at(slice(0))
+    none = predictions.outputs.at(slice(0))
     decision.decide(none.logits, none.features)
     columns = partial(columns_of, decision.state.problem)
-    rows = _decided(decision, given, arguments.top, str(arguments.decision))
+    rows = _decided(decision, predictions, arguments.top, str(arguments.decision))
     return _Source(rows, columns, decision.classes)
 
 
@@ -577,7 +586,7 @@ def _with_columns(samples: Samples, arguments: PredictOptions, keep: list[str]) 
 
 
 def plain(value: Any) -> Any:
-    """A value of a table as JSON has it; what JSON has no word for as text."""
+    """Convert a value of a table to JSON's types; what JSON cannot hold becomes text."""
     try:
         return json.loads(json.dumps(value, allow_nan=False, default=str))
     except (TypeError, ValueError):

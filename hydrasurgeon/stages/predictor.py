@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.answering import Engine
 
 WHERE = "the table"
-"""What a table that was handed over is called in messages."""
+"""Name of a caller's table in messages."""
 
 
 class Predictor:
@@ -53,8 +53,9 @@ class Predictor:
         columns: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        """`columns` says what the table calls its texts or images: {"text": "question"}; the options
-        are those of `predict`: engine, device, dtype, batch_size, cascade, top.
+        """Take the checkpoint, the names of the table's columns and the options of `predict`.
+        `columns` maps an input to the table's name for it, as {"text": "question"}. Options are
+        engine, device, dtype, batch_size, cascade and top.
         """
         if present(Path(checkpoint)):  # a worker has another current folder
             checkpoint = os.path.abspath(checkpoint)
@@ -93,7 +94,7 @@ class Predictor:
         return schema_of(columns_of(problem_of(model), cut=model.max_tokens is not None))
 
     def __call__(self, table: Any) -> Any:
-        """The answers to a table's rows, or to a list of texts or images, in their order."""
+        """Answer a table's rows, or a list of texts or images, in their order."""
         from hydrasurgeon.data.samples import Samples
         from hydrasurgeon.data.sources import in_memory
         from hydrasurgeon.data.tables import ID, Columns, rows, table_of
@@ -102,9 +103,9 @@ class Predictor:
         engine, options = self._engine, self.options
         listed, has_id = isinstance(table, list | tuple), False
         if not (listed or isinstance(table, Mapping) or hasattr(table, "columns")):
-            what = f"{WHERE}: is no table but a {type(table).__name__}"
+            message = f"{WHERE}: is no table but a {type(table).__name__}"
             hint = "Give a dict of columns, a frame, a pyarrow table, or a list."
-            raise DataError(what, hint=hint)
+            raise DataError(message, hint=hint)
         samples: Samples
         if listed:
             samples = in_memory(table, getattr(engine.transform, "kind", "image"))
@@ -116,10 +117,10 @@ class Predictor:
         for piece in Answering([engine], samples, options, features=engine.reads, cascade=cascade):
             index = piece.index.tolist()
             begun = [{"id": samples.name(i)} for i in index]
-            asked: Any = partial(list, map(samples.read, index))
+            read_texts: Any = partial(list, map(samples.read, index))
             decided = engine.prediction_of(piece.parts, cascade)
-            made = engine.rows(decided, begun, options.top, asked)
-            for i, row in zip(index, made, strict=True):
+            rows_of_piece = engine.rows(decided, begun, options.top, read_texts)
+            for i, row in zip(index, rows_of_piece, strict=True):
                 answers[i] = row
         if listed:
             return Answers(answers)
@@ -127,17 +128,17 @@ class Predictor:
         answers = [*map(with_cut, answers)] if CUT in columns else answers
         if not has_id:
             del columns[ID]
-        told = {name: [row.get(name) for row in answers] for name in columns}
+        values_of = {name: [row.get(name) for row in answers] for name in columns}
         lists = {
             name: values
-            for name, values in told.items()
-            if any(isinstance(each, list) for each in values)
+            for name, values in values_of.items()
+            if any(isinstance(value, list) for value in values)
         }
         return _like(table, as_batch(answers, columns), lists)
 
 
 def _like(table: Any, answers: pa.RecordBatch, lists: Mapping[str, list[Any]]) -> Any:
-    """Answers in the form of the table that they are of."""
+    """Convert the answers to the type of the table."""
     import pyarrow as pa
 
     if isinstance(table, pa.RecordBatch):
@@ -157,8 +158,8 @@ def _like(table: Any, answers: pa.RecordBatch, lists: Mapping[str, list[Any]]) -
     if not any(type(values).__module__ == "numpy" for values in table.values()):
         return answers.to_pydict() | dict(lists)
     names = answers.schema.names
-    made = {name: answers[name].to_numpy(zero_copy_only=False) for name in names}
+    arrays = {name: answers[name].to_numpy(zero_copy_only=False) for name in names}
     for name, values in lists.items():
-        made[name] = np.empty(len(values), dtype=object)
-        made[name][:] = values
-    return made
+        arrays[name] = np.empty(len(values), dtype=object)
+        arrays[name][:] = values
+    return arrays

@@ -45,7 +45,7 @@ EVEN = (
     "Leave out --even, or give --neurons SHARE alone: every library takes fewer neurons (DINOv2 in "
     "whole multiples of its width), few take fewer heads."
 )
-"""What to do where a cut is none of the library's."""
+"""Hint for a cut that the model's own library cannot load."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def prune(arguments: PruneOptions) -> Pruned:
         )
     if repaired and samples is not None:
         fitted = known.record(samples)
-        data = (*(each for each in data if each.sha256 != fitted.sha256), fitted)
+        data = (*(record for record in data if record.sha256 != fitted.sha256), fitted)
     elif samples is None and arguments.compensate is None and key and criterion(key).needs_data:
         notes.insert(0, "nothing was refitted: give --data D to repair what stays by least squares")
     uses = ["torch", opened.manifest.model.family] if repaired else []
@@ -119,7 +119,9 @@ def prune(arguments: PruneOptions) -> Pruned:
     hashes: dict[str, str] = {}
 
     def manifest(sha256: str) -> SingleManifest:
-        """Called once the weights are written: by then `hashes` holds those of the input."""
+        """Return the manifest. It is called once the weights are written, when `hashes` holds those
+        of the input.
+        """
         # Every byte has passed: refuse before anything takes its place.
         source = UNKNOWN if sha256 == UNKNOWN else opened.check(hashes)
         done = entry.model_copy(update={"inputs": (Input(name=opened.name, sha256=source),)})
@@ -142,7 +144,7 @@ def prune(arguments: PruneOptions) -> Pruned:
     clear_search(target, str(key or "mask"))
     removed = count(opened.manifest.kept) - count(kept)
     before, after = (
-        sum(math.prod(t.shape) for t in each) for each in (opened.tensors.values(), planned)
+        sum(math.prod(t.shape) for t in tensors) for tensors in (opened.tensors.values(), planned)
     )
     return Pruned(target, written, removed, (before, after), tuple(notes), trimmed)
 
@@ -154,7 +156,9 @@ def _repaired(
     arguments: PruneOptions,
     notes: list[str],
 ) -> dict[str, Raw]:
-    """What is refitted to the samples; where nobody asked for it by name, why not is a note."""
+    """Refit tensors to the samples. A failure becomes a note unless the repair was asked for by
+    name.
+    """
     if samples is None or not arguments.repairs:
         return {}
     try:
@@ -167,8 +171,8 @@ def _repaired(
 
 
 def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples | None]:
-    """The checkpoint, a classifier of the data's classes where data is scored, and the key of its
-    scores; None for a mask.
+    """Open the checkpoint and the data, and find the key of its scores; None for a mask. Where data
+    is scored, the checkpoint gets a classifier of its classes.
     """
     named = any(getattr(arguments, name) is not None for name in AMOUNTS)
     if not (arguments.cuts or arguments.vocabulary):
@@ -197,7 +201,7 @@ def _computed(
     samples: Samples | None,
     output: Path,
 ) -> Score:
-    """Scores that the checkpoint does not carry, or new ones."""
+    """Compute scores that the checkpoint does not carry."""
     criterion(key)  # a misspelt name is the first thing to say
     if arguments.data is None and criterion(key).needs_data:
         needs = "--data D --ood O" if key.objective in ("ood", "avg") else "--data D"
@@ -226,7 +230,7 @@ def _computed(
 def _chosen(
     opened: Single, key: ScoreKey, score: Score, arguments: PruneOptions
 ) -> tuple[Kept, list[str]]:
-    """The heads that the scores leave, and what is to be said of the choice."""
+    """Choose the heads to keep by their scores; return them with notes on the choice."""
     manifest, names = opened.manifest, ("keep", "remove", "sample", "layers", "tower", "seed")
     amount = {name: getattr(arguments, name) for name in names}
     notes, decided = [*score.settings.get("notes", ())], score.settings.get("keep")
@@ -256,7 +260,7 @@ def _chosen(
 
 
 def _default_name(name: str, key: ScoreKey | None, arguments: PruneOptions) -> str:
-    """`vit-taylor-k8.safetensors`, from the input's name and what is done."""
+    """Return a file name from the input's name and the options, as `vit-taylor-k8.safetensors`."""
     amount = ""
     if arguments.keep is not None:
         amount = "-auto" if arguments.keep == "auto" else f"-k{arguments.keep}"

@@ -33,7 +33,7 @@ class File:
 
     sha256: str | None
     name: str = ""
-    """What the step that reads it calls it."""
+    """Name in the step that reads it."""
     place: str = ""
     """Its path below the folder in which the script runs."""
     of_step: bool = False
@@ -48,7 +48,7 @@ class Retraced:
     output: File
 
     def line(self) -> str:
-        """The step as it is typed."""
+        """Return the step as a command line."""
         entry = self.entry
         args = {name: value for name, value in entry.args.items() if name != "checkpoint"}
         options = words({**args, "seed": entry.seed or None}, type(recalled(entry, "history")))
@@ -60,8 +60,8 @@ class Retraced:
 
 
 def retraced(checkpoint: Checkpoint) -> str:
-    """A POSIX shell script that makes the checkpoint again; ManifestError where its history does
-    not say how.
+    """Return a POSIX shell script that makes the checkpoint again; raise ManifestError if its
+    history is insufficient.
     """
     where, steps = checkpoint.name, checkpoint.manifest.history
     if not steps:
@@ -97,8 +97,8 @@ def retraced(checkpoint: Checkpoint) -> str:
 
 
 def _linked(steps: Sequence[Step]) -> list[Retraced]:
-    """All steps, each with the files that earlier ones wrote; of equal weights those of its name,
-    then the latest.
+    """Link each step with the files that earlier steps wrote. Among equal weights, one with the
+    recorded name wins, then the latest.
     """
     runs: list[Retraced] = []
     beginnings: dict[str, File] = {}
@@ -118,15 +118,15 @@ def _place(runs: Sequence[Retraced], where: str) -> None:
     """Give each file the name that history knows it by; a folder of its own where two would share
     one.
     """
-    taken: set[str] = set()
+    names_in_use: set[str] = set()
 
     def put(file: File, number: int) -> None:
         name = file.name or f"step-{number}{SUFFIX}"
         plain = name.isprintable() and Path(name).name == name and name not in (".", "..")
         if not plain or len(name.encode()) > MAX_NAME:
             raise ManifestError(f"{where}: its history names a file {name[:80]!r}")
-        file.place = name if name not in taken else f"{number}/{name}"
-        taken.add(name)
+        file.place = name if name not in names_in_use else f"{number}/{name}"
+        names_in_use.add(name)
 
     for file in dict.fromkeys(file for run in runs for file in run.inputs):
         if file.of_step:
@@ -140,20 +140,20 @@ def _place(runs: Sequence[Retraced], where: str) -> None:
 
 
 def _beside(runs: Sequence[Retraced]) -> Iterator[str]:
-    """What the script begins with, as comments."""
+    """Yield the comment lines that begin the script: the files and data that must exist."""
     read = dict.fromkeys(file for run in runs for file in run.inputs if not file.of_step)
-    made = {run.output.sha256 for run in runs}
+    written = {run.output.sha256 for run in runs}
     for file in read:
         yield f"#   {visible(file.place)}, weights {short(str(file.sha256))}"
     teachers = dict.fromkeys(teacher for run in runs for teacher in run.entry.teachers)
     for teacher in teachers:
-        if teacher.sha256 not in made | {file.sha256 for file in read}:
+        if teacher.sha256 not in written | {file.sha256 for file in read}:
             yield f"#   {visible(teacher.name)}, weights {short(teacher.sha256)}, a teacher"
     for spec, rows in dict.fromkeys((d.spec, d.rows) for run in runs for d in run.entry.data):
         yield f"#   {visible(spec)}, {rows} rows"
 
 
 def _typed(file: File) -> str:
-    """A file as it is typed: what makes a name a directory's is the slash."""
+    """Return a file as it is typed. A trailing slash marks a directory."""
     place = f"./{file.place}" if file.place.startswith("-") else file.place
     return f"{place}/" if file.of_step and not place.endswith(SUFFIX) else place

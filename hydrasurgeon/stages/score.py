@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scored:
-    """What `score` found and where it was written."""
+    """The scores of a checkpoint, and the file they were written to."""
 
     path: Path
     """The scored checkpoint, or its copy."""
     manifest: Manifest
     method: str
     notes: tuple[str, ...] = ()
-    """What was assumed of the checkpoint."""
+    """Assumptions about the checkpoint."""
     written: Path | None = None
     """The file that holds the scores, where that is not `path`: beside weights without a manifest."""
 
@@ -102,9 +102,7 @@ def _score(arguments: ScoreOptions) -> Scored:
 
 
 def _opened(arguments: ScoreOptions, key: ScoreKey) -> tuple[Single, Path | None, Samples | None]:
-    """The checkpoint to score, where its copy goes, and its data; what is written is this command's
-    from here on.
-    """
+    """Open the checkpoint, its copy's path and its data, and claim the file that is written."""
     opened, copy = open_single(arguments.checkpoint, arch=arguments.arch), None
     if arguments.out is not None:
         copy = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)

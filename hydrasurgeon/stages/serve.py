@@ -44,7 +44,7 @@ MOST_BYTES = {"text": MEGABYTE, "image": 32 * MEGABYTE}
 WAITING = 256
 """Inputs that may wait or be answered at once; more are refused with 429."""
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
-"""What the extra `serve` installs."""
+"""Packages of the extra `serve`."""
 Models = Mapping[str, "Checkpoint"]
 """The checkpoints that answer, by name; the first speaks all protocols."""
 
@@ -57,7 +57,7 @@ class Served:
     inputs: int
     """Inputs that were answered."""
     path: Path | None
-    """Where the answers were kept."""
+    """File with the answers."""
     stop: BaseException | None
     """The signal that ended it."""
 
@@ -87,26 +87,28 @@ def serve(arguments: ServeOptions) -> Served:
         server = _Server(arguments, listener, place, token)
         run = _alone if arguments.workers == 1 else _several
         named = [opened.name for opened in models.values()]
-        said = f"{named[0]} answers at {address}/v1/predict"
+        ready_line = f"{named[0]} answers at {address}/v1/predict"
         if len(named) > 1:
-            said = f"{', '.join(named)} answer at {address}/v1/systemone, the first at /v1/predict"
-        inputs, stop = run(server, models, said)
+            ready_line = (
+                f"{', '.join(named)} answer at {address}/v1/systemone, the first at /v1/predict"
+            )
+        inputs, stop = run(server, models, ready_line)
         return Served(address, inputs, place, stop)
 
 
 @dataclass(frozen=True)
 class _Server:
-    """What each of its processes has."""
+    """The settings that each of its processes has."""
 
     arguments: ServeOptions
     listener: socket.socket
     place: Path | None
-    """Where answers are kept."""
+    """File for the answers."""
     token: str | None
 
 
 def _opened(arguments: ServeOptions) -> Models:
-    """The checkpoints, which have classes."""
+    """Open the checkpoints, and check that they have classes."""
     models: dict[str, Checkpoint] = {}
     for place in arguments.checkpoints:
         match = None if os.path.exists(place) else NAMED.fullmatch(str(place))
@@ -132,14 +134,14 @@ def _opened(arguments: ServeOptions) -> Models:
     return models
 
 
-def _alone(server: _Server, models: Models, said: str) -> tuple[int, BaseException | None]:
-    """Inputs that this process answered until a signal came, and the signal."""
+def _alone(server: _Server, models: Models, ready_line: str) -> tuple[int, BaseException | None]:
+    """Answer in this process until a signal comes; return the number of inputs and the signal."""
     from hydrasurgeon.serving.connections import BACKLOG, server_of
 
     with _kept(server.place) as kept:
         app, counts = _app(models, server.arguments, kept, server.token)
         server.listener.listen(BACKLOG)  # who reads the next line may connect at once
-        server.arguments.say(said)
+        server.arguments.say(ready_line)
         running = server_of(app)
         stop: BaseException | None = None
         try:
@@ -149,15 +151,15 @@ def _alone(server: _Server, models: Models, said: str) -> tuple[int, BaseExcepti
         return _inputs(counts.registry), stop
 
 
-def _several(server: _Server, models: Models, said: str) -> tuple[int, BaseException | None]:
-    """The same of several processes."""
+def _several(server: _Server, models: Models, ready_line: str) -> tuple[int, BaseException | None]:
+    """Answer in several processes until a signal comes; return the number of inputs and the signal."""
     from prometheus_client.multiprocess import mark_process_dead
 
     from hydrasurgeon.serving.app import summed
     from hydrasurgeon.serving.connections import BACKLOG
     from hydrasurgeon.serving.workers import supervise
 
-    unsaid = [said]
+    unsaid = [ready_line]
 
     def up(notes: list[str]) -> None:
         server.listener.listen(BACKLOG)  # a process that begins sets it to its own
@@ -183,7 +185,7 @@ def _several(server: _Server, models: Models, said: str) -> tuple[int, BaseExcep
 
 
 def _work(server: _Server, folder: Path, identity: Identity, reports: Connection) -> None:
-    """What each of several processes does."""
+    """Answer in one of several processes."""
     from hydrasurgeon.serving.workers import obey
 
     obey()
@@ -212,7 +214,7 @@ Identity = Sequence[tuple[str, str]]
 
 
 def _identity(models: Models) -> Identity:
-    """What tells each checkpoint from another under its name."""
+    """Return the hash and manifest of each checkpoint, to notice that a file has changed."""
     return [
         (opened.record(opened.digests()).sha256, opened.manifest.model_dump_json())
         for opened in models.values()
@@ -220,7 +222,7 @@ def _identity(models: Models) -> Identity:
 
 
 def _inputs(registry: CollectorRegistry) -> int:
-    """Inputs that were answered."""
+    """Return the number of answered inputs."""
     return int(registry.get_sample_value("hydrasurgeon_inputs_total") or 0)
 
 
@@ -231,20 +233,20 @@ def _app(
     token: str | None = None,
     folder: Path | None = None,
 ) -> tuple[FastAPI, Counts]:
-    """The routes around models that have answered once, and what is counted: with others in the
-    folder's files.
+    """Return the app with its models, each of which has answered once, and its counters. With a
+    folder, counters are shared through its files.
     """
     from hydrasurgeon.serving.app import Counts, app_of
 
     counts = Counts(folder)
-    each = [_ready(name, opened, arguments, kept, counts) for name, opened in models.items()]
-    return app_of(each, token), counts
+    services = [_ready(name, opened, arguments, kept, counts) for name, opened in models.items()]
+    return app_of(services, token), counts
 
 
 def _ready(
     name: str, opened: Checkpoint, arguments: ServeOptions, kept: Appended | None, counts: Counts
 ) -> Service:
-    """A model that has answered once, as the protocols know it."""
+    """Load a model, answer once with it, and return it as the protocols use it."""
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.serving.app import Batcher, Service, shortened
     from hydrasurgeon.serving.inputs import Bodies
@@ -262,8 +264,8 @@ def _ready(
         top = max(top for _, _, top in samples)
         begun = [{"id": name} for name, _, _ in samples]
         rows = model.rows(answers, begun, top, lambda: [text for _, text, _ in samples])
-        told = _tokens_of(batch, model.transform) or [{}] * len(rows)
-        return [{**row, **count} for row, count in zip(rows, told, strict=True)]
+        token_counts = _tokens_of(batch, model.transform) or [{}] * len(rows)
+        return [{**row, **count} for row, count in zip(rows, token_counts, strict=True)]
 
     reads = getattr(model.transform, "kind", "image")
     # What cannot answer fails before it listens.
@@ -290,8 +292,8 @@ def _ready(
     most = MOST_BYTES[reads]
     if arguments.max_body is not None:
         most = arguments.max_body * MEGABYTE
-    known = opened.manifest.model
-    columns = columns_of(model.problem, cut=known.max_tokens is not None)
+    model_facts = opened.manifest.model
+    columns = columns_of(model.problem, cut=model_facts.max_tokens is not None)
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
     tensors = {
@@ -300,10 +302,10 @@ def _ready(
         if name == CUT
         or (name != "id" and (kind != "json" or name == "entities") and begun.get(name) is not None)
     }
-    labels = known.labels or range(known.num_classes)
+    labels = model_facts.labels or range(model_facts.num_classes)
     if "top" not in columns or len({*labels}) < len(labels):
         labels = ()  # their probabilities could not be told apart
-    levels = known.levels or ()
+    levels = model_facts.levels or ()
     reach = None
     if levels and model.state is not None:
         reach = model.state.record.conformal.threshold
@@ -320,7 +322,7 @@ def _ready(
 
 
 def _tokens_of(batch: Any, transform: Any) -> list[dict[str, int]]:
-    """How many tokens the model reads of each text of a batch; nothing of images, or of windows."""
+    """Count the tokens that the model reads of each text; return none for images and windows."""
     from hydrasurgeon.serving.inputs import TOKENS
 
     if isinstance(batch, dict) and TEXTS in batch:
@@ -331,7 +333,7 @@ def _tokens_of(batch: Any, transform: Any) -> list[dict[str, int]]:
 
 
 def _token(variable: str | None) -> str | None:
-    """What an environment variable holds."""
+    """Return the token in an environment variable."""
     if variable is None:
         return None
     token = os.environ.get(variable)
@@ -344,7 +346,7 @@ def _token(variable: str | None) -> str | None:
 
 
 def _first(reads: str, transform: Callable[[Any], Any]) -> Any:
-    """An input to begin with, of no meaning."""
+    """Return a dummy input, for the first answer."""
     if getattr(transform, "inputs", None) == "text_pair":
         return transform(("a", "b"))
     if reads == "text":
@@ -356,7 +358,7 @@ def _first(reads: str, transform: Callable[[Any], Any]) -> Any:
 
 @contextlib.contextmanager
 def _bound(arguments: ServeOptions) -> Iterator[socket.socket]:
-    """The place where requests will come, claimed before the model is loaded."""
+    """Bind the socket before the model is loaded."""
     with contextlib.ExitStack() as stack:
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
@@ -367,16 +369,18 @@ def _bound(arguments: ServeOptions) -> Iterator[socket.socket]:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
         except OSError as error:
-            what = (
+            message = (
                 f"--host {arguments.host} --port {arguments.port}: cannot be listened at "
                 f"({error.strerror})"
             )
-            raise UsageError(what, hint="Give another --port; 0 takes any that is free.") from error
+            raise UsageError(
+                message, hint="Give another --port; 0 takes any that is free."
+            ) from error
         yield listener
 
 
 def _kept(place: Path | None) -> contextlib.AbstractContextManager[Appended | None]:
-    """The file that answers are appended to, if there is to be one."""
+    """Open the file that answers are appended to, if there is one."""
     if place is None:
         return contextlib.nullcontext()
     try:

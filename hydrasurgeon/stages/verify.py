@@ -33,12 +33,12 @@ class Verification:
     manifest: Manifest | None = None
     """None where there are several, and they disagree."""
     weights_sha256: str | None = None
-    """As the tensors hash, whatever the manifest says."""
+    """Hash of the tensors, whatever the manifest records."""
     note: str | None = None
 
     @property
     def broken(self) -> list[Check]:
-        """What does not hold; what could not be checked does not count."""
+        """Checks that fail. A check that could not run is no failure."""
         return [check for check in self.checks if check.holds is False]
 
     @property
@@ -46,11 +46,11 @@ class Verification:
         return not self.broken
 
     def require(self) -> None:
-        """CheckFailed where something does not hold."""
+        """Raise CheckFailed if a check fails."""
         if self.holds:
             return
-        first, *others = self.broken
-        more = f", nor do {len(others)} more" if others else ""
+        first, *rest = self.broken
+        more = f", nor do {len(rest)} more" if rest else ""
         raise CheckFailed(
             f"{self.path}: {first.name} does not hold ({first.detail}){more}",
             hint="Do not rely on it before you know why.",
@@ -76,7 +76,7 @@ def verify(arguments: VerifyOptions) -> Verification:
         check = Check("manifest", False, error.message)
         return Verification(Path(arguments.checkpoint), (check,))
     manifest = opened.manifest
-    if getattr(opened, "told", None) is not None:  # a graph, whose hash held when it was opened
+    if getattr(opened, "costs", None) is not None:  # a graph, whose hash held when it was opened
         graph = Check("graph hash", True, "the file is as it was exported")
         checks = (graph, record_check(manifest), history_check(manifest))
         return Verification(opened.path, checks, manifest, manifest.weights_sha256)

@@ -1,1 +1,1 @@
-"""How members are tuned: the loop, what it starts from, and the recipes."""
+"""Training of members: the loop, its start, and the recipes."""

@@ -1,4 +1,4 @@
-"""What a classifier learns from: labels, teachers, or both, on inputs that may be perturbed.
+"""The loss of a classifier: labels, teachers, or both, on inputs that may be perturbed.
 
     (1 − α)·CE(labels) + α·T²·KL(mean of the teachers ‖ model)
 
@@ -39,7 +39,7 @@ Mixed = tuple[tuple[Tensor, float], ...]
 
 @dataclass(frozen=True)
 class Perturbation:
-    """What is done to inputs, by torch's random numbers; nothing where all shares are 0."""
+    """Random changes of inputs, drawn by torch's generator; none if all fractions are 0."""
 
     mixup: float = 0.0
     """Two images are mixed in parts that are drawn from Beta(mixup, mixup)."""
@@ -50,7 +50,7 @@ class Perturbation:
     """Tokens that stay."""
 
     def __call__(self, inputs: Any, labels: Tensor) -> tuple[Any, Mixed]:
-        """The inputs, and of which labels they are."""
+        """Return the perturbed inputs, and the labels with their weights."""
         if isinstance(inputs, Mapping):
             if not self.mask_tokens:
                 return inputs, ((labels, 1.0),)
@@ -80,14 +80,16 @@ class Learning:
     perturb: Perturbation = Perturbation()
     teachers: Sequence[Teacher] = ()
     alpha: float = 0.0
-    """How much the teachers count."""
+    """Weight of the teachers in the loss."""
     temperature: float = 1.0
     problem: Problem = SINGLE
     weight: Tensor | None = None
-    """How much a yes counts, for each label."""
+    """Weight of a yes, for each label."""
 
     def backward(self, accelerator: Any, model: nn.Module, parts: Sequence[Batch]) -> float:
-        """Gradients of the mean over some batches, which stay in the model, and the loss."""
+        """Compute the gradients of the mean over some batches, which stay in the model; return the
+        loss.
+        """
         total = 0.0
         for i, batch in enumerate(parts):
             with accelerator.no_sync(model) if i + 1 < len(parts) else nullcontext():
@@ -104,11 +106,11 @@ class Learning:
         logits = model(inputs).float()
         loss, by = logits.new_zeros(()), losses_of(self.problem)
         for some, part in mixed:
-            labelled = by.known(some)
+            labelled = by.is_labelled(some)
             if self.alpha < 1 and bool(labelled.any()):
                 weight = None if self.weight is None else self.weight.to(logits.device)
-                each = by.losses(logits[labelled], some[labelled], self.label_smoothing, weight)
-                loss = loss + (1 - self.alpha) * part * each.mean()
+                losses = by.losses(logits[labelled], some[labelled], self.label_smoothing, weight)
+                loss = loss + (1 - self.alpha) * part * losses.mean()
         if self.teachers:
             with torch.no_grad():
                 teachers = [
@@ -121,7 +123,7 @@ class Learning:
 
 
 def perturbation(recipe: Recipe, transform: Any) -> Perturbation:
-    """What a recipe does to inputs, in the words of the model's tokenizer."""
+    """Return the perturbation of a recipe, with the tokens of the model's tokenizer."""
     if not recipe.mask_tokens or getattr(transform, "kind", "image") != "text":
         return Perturbation(mixup=recipe.mixup)
     tokenizer = transform.tokenizer
@@ -138,15 +140,17 @@ def perturbation(recipe: Recipe, transform: Any) -> Perturbation:
 
 
 def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
-    """The recipe's `pos_weight`, one for each label; refused where a model has none or others."""
+    """Return the recipe's `pos_weight`, one for each label; refuse it for other problems and
+    counts.
+    """
     weight = recipe.pos_weight
     if weight is None:
         return None
-    each = weight if isinstance(weight, tuple) else (weight,) * model.num_classes
+    weights = weight if isinstance(weight, tuple) else (weight,) * model.num_classes
     if (
         problem_of(model).link != "sigmoid"
-        or len(each) != model.num_classes
-        or not all(0 < one < inf for one in each)
+        or len(weights) != model.num_classes
+        or not all(0 < one < inf for one in weights)
     ):
         raise UsageError(
             f"--set pos_weight={json.dumps(weight)}: is not one positive number for each of "
@@ -154,13 +158,15 @@ def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
             f" of a {model.problem} model",
             hint="It belongs to models with one logit or many labels; classes have none.",
         )
-    return torch.tensor(each)
+    return torch.tensor(weights)
 
 
 def open_teacher(
     spec: Any, model: Model, files: Mapping[str, str], device: str
 ) -> tuple[Teacher, Input]:
-    """A live teacher of a model, which answers in its classes and reads its inputs, and its record."""
+    """Open a teacher that answers in the model's classes and reads its inputs; return it and its
+    record.
+    """
 
     opened = open_checkpoint(spec)
     theirs = opened.manifest.model

@@ -37,23 +37,23 @@ they are.
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, on which batches, towards what."""
+    """The recipe, the batches and the loss of a training."""
 
     recipe: Recipe
     epoch_batches: EpochBatches
     trainable: Callable[[str], bool]
-    """Whether a parameter of this name moves."""
+    """Function that returns True for the name of a parameter that is trained."""
     loss: Learning
     """Leaves the gradients of some batches in the model and tells their loss."""
     validation: Batches | None = None
     pace: Callable[[str], float] = lambda name: 1.0
-    """How fast a parameter learns, times lr."""
+    """Function from a parameter's name to its learning rate relative to lr."""
     problem: Problem = SINGLE
-    """How the model's logits are read where validation data measure them."""
+    """Problem by which the logits on validation data are measured."""
     begin: Callable[[], None] = lambda: None
     """Done to the model after the start is measured and before the first step."""
     label: str = "training"
-    """What progress is called."""
+    """Name of the training in progress lines."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Trained:
     """After how many epochs the weights that are written stood, 0 for the start; None: after all.
     """
     stopped_early: bool = False
-    """Whether the recipe's patience ended the training."""
+    """True if the recipe's patience ended the training."""
     is_main: bool = True
 
     def reached(self, recipe: Recipe) -> float:
@@ -93,11 +93,11 @@ class BestEpoch:
         """A tensor for each parameter that is trained, by its name."""
 
     def expected(self, position: TrainingPosition) -> bool:
-        """Whether there is a copy where a training stands."""
+        """Return True if a saved training at this position has a copy."""
         return self.choosing and position.best_epoch(self.recipe) is not None
 
     def restore(self, kept: Mapping[str, Tensor] | None) -> None:
-        """The copy of an interrupted training."""
+        """Take over the copy of an interrupted training."""
         if kept is not None:
             kept = {name: tensor.to(self.live[name].device) for name, tensor in kept.items()}
         self.kept = kept
@@ -108,7 +108,7 @@ class BestEpoch:
             self.kept = {name: tensor.detach().clone() for name, tensor in self.live.items()}
 
     def settle(self) -> None:
-        """Leave in the model what is written."""
+        """Put the best weights into the model."""
         for name, tensor in (self.kept or {}).items():
             self.live[name].data.copy_(tensor)
 
@@ -116,14 +116,16 @@ class BestEpoch:
 def epoch_order(
     n: int, *, seed: int, epoch: int, rank: int = 0, world: int = 1
 ) -> NDArray[np.int64]:
-    """This process's share of a fresh permutation; every process gets equally many."""
+    """Return this process's part of a fresh permutation; every process gets equally many."""
     order = np.random.default_rng((seed, epoch)).permutation(n)
     padded = np.resize(order, math.ceil(n / world) * world)
     return padded[rank::world]
 
 
 def learning_rate(recipe: Recipe, step: int, total: int) -> float:
-    """Linear warm-up over the first steps (the first step is not zero), then the schedule."""
+    """Return the learning rate of a step: a linear warm-up, whose first step is not zero, then the
+    schedule.
+    """
     warmup = round(recipe.warmup * total) if recipe.warmup < 1 else round(recipe.warmup)
     if step < warmup:
         return recipe.lr * (step + 1) / warmup
@@ -224,7 +226,7 @@ def check_selection(start: Mapping[str, float], recipe: Recipe) -> None:
 
 
 def _placed(state: TrainingState, run: Run, accelerator: Any) -> TrainingState:
-    """The state with what else decides the bits of the next step."""
+    """Return the state with the settings that decide the bits of the next step."""
     place = {
         "dtype": run.dtype,
         "device": accelerator.device.type,
@@ -234,14 +236,14 @@ def _placed(state: TrainingState, run: Run, accelerator: Any) -> TrainingState:
 
 
 def _line(entry: Mapping[str, float]) -> str:
-    """An epoch's figures, in a line for people."""
+    """Return an epoch's figures as a line for people."""
     figures = [f"{key.replace('_', ' ')} {entry[key]:.4f}" for key in entry if key != "epoch"]
     return f"epoch {entry['epoch']:g}: {', '.join(figures)}"
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """What takes one step, and measures where an epoch ends."""
+    """The steps of an epoch, and the validation at its end."""
 
     accelerator: Any
     model: nn.Module
@@ -252,7 +254,9 @@ class _Loop:
     total: int
 
     def batches(self, step: int) -> Iterator[tuple[Batch, ...]]:
-        """What is left of the epoch that this step falls into, as optimizer steps take it."""
+        """Return the remaining batches of the epoch that this step falls into, in groups of one
+        optimizer step.
+        """
         epoch, done = divmod(step, self.per_epoch)
         accumulate, accelerator = self.training.recipe.accumulate, self.accelerator
         rank, world = accelerator.process_index, accelerator.num_processes
@@ -261,7 +265,7 @@ class _Loop:
         return zip(*[left] * accumulate, strict=False)
 
     def step(self, number: int, parts: Sequence[Batch]) -> float:
-        """One optimizer step; its loss."""
+        """Take one optimizer step, and return its loss."""
         recipe = self.training.recipe
         lr = learning_rate(recipe, number, self.total)
         for group in self.optimizer.param_groups:
@@ -291,8 +295,8 @@ class _Loop:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Every process measures the whole set, which is small, and believes the first: all stop
-        together.
+        """Measure the validation set. Every process measures all of it, which is small, and uses
+        the first one's figures, so that all stop together.
         """
         if self.training.validation is None:
             return {}
@@ -301,22 +305,22 @@ class _Loop:
         self.model.eval()
         problem = self.training.problem
         device = self.accelerator.device
-        said, truth = list[NDArray[Any]](), list[NDArray[Any]]()
+        logits_of_batches, truth = list[NDArray[Any]](), list[NDArray[Any]]()
         for batch in self.training.validation:
             assert batch.labels is not None
-            said.append(self.model(moved(batch.inputs, device)).float().cpu().numpy())
+            logits_of_batches.append(self.model(moved(batch.inputs, device)).float().cpu().numpy())
             truth.append(np.asarray(batch.labels))
-        logits, found = joined(said), dict[str, float]()
+        logits, figures = joined(logits_of_batches), dict[str, float]()
         if np.isfinite(logits).all():
             values = problem.validated(logits, joined(truth))
-            found = {f"val_{name}": value for name, value in values.items()}
-        everyone = [found]
+            figures = {f"val_{name}": value for name, value in values.items()}
+        everyone = [figures]
         broadcast_object_list(everyone)
         return everyone[0]
 
 
 def _steps(training: Training, accelerator: Any) -> tuple[int, int]:
-    """Optimizer steps in an epoch and in all; refused where an epoch holds not even one."""
+    """Return the optimizer steps in an epoch and in total; raise UsageError if an epoch holds none."""
     recipe = training.recipe
     rank, world = accelerator.process_index, accelerator.num_processes
     batches = len(training.epoch_batches(0, rank, world, 0))
@@ -351,7 +355,7 @@ def _accelerator(device: str, dtype: str, tracking: Tracking | None) -> Any:
 
 
 def _optimizer(model: nn.Module, training: Training, on: torch.device) -> torch.optim.Optimizer:
-    """What moves the parameters."""
+    """Return the optimizer, with a learning rate and a weight decay for each group of parameters."""
     recipe = training.recipe
     paced: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""What training minimizes for each kind of problem."""
+"""Training losses for each kind of problem."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Losses = Float[Tensor, " sample"]
 class OfClasses:
     """Cross-entropy."""
 
-    def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:
-        """Which samples have a label."""
+    def is_labelled(self, labels: Tensor) -> Bool[Tensor, " sample"]:
+        """Return True for each sample that has a label."""
         return (labels != UNLABELLED).reshape(len(labels), -1).all(dim=1)
 
     def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
-        """Logits of choices between classes."""
+        """Return the logits of choices between classes."""
         return logits
 
     def losses(
@@ -37,7 +37,7 @@ class OfClasses:
         smoothing: float = 0.0,
         weight: Tensor | None = None,
     ) -> Losses:
-        """The training loss of each sample."""
+        """Return the training loss of each sample."""
         if labels.is_floating_point():  # probabilities of classes
             labels = labels.to(logits)
         return cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
@@ -45,14 +45,16 @@ class OfClasses:
     def distilled(
         self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
     ) -> Tensor:
-        """The loss towards the mean of what teachers say, [sample, member, klass] each:
-        T²·KL(mean of the teachers' members ‖ model), a mean over samples and labels.
+        """Return the loss towards the mean of the teachers, whose logits are [sample, member,
+        klass]: T²·KL(mean of the teachers' members ‖ model), a mean over samples and labels.
         """
         return temperature**2 * self.diverging(logits, teachers, temperature).mean()
 
     def diverging(self, logits: Tensor, teachers: Sequence[Tensor], temperature: float) -> Tensor:
-        """KL(mean of the teachers' members ‖ model) of each choice."""
-        warmed = [self.choices(each.to(logits) / temperature).softmax(dim=-1) for each in teachers]
+        """Return KL(mean of the teachers' members ‖ model) of each choice."""
+        warmed = [
+            self.choices(teacher.to(logits) / temperature).softmax(dim=-1) for teacher in teachers
+        ]
         mean = torch.cat(warmed, dim=1).mean(dim=1)
         logs = self.choices(logits / temperature).log_softmax(dim=-1)
         return kl_div(logs, mean, reduction="none").sum(dim=-1)
@@ -72,8 +74,10 @@ class OfYesNo(OfClasses):
         weight: Tensor | None = None,
     ) -> Losses:
         target = (labels.to(logits.dtype) * (1 - smoothing) + smoothing / 2).reshape(logits.shape)
-        each = binary_cross_entropy_with_logits(logits, target, pos_weight=weight, reduction="none")
-        return each.mean(dim=-1)
+        losses = binary_cross_entropy_with_logits(
+            logits, target, pos_weight=weight, reduction="none"
+        )
+        return losses.mean(dim=-1)
 
 
 class OfLabels(OfYesNo):
@@ -86,7 +90,7 @@ class OfLabels(OfYesNo):
 class OfNumbers(OfClasses):
     """Squared errors, or the Gaussian NLL where there is a variance."""
 
-    def known(self, labels: Tensor) -> Bool[Tensor, " sample"]:
+    def is_labelled(self, labels: Tensor) -> Bool[Tensor, " sample"]:
         if not labels.is_floating_point():
             return torch.zeros_like(labels, dtype=torch.bool)
         return labels.isfinite()
@@ -106,14 +110,14 @@ class OfNumbers(OfClasses):
     def distilled(
         self, logits: Float[Tensor, "sample klass"], teachers: Sequence[Tensor], temperature: float
     ) -> Tensor:
-        mean = torch.cat([each.to(logits)[..., 0] for each in teachers], dim=1).mean(dim=1)
+        mean = torch.cat([teacher.to(logits)[..., 0] for teacher in teachers], dim=1).mean(dim=1)
         return (logits[:, 0] - mean).square().mean()
 
 
 class OfTokens(OfClasses):
     """Cross-entropy, a mean over the labelled words of each text."""
 
-    def known(self, labels: Tensor) -> Bool[Tensor, " text"]:
+    def is_labelled(self, labels: Tensor) -> Bool[Tensor, " text"]:
         return (labels != UNLABELLED).reshape(len(labels), -1).any(dim=1)
 
     def losses(
@@ -127,14 +131,14 @@ class OfTokens(OfClasses):
             return super().losses(logits, labels, smoothing, weight)
         words = logits.shape[-2]
         truth = widened(labels[:, :words], words, 1)
-        each = cross_entropy(
+        losses = cross_entropy(
             logits.movedim(-1, 1),
             truth,
             ignore_index=UNLABELLED,
             label_smoothing=smoothing,
             reduction="none",
         )
-        return each.sum(dim=1) / (truth != UNLABELLED).sum(dim=1).clamp_min(1)
+        return losses.sum(dim=1) / (truth != UNLABELLED).sum(dim=1).clamp_min(1)
 
     def distilled(
         self,
@@ -142,16 +146,18 @@ class OfTokens(OfClasses):
         teachers: Sequence[Tensor],
         temperature: float,
     ) -> Tensor:
-        """A mean over the words of each text."""
+        """Return the distillation loss as a mean over the words of each text."""
         words = logits.shape[-2]
-        told = [widened(each[..., :words, :].to(logits), words, 2) for each in teachers]
+        widened_teachers = [
+            widened(teacher[..., :words, :].to(logits), words, 2) for teacher in teachers
+        ]
         there = are_there(logits)
-        each = self.diverging(logits, told, temperature) * there
-        return temperature**2 * (each.sum(dim=1) / there.sum(dim=1).clamp_min(1)).mean()
+        losses = self.diverging(logits, widened_teachers, temperature) * there
+        return temperature**2 * (losses.sum(dim=1) / there.sum(dim=1).clamp_min(1)).mean()
 
 
 @cache
 def losses_of(problem: Problem) -> OfClasses:
-    """What a kind of problem is trained by."""
-    made: OfClasses = imported(problem.trained_by)()
-    return made
+    """Return the losses of a kind of problem."""
+    losses: OfClasses = imported(problem.trained_by)()
+    return losses

@@ -35,11 +35,11 @@ from hydrasurgeon.tuning.losses import losses_of
 PENALTY = 0.01
 """λ, how much large weights cost, without a validation set."""
 PENALTIES = (0.1, 0.03, 0.003, 0.001, 0.0003)
-"""Those that a validation set chooses from besides."""
+"""Further values of λ that a validation set chooses from."""
 MOST = 20_000
 """Samples that a classifier is fitted to at most, evenly spaced over the data."""
 SOME = 64
-"""Samples by which the length of features is told."""
+"""Samples that the length of features is measured on."""
 ITERATIONS = 200
 """Steps of L-BFGS at most."""
 
@@ -97,7 +97,7 @@ def probe(
 
 
 def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "row width"], Tensor]:
-    """What the classifiers read of labelled samples, and the labels."""
+    """Return the features that the classifiers read of labelled samples, and the labels."""
     device = device_of(own_device(run.device))
     model.to(device).eval()
     order = np.unique(np.linspace(0, len(samples) - 1, MOST).round().astype(int))
@@ -111,22 +111,22 @@ def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "r
     features, labels = list[Tensor](), list[Tensor]()
     for batch in fed(batches, run.but(progress=None), module=model):
         assert batch.truth is not None
-        rows, said = features_of(batch.inputs)[1][:, 0].cpu(), batch.truth
-        labelled = losses_of(problem_of(model.manifest.model)).known(said)
+        rows, truth = features_of(batch.inputs)[1][:, 0].cpu(), batch.truth
+        labelled = losses_of(problem_of(model.manifest.model)).is_labelled(truth)
         if rows.dim() == 3:
-            said = said[:, : rows.shape[1]]
-            labelled = are_there(rows) & (said != UNLABELLED)
+            truth = truth[:, : rows.shape[1]]
+            labelled = are_there(rows) & (truth != UNLABELLED)
         features.append(rows[labelled].double())
-        labels.append(said[labelled])
-    rows, said = torch.cat(features), torch.cat(labels)
+        labels.append(truth[labelled])
+    rows, truth = torch.cat(features), torch.cat(labels)
     # Texts hold many words.
     kept = torch.linspace(0, len(rows) - 1, min(len(rows), 2 * MOST)).round().long()
-    return rows[kept], said[kept]
+    return rows[kept], truth[kept]
 
 
 @torch.no_grad()
 def feature_length(model: LiveModel, samples: Samples, run: Run) -> float:
-    """The mean length of what the classifiers read."""
+    """Return the mean length of the features that the classifiers read."""
     device = device_of(own_device(run.device))
     model.to(device).eval()
     order = np.unique(np.linspace(0, len(samples) - 1, SOME).round().astype(int))
@@ -145,8 +145,8 @@ def logistic(
     penalty: float = PENALTY,
     start: Fit | None = None,
 ) -> Fit:
-    """The multinomial logistic regression in the shape of a layer; begun at another fit, it is sooner
-    there.
+    """Fit a multinomial logistic regression in the shape of a layer. A start at another fit takes
+    fewer steps.
     """
     intercept = layer.bias is not None
     mean = features.mean(dim=0) if intercept else features.new_zeros(features.shape[1])
@@ -171,5 +171,5 @@ def logistic(
 
     with torch.enable_grad():
         solver.step(loss)  # type: ignore[no-untyped-call]
-    made = weight.detach() / scale
-    return made, bias.detach() - made @ mean
+    unscaled = weight.detach() / scale
+    return unscaled, bias.detach() - unscaled @ mean

@@ -1,5 +1,5 @@
-"""What tuning starts from: a checkpoint, or an architecture with fresh weights; with which
-classifier, and what of it moves.
+"""The start of a training: a checkpoint, or an architecture with fresh weights; its classifier, and
+the parameters that are trained.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Start:
-    """Where training starts: a checkpoint, or (without one) random weights."""
+    """The start of a training: a checkpoint, or (without one) random weights."""
 
     manifest: SingleManifest
     checkpoint: Single | None
@@ -62,7 +62,7 @@ class Start:
 
     @property
     def note(self) -> str | None:
-        """What the user should know of the checkpoint."""
+        """Note for the user on the checkpoint."""
         if self.checkpoint is None or not self.checkpoint.recorded:
             return None
         return self.checkpoint.note
@@ -90,7 +90,7 @@ def starting_point(spec: str | Path, arch: str | None) -> Start:
 
 
 def usual_recipe(spec: str | Path, arch: str | None) -> str:
-    """The recipe for those who name none: by what the model reads."""
+    """Return the default recipe, by the kind of inputs that the model reads."""
     if str(spec).startswith(FRESH):
         raise UsageError(
             f"{spec}: random weights require --recipe.",
@@ -101,7 +101,7 @@ def usual_recipe(spec: str | Path, arch: str | None) -> str:
 
 
 def _fresh_model(spec: str) -> Model:
-    """The model that an `init:` spec describes."""
+    """Return the model that an `init:` spec describes."""
     name, _, arch = spec.removeprefix(FRESH).partition(":")
     if any(family.name == name for family in families()):
         family = family_of_bare(Bare({}, spec, arch=f"{name}:{arch}"))
@@ -112,9 +112,10 @@ def _fresh_model(spec: str) -> Model:
 
 
 def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
-    """The model with the data's classes, where the recipe gives it a new classifier, and with the
-    recipe's text length and the data's kind of texts, which it keeps: what it is trained on is what
-    it reads.
+    """Return the model that training produces.
+
+    It has the data's classes if the recipe gives it a new classifier, the recipe's text length, and
+    the data's kind of texts.
     """
     import numpy as np
 
@@ -150,7 +151,9 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
 
 
 def starting_module(source: Start, model: Model, classifier: str, seed: int) -> nn.Module:
-    """The live model: the checkpoint's weights, a new classifier where the recipe asks for one."""
+    """Return the live model: the checkpoint's weights, and a new classifier if the recipe asks for
+    one.
+    """
     import torch
 
     from hydrasurgeon.runtime.tensors import to_weights
@@ -203,13 +206,13 @@ FROZEN: dict[str, tuple[Part, ...]] = {
     "readout": ("readout",),
     "classifier": ("classifier",),
 }
-"""What a recipe may freeze, in the words of the families' tables."""
+"""Parts that a recipe may freeze, in the words of the families' tables."""
 
 
 def trainable(
     weights: Mapping[str, Weight], plan: Recipe, towers: Mapping[str, Tower]
 ) -> Callable[[str], bool]:
-    """Which parameters the recipe trains."""
+    """Return a function that returns True for the name of a parameter that the recipe trains."""
     frozen = {part for name in plan.freeze for part in FROZEN[name]}
 
     def trainable(name: str) -> bool:

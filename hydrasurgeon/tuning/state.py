@@ -1,5 +1,5 @@
-"""Where an interrupted training continues: weights, optimizer and position in one safetensors file,
-believed only where they fit.
+"""State of an interrupted training: weights, optimizer and position in one safetensors file, which
+is used only if it fits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ calibrated one: what `calibrate` makes of a model counts.
 """
 
 TRAINING = ("training", "hydrasurgeon.training/3")
-"""What the state of a training calls itself; the third version may hold the best epoch's weights."""
+"""Kind and format of the state file. The third version may hold the best epoch's weights."""
 MAX_TEXT = 16 << 20
 """Characters of what a state says of itself in its header."""
 
@@ -41,7 +41,7 @@ def quality(entry: Mapping[str, float], select: str) -> float:
 
 
 class TrainingPosition(BaseModel):
-    """Where a training stands."""
+    """Position of a training: its step, the loss so far, and the log of finished epochs."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -68,17 +68,17 @@ class TrainingPosition(BaseModel):
 
     @property
     def mean_loss(self) -> float:
-        """Of the steps of this epoch so far."""
+        """Mean loss of this epoch's steps so far."""
         return self.loss_sum / max(1, self.loss_count)
 
     def add(self, loss: float) -> None:
-        """One step."""
+        """Add one step's loss."""
         self.step += 1
         self.loss_sum += loss
         self.loss_count += 1
 
     def close_epoch(self, per_epoch: int, measured: dict[str, float]) -> None:
-        """The end of an epoch, or of all steps."""
+        """Log the end of an epoch, or of all steps."""
         self.log.append({"epoch": self.step / per_epoch, "loss": self.mean_loss, **measured})
         self.loss_sum, self.loss_count = 0.0, 0
 
@@ -97,9 +97,7 @@ class TrainingState(Resumable):
         position: dict[str, Any],
         best: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`best` are the weights of the best epoch so far.
-        The main process writes it.
-        """
+        """Write the state, in the main process. `best` are the weights of the best epoch so far."""
         if not is_main_process():
             return
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -161,8 +159,8 @@ def _fitting(
     optimizer: torch.optim.Optimizer,
     best: Mapping[str, str],
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """The model's tensors, all of them, and what the optimizer keeps of each parameter; finite, and
-    of their shapes.
+    """Return the model's tensors, and the optimizer's tensors of each parameter. Raise ValueError
+    if one is missing, not finite, or of another shape.
     """
     state_dict, names = model.state_dict(), _names(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -190,7 +188,7 @@ def _fitting(
 
 
 def _names(optimizer: torch.optim.Optimizer) -> set[str]:
-    """What this optimizer keeps of a parameter."""
+    """Return the names of the tensors that this optimizer keeps for a parameter."""
     if isinstance(optimizer, torch.optim.AdamW):
         return {"step", "exp_avg", "exp_avg_sq"}
     return {"momentum_buffer"} if optimizer.param_groups[0]["momentum"] else set()

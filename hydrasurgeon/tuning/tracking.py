@@ -10,7 +10,7 @@ from hydrasurgeon.lookup import need
 from hydrasurgeon.tuning.recipes import Recipe
 
 FOLDER = "runs"
-"""Where trackers that write files keep them, beside the output."""
+"""Folder beside the output for trackers that write files."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Tracking:
         need(self.tracker, purpose=f"--track {self.tracker}")
 
     def accelerator(self, **options: Any) -> Any:
-        """An accelerator that writes to it."""
+        """Return an accelerator that writes to the tracker."""
         from accelerate import Accelerator
         from accelerate.utils import ProjectConfiguration
 

@@ -52,7 +52,7 @@ def test_graphs_compute_what_is_decided(kind: str, score: str) -> None:
         ),
     ]
     answers, answered = pairs[1]
-    said = live.said(answers)
+    said = live.logits_of(answers)
     back = {
         "single_label": (said.exp(), answered),
         "one_logit": (said.sigmoid(), answered[:, 1:]),
@@ -70,7 +70,7 @@ def test_tags_of_graphs() -> None:
     live, tensor = kind_of(state.problem), torch.from_numpy(logits)
     graph = live.answers(tensor, state.record)
     np.testing.assert_allclose(graph.numpy(), state.answers(logits), rtol=1e-9, atol=1e-12)
-    said = live.said(graph).numpy()
+    said = live.logits_of(graph).numpy()
     assert (said[3:, 2:] == NOTHING).all()
     np.testing.assert_allclose(np.exp(said), state.answers(logits), rtol=1e-9)
     score = ood_score(state, tensor, None).numpy()

@@ -188,10 +188,10 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     path = export(tmp_path / "source", out=tmp_path / "x.onnx").path
     graph = open_graph(path)
-    assert graph.told is not None
+    assert graph.costs is not None
     live = as_classifier(open_checkpoint(tmp_path / "source"), device="cpu", lean=True)
     for length in (3, 16, 20):  # counted at 3, 6 and 9
-        assert graph.told.macs_of(length) == macs(live, sample(live, batch=1, length=length))
+        assert graph.costs.macs_of(length) == macs(live, sample(live, batch=1, length=length))
     other = onnx.load(path)
     bias = next(each for each in other.graph.initializer if each.name.endswith("classifier.bias"))
     bias.raw_data = bytes(reversed(bias.raw_data))

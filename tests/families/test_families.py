@@ -48,7 +48,7 @@ def test_it_is_recognised_and_runs_as_its_library_runs_it(family: Family, source
     opened = open_checkpoint(source)
     for tower in opened.manifest.towers.values():
         assert (tower.layers, tower.heads, tower.head_dim) == (LAYERS, HEADS, 8)
-    assert opened.manifest.kept == family.both(((0, 1, 2, 3),) * LAYERS)
+    assert opened.manifest.kept == family.in_each_tower(((0, 1, 2, 3),) * LAYERS)
     assert opened.manifest.model.num_classes == CLASSES
     inputs = family.inputs()
     expected = family.stock(source)(inputs)
@@ -63,7 +63,7 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
         model = hs.load(source, device="cpu", dtype=dtype)
         inputs = family.inputs(dtype=getattr(torch, dtype))
         sites = model.anatomy.sites
-        full = family.both(((0, 1, 2, 3),) * LAYERS)
+        full = family.in_each_tower(((0, 1, 2, 3),) * LAYERS)
         gone = [h for h in all_heads(full) if h.number not in RAGGED[h.layer]]
         with torch.inference_mode():
             whole = model(inputs)
@@ -144,7 +144,7 @@ def test_scoring_reads_every_sample_once(family: Family, source: Path, tmp_path:
     ]
     assert found[0] is not None
     assert found[1] is not None
-    for tower in family.both(None):
+    for tower in family.in_each_tower(None):
         first, second = (torch.tensor(values[tower]) for values in found)
         assert first.shape == (LAYERS, HEADS)
         assert (first > 0).all()

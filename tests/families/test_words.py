@@ -100,7 +100,7 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
     model = hs.load(source, device="cpu", dtype="float64")
     inputs = family.inputs()
     inputs = {**inputs, WORDS: places(inputs)}
-    full = family.both(((0, 1, 2, 3),) * LAYERS)
+    full = family.in_each_tower(((0, 1, 2, 3),) * LAYERS)
     gone = [h for h in all_heads(full) if h.number not in RAGGED[h.layer]]
     with torch.inference_mode(), ablated(model.anatomy.sites, gone):
         expected = model(inputs)

@@ -13,7 +13,7 @@ from tiny_members import KEPTS, member
 
 import hydrasurgeon as hs
 from hydrasurgeon.measuring.cost import MultiplyAdds, macs, stage_macs, without_padding
-from hydrasurgeon.runtime.answering import said
+from hydrasurgeon.runtime.answering import outputs_in_stages
 
 FULL = [0, 1, 2, 3]
 TRUNKED = ([FULL, FULL, [0, 1]], [FULL, [1, 2], [0, 1]], [FULL, [1, 2], []])
@@ -48,7 +48,7 @@ def test_all_rows_through_count_what_runs(tmp_path: Path) -> None:
     model, inputs = fused(tmp_path, family, TRUNKED), family.inputs(4)
     model.state = made_state(cascade=cascade_by(1.0))
     with torch.inference_mode(), without_padding(model):
-        said(model, inputs, features=False)
+        outputs_in_stages(model, inputs, features=False)
         with MultiplyAdds() as counter:
-            said(model, inputs, features=False)
+            outputs_in_stages(model, inputs, features=False)
     assert counter.count == 4 * stage_macs(model, inputs).expected(1.0)

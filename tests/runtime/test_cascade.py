@@ -16,7 +16,7 @@ from tiny_members import members_of, tuned_of
 import hydrasurgeon as hs
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.runtime.answering import said
+from hydrasurgeon.runtime.answering import outputs_in_stages
 from hydrasurgeon.runtime.features import WithFeatures
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 from hydrasurgeon.statistics.scores.on_features import on_features
@@ -69,7 +69,7 @@ def middle(values: torch.Tensor) -> float:
 
 def quickly(model: hs.Classifier, inputs: Any, count: int = ROWS) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
-    for part in said(model, inputs, features=False):
+    for part in outputs_in_stages(model, inputs, features=False):
         assert part.logits.shape[1] == (1 if part.first else 3)
         found |= dict(zip(part.rows.tolist(), part.logits, strict=True))
     assert sorted(found) == list(range(count))

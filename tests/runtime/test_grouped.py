@@ -31,7 +31,7 @@ def hydra(
     """Three members fused, stacked whatever the batch; tuned ones share nothing."""
     mask, parts = folder / "mask.json", []
     for i, kept in enumerate(rows):
-        mask.write_text(json.dumps(family.both(kept) if family else {"vision": kept}))
+        mask.write_text(json.dumps(family.in_each_tower(kept) if family else {"vision": kept}))
         parts.append(hs.prune(source, mask=mask, out=folder / f"m{i}").path)
     fused = hs.fuse(parts, out=folder / "hydra").path
     model = hs.load(fused, device="cpu", dtype="float64")

@@ -20,7 +20,7 @@ from hydrasurgeon.runtime.classifier import as_classifier
 def test_the_same_as_the_library(family: Family, last: list[int], tmp_path: Path) -> None:
     family.write(tmp_path / "source")
     (tmp_path / "mask.json").write_text(
-        json.dumps(family.both([[0, 1], *[[1, 2, 3]] * (LAYERS - 2), last]))
+        json.dumps(family.in_each_tower([[0, 1], *[[1, 2, 3]] * (LAYERS - 2), last]))
     )
     member = hs.prune(
         tmp_path / "source", mask=tmp_path / "mask.json", out=tmp_path / "m.safetensors"

@@ -40,7 +40,7 @@ def test_memory_equals_the_file_and_masked(family: Family, tmp_path: Path) -> No
             # Equal up to what a matrix product makes of where in memory its factors lie.
             torch.testing.assert_close(module(inputs), logits(path, inputs, dtype)[:, 0])
     whole = backbone.module(backbone.manifest.kept)
-    full = family.both(((0, 1, 2, 3),) * LAYERS)
+    full = family.in_each_tower(((0, 1, 2, 3),) * LAYERS)
     gone = [head for head in all_heads(full) if head.number not in RAGGED[head.layer]]
     with torch.inference_mode(), ablated(opened.family.anatomy(whole).sites, gone):
         masked = whole(inputs)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_tokens import TEXTS, found, write
+from tiny_tokens import TEXTS, library_entities, write
 
 import hydrasurgeon as hs
 from hydrasurgeon.errors import UsageError
@@ -26,7 +26,7 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(tagger: Path) -> list[list[dict[str, Any]]]:
-    entities = [found(tagger, text) for text in TEXTS]
+    entities = [library_entities(tagger, text) for text in TEXTS]
     assert sum(map(len, entities)) > 3
     assert any(" " in each["text"] for row in entities for each in row)
     return entities
@@ -77,7 +77,7 @@ def test_every_file_holds_them(tagger: Path, expected: Any, tmp_path: Path) -> N
 
     tokens = [text.replace(",", " ,").split() for text in TEXTS]
     data = lines(tmp_path / "tokens.jsonl", [{"tokens": each} for each in tokens])
-    wanted = [found(tagger, " ".join(each)) for each in tokens]
+    wanted = [library_entities(tagger, " ".join(each)) for each in tokens]
     for ending in ("jsonl", "csv", "parquet"):
         hs.predict(tagger, data=data, out=tmp_path / f"o.{ending}", device="cpu")
     rows = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]

@@ -12,7 +12,7 @@ CHECKS = ("check_fit", "check_order", "check_columns")
 
 @contextmanager
 def any_labels() -> Iterator[None]:
-    """Labels need not fit the model that is calibrated."""
+    """Let any labels pass the check that they fit the model."""
     with pytest.MonkeyPatch.context() as patch:
         for name in CHECKS:
             patch.setattr(f"hydrasurgeon.problems.unfit.{name}", lambda *_, **__: None)

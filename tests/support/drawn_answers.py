@@ -15,12 +15,12 @@ MEMBERS, ROWS, CLASSES = 7, 60, 4
 
 
 def member(number: int) -> Member:
-    """One without a file, of a model of its own."""
+    """Return a member without a file, of a model of its own."""
     return Member(f"m{number}", Path(f"m{number}.safetensors"), WHOLE, number)
 
 
 def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[Answers]:
-    """Models that agree in part, on one familiar set and two OOD sets."""
+    """Draw models that agree in part, on one familiar set and two OOD sets."""
     random = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> np.ndarray:

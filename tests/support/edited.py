@@ -16,8 +16,9 @@ from hydrasurgeon.runtime.tensors import to_raw, to_tensor
 
 
 def edited(path: Path, out: Path, change: Callable[[str, Tensor], Tensor], **fields: Any) -> Path:
-    """`path` with every tensor replaced by `change(name, tensor)`, and with other `fields` of the manifest, at
-    `out`."""
+    """Write `path` to `out`, with every tensor replaced by `change(name, tensor)`, and with other
+    `fields` of the manifest.
+    """
     source = open_checkpoint(path)
     planned = []
     for name, info in source.tensors.items():

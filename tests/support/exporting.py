@@ -1,4 +1,4 @@
-"""What tests of exported graphs need, and how one of them is run in onnxruntime."""
+"""Skip marks for tests of exported graphs, and inputs for onnxruntime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def lacking(*packages: str) -> bool:
-    """Whether one of them is not installed."""
+    """Return True if one of the packages is not installed."""
     return any(importlib.util.find_spec(name) is None for name in packages)
 
 
@@ -28,6 +28,6 @@ onnx_writes = pytest.mark.skipif(lacking(*ONNX), reason="the extra onnx is missi
 
 
 def fed(inputs: Any) -> dict[str, Any]:
-    """A family's inputs as onnxruntime takes them."""
+    """Convert a family's inputs for onnxruntime."""
     named = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
     return {name: tensor.numpy() for name, tensor in named.items()}

@@ -36,7 +36,7 @@ class Repo:
 class FakeHub:
     url: str = ""
     repos: dict[str, Repo] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     broken: str | None = None
     """A part of a path: requests to it are answered with 500."""
 
@@ -61,19 +61,19 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     @property
-    def known(self) -> bool:
+    def is_authorized(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def visible(self, name: str) -> Repo | None:
-        """The repository, or None after an answer that says why not."""
+        """Return the repository, or None after an answer that says why not."""
         repo = self.hub.repos.get(name)
-        if self.headers.get("Authorization") and not self.known:
+        if self.headers.get("Authorization") and not self.is_authorized:
             self.answer(
                 401,
                 {"error": "Invalid credentials in Authorization header"},
                 X_Error_Message="Invalid credentials in Authorization header",
             )
-        elif repo is None or (repo.private and not self.known):
+        elif repo is None or (repo.private and not self.is_authorized):
             self.answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         elif repo.gated and "/api/" not in self.path:
             self.answer(403, {"error": "Access is restricted"}, X_Error_Code="GatedRepo")
@@ -83,12 +83,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        self.hub.asked.append(f"{self.command} {path}")
+        self.hub.requests.append(f"{self.command} {path}")
         parts = path.strip("/").split("/")
         if self.hub.broken and self.hub.broken in path:
             return self.answer(500, {"error": "out of order"})
         if path == "/api/whoami-v2":
-            if not self.known:
+            if not self.is_authorized:
                 return self.answer(401, {"error": "Invalid username or password."})
             return self.answer(200, {"type": "user", "name": "me", "orgs": []})
         api = parts[:2] == ["api", "models"]
@@ -127,12 +127,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         path, body = self.path.partition("?")[0], self.body()
-        self.hub.asked.append(f"POST {path}")
+        self.hub.requests.append(f"POST {path}")
         if self.hub.broken and self.hub.broken in path:
             return self.answer(500, {"error": "out of order"})
         if path == "/api/validate-yaml":
             return self.answer(200, {"errors": [], "warnings": []})
-        if not self.known:
+        if not self.is_authorized:
             return self.answer(401, {"error": "Invalid username or password."})
         if path == "/api/repos/create":
             return self.create(json.loads(body))
@@ -160,21 +160,21 @@ class _Handler(BaseHTTPRequestHandler):
             },
         )
 
-    def create(self, asked: dict[str, Any]) -> None:
-        name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+    def create(self, wanted: dict[str, Any]) -> None:
+        name = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
         if not name.startswith("me/"):
             return self.answer(403, {"error": f"You may not write under {name.split('/')[0]}"})
         url = {"url": f"{self.hub.url}/{name}"}
         if name in self.hub.repos:
             return self.answer(409, {"error": "it is there", **url})
-        private = asked.get("visibility") == "private" or bool(asked.get("private"))
+        private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
         self.hub.repos[name] = Repo(private=private)
         return self.answer(200, url)
 
 
 @contextlib.contextmanager
 def fake_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """The hub that huggingface_hub talks to in this block, with a cache of its own and a token."""
+    """Run a hub in this block that huggingface_hub talks to, with a cache of its own and a token."""
     hub = FakeHub()
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

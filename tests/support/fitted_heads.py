@@ -20,11 +20,13 @@ from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 
 Array = NDArray[np.float64]
 HEADS = ("head.", "classifier.")
-"""What the last layer is called."""
+"""Prefixes of the last layer's tensors."""
 
 
 def outputs_of(path: Path, data: str) -> tuple[Array, Array, Array]:
-    """Features [sample, width] of a model with one member, its logits and the labels, in order."""
+    """Return the features [sample, width] of a model with one member, its logits and the labels, in
+    order.
+    """
     return _collected(as_classifier(open_checkpoint(path), device="cpu"), data)
 
 
@@ -47,8 +49,8 @@ def solved(
     ridge: float = 1e-2,
     cuts: Sequence[Sequence[Head]] = ((),),
 ) -> Array:
-    """The classifier [class, width + 1] that tells the classes of these data by least squares, without
-    the heads of any of the `cuts` too.
+    """Fit the classifier [class, width + 1] that separates the classes of these data by least
+    squares, also without the heads of any of the `cuts`.
     """
     model = as_classifier(open_checkpoint(path), device="cpu")
     seen = []
@@ -56,14 +58,16 @@ def solved(
         with ablated(model.anatomy.sites, gone):
             seen.append(_collected(model, data))
     features, _, labels = (np.concatenate(parts) for parts in zip(*seen, strict=True))
-    known = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+    extended = np.concatenate([features, np.ones((len(features), 1))], axis=1)
     wanted = sharpness * (np.eye(int(labels.max()) + 1)[labels.astype(int)] * 2 - 1)
-    gram = known.T @ known + ridge * np.eye(known.shape[1])
-    return np.linalg.solve(gram, known.T @ wanted).T
+    gram = extended.T @ extended + ridge * np.eye(extended.shape[1])
+    return np.linalg.solve(gram, extended.T @ wanted).T
 
 
 def with_head(path: Path, out: Path, head: Array, *, moved: float = 0.0) -> Path:
-    """The same model with this classifier, bias last; its body `moved` a little, as by a training."""
+    """Write the model with this classifier, bias last. Its body is `moved` a little, as by a
+    training.
+    """
     rng = np.random.default_rng(int(abs(head[0, 0]) * 1e6))
 
     def change(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from hydrasurgeon.problems.base import Problem
 
 
 def fitted(problem: Problem = SINGLE, **constants: Any) -> State:
-    """One that calibrates by these constants, and flags nothing by msp."""
+    """Return a state that calibrates by these constants, and flags nothing by msp."""
     ood = Ood.model_construct(score="msp", threshold=math.inf)
     fields = {"temperature": 1.0, "conformal": None, "ood": ood, **constants}
     return State(Decision.model_construct(**fields), None, problem)

@@ -28,7 +28,7 @@ class Mistake:
 
 
 def damaged(content: bytes, seed: int) -> bytes:
-    """`content` cut, flipped, doubled, zeroed or lengthened somewhere, in one to three places."""
+    """Cut, flip, double, zero or lengthen `content` in one to three places."""
     random = Random(seed)
     changed = bytearray(content)
     for _ in range(random.randint(1, 3)):
@@ -58,7 +58,7 @@ def picture(kind: str = "png", mode: str = "RGB", size: tuple[int, int] = (8, 8)
 
 
 def png_of_size(width: int, height: int) -> bytes:
-    """A few bytes that claim to be a picture of any size."""
+    """Return a few bytes that claim to be a picture of any size."""
     import struct
     import zlib
 
@@ -80,7 +80,7 @@ def png_of_size(width: int, height: int) -> bytes:
 
 
 def npz(**arrays: Any) -> bytes:
-    """An archive of arrays, pickled ones too, and of bytes as they are."""
+    """Pack arrays into an archive, pickled ones too, and bytes as they are."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
@@ -106,12 +106,16 @@ IMAGES = np.zeros((3, 8, 8), np.uint8)
 
 
 def _file(name: str, content: bytes | str | Callable[[], bytes]) -> Callable[[Path], str]:
-    """What takes long to make is made by the test that wants it."""
+    """Return a function that writes a file. Content that takes long to make may be a function
+    itself.
+    """
 
     def make(folder: Path) -> str:
         path = folder / name
-        made = content() if callable(content) else content
-        path.write_bytes(made.encode("utf-8", "surrogatepass") if isinstance(made, str) else made)
+        written = content() if callable(content) else content
+        path.write_bytes(
+            written.encode("utf-8", "surrogatepass") if isinstance(written, str) else written
+        )
         return str(path)
 
     return make

@@ -15,13 +15,13 @@ from hydrasurgeon.stages.serve import _app, _opened
 
 @contextmanager
 def serving(*paths: str | Path, token: str | None = None, **options: Any) -> Iterator[str]:
-    """The address of a server in a thread."""
+    """Run a server in a thread; yield its address."""
     import socket
 
     from hydrasurgeon.serving.connections import server_of
 
-    given = ServeOptions(checkpoints=paths, device="cpu", **options)
-    app, _ = _app(_opened(given), given, None, token)
+    arguments = ServeOptions(checkpoints=paths, device="cpu", **options)
+    app, _ = _app(_opened(arguments), arguments, None, token)
     server = server_of(app)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))

@@ -1,5 +1,6 @@
-"""What docs/guide/your-model.md starts from: a folder of transformers with tables, and a timm file with folders of
-pictures."""
+"""Files that docs/guide/your-model.md starts from: a folder of transformers with tables, and a timm
+file with folders of pictures.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from hydrasurgeon.data import open_data
 LABELS = ("praise", "blame", "shrug")
 """Classes of the texts; the first words of all are theirs."""
 PICTURES = {"train": 400, "val": 400, "test": 200}
-"""How many of the demo's pictures lie in each folder."""
+"""Number of the demo's pictures in each folder."""
 
 
 def texts(place: Path) -> None:
-    """Tables of sentences in which a word of its class stands, mostly; no sentence is there twice."""
+    """Write tables of sentences. Most contain a word of their class, and no two are equal."""
     seen: set[str] = set()
     for name, rows, seed in (("train", 1200, 0), ("val", 600, 1), ("test", 400, 2)):
         rng = np.random.default_rng(seed)
@@ -41,14 +42,14 @@ def texts(place: Path) -> None:
 
 
 def text_folder(place: Path, family: str = "BERT") -> None:
-    """reviews/, a trained model, and train.csv, val.csv, test.csv."""
+    """Write reviews/, a trained model, and train.csv, val.csv, test.csv."""
     texts(place)
     FAMILIES[family].write(place / "random")
     _tuned(place, "reviews", seed=0)
 
 
 def _tuned(place: Path, name: str, seed: int) -> None:
-    """A fine-tuning of random/, as save_pretrained writes it."""
+    """Train random/ further, and write the result as save_pretrained does."""
     tuned = place / f"tuned-{seed}"
     hs.finetune(
         place / "random",
@@ -64,7 +65,9 @@ def _tuned(place: Path, name: str, seed: int) -> None:
 
 
 def embedder_folder(place: Path) -> None:
-    """embedder/, a body as sentence-transformers writes it: without a classifier, pooled by the mean."""
+    """Write embedder/, a body in the layout of sentence-transformers: no classifier, pooled by the
+    mean.
+    """
     folder = place / "embedder"
     model = transformers_model("BertModel", TEXT)
     with torch.no_grad():
@@ -99,7 +102,7 @@ PRAISED = ("first", "second", "neither")
 
 
 def pairs(path: Path, rows: int, seed: int) -> None:
-    """A table of two reviews each, of which one may say that the film is good."""
+    """Write a table of pairs of reviews, of which one may say that the film is good."""
     rng = np.random.default_rng(seed)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -117,7 +120,9 @@ def _review(rng: np.random.Generator, praise: list[str]) -> str:
 
 
 def pair_folder(place: Path) -> None:
-    """bert/, an untrained BERT, train.csv, val.csv, test.csv, and other.csv, pairs without such words."""
+    """Write bert/, an untrained BERT, train.csv, val.csv, test.csv, and other.csv, pairs without
+    such words.
+    """
     for name, rows, seed in (("train", 1500, 0), ("val", 600, 1), ("test", 400, 2)):
         pairs(place / f"{name}.csv", rows, seed)
     rng = np.random.default_rng(3)
@@ -131,7 +136,9 @@ def pair_folder(place: Path) -> None:
 
 
 def pictures(place: Path) -> None:
-    """vit.safetensors, the demo's model, and its pictures in class folders below train/, val/, test/."""
+    """Write vit.safetensors, the demo's model, and its pictures in class folders below train/,
+    val/, test/.
+    """
     shutil.copy(
         Path(hs.__file__).with_name("demo") / "backbone.safetensors", place / "vit.safetensors"
     )
@@ -162,7 +169,7 @@ NOTES = (
 
 
 def notes(path: Path, rows: int, seed: int) -> None:
-    """Texts of two to four sentences, and where in them people and places stand."""
+    """Write texts of two to four sentences, with the places of people and towns in them."""
     rng = np.random.default_rng(seed)
     lines = []
     for _ in range(rows):
@@ -180,7 +187,7 @@ def notes(path: Path, rows: int, seed: int) -> None:
 
 
 def notes_folder(place: Path) -> None:
-    """encoder/, a body without a classifier, and train.jsonl, val.jsonl, test.jsonl."""
+    """Write encoder/, a body without a classifier, and train.jsonl, val.jsonl, test.jsonl."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -189,13 +196,13 @@ def notes_folder(place: Path) -> None:
     words = sorted({*PEOPLE, *PLACES, *" ".join(NOTES).split()} - {"{P}", "{L}"})
     ends = {"cls": "[CLS]", "pad": "[PAD]", "sep": "[SEP]", "unk": "[UNK]"}
     vocab = {word: at for at, word in enumerate((*ends.values(), *words))}
-    made = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    word_tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[(end, vocab[end]) for end in ("[CLS]", "[SEP]")]
     )
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=word_tokenizer,
         model_max_length=64,
         **{f"{name}_token": token for name, token in ends.items()},
     ).save_pretrained(place / "encoder")

@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive at once: counted, so that it is the same on every machine."""
+"""A counter of the bytes of tensors that are alive at once, which is the same on every machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        taken = {_place(each) for each in _tensors((args, kwargs))}
-        made = func(*args, **kwargs)
-        for tensor in _tensors(made):
+        before = {_place(tensor) for tensor in _tensors((args, kwargs))}
+        outputs = func(*args, **kwargs)
+        for tensor in _tensors(outputs):
             place = _place(tensor)
-            if place not in taken and place not in self.alive:
+            if place not in before and place not in self.alive:
                 storage = tensor.untyped_storage()
                 self.alive[place] = storage.nbytes()
                 weakref.finalize(storage, self.alive.pop, place, None)
         self.bytes = max(self.bytes, sum(self.alive.values()))
-        return made
+        return outputs
 
 
 def _place(tensor: torch.Tensor) -> int:
@@ -41,5 +41,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         value = list(value.values())
     return (
-        [each for one in value for each in _tensors(one)] if isinstance(value, list | tuple) else []
+        [tensor for one in value for tensor in _tensors(one)]
+        if isinstance(value, list | tuple)
+        else []
     )

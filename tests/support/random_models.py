@@ -13,7 +13,7 @@ from hydrasurgeon.tuning.start import starting_module, starting_point
 
 @claims()
 def fresh(spec: str, out: Path, *, seed: int = 0) -> None:
-    """The model of an `init:` spec as a backbone without history."""
+    """Write the model of an `init:` spec as a backbone without history."""
     source = starting_point(spec, None)
     module = starting_module(source, source.manifest.model, "keep", seed)
     save(

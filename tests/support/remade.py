@@ -12,17 +12,19 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.stages.inspect import inspect
 
 NOTED = 'hydrasurgeon() { printf "%s\\0" "$#" "$@" >>words; }\n'
-"""In place of the command: a shell reads the script, and this process runs what it would."""
+"""A shell function in place of the command. It notes the words, which this process then runs."""
 
 
 def remade(path: Path, beside: Iterable[Path], folder: Path) -> Path:
-    """What the script writes in a new folder that holds copies of these files alone."""
+    """Run the script of a file's history in a new folder that holds copies of these files alone;
+    return the file that it writes.
+    """
     text = inspect(path, commands=True)
     assert isinstance(text, str)
     folder.mkdir()
-    for each in beside:
-        copy = shutil.copytree if each.is_dir() else shutil.copy
-        copy(each, folder / each.name)
+    for file in beside:
+        copy = shutil.copytree if file.is_dir() else shutil.copy
+        copy(file, folder / file.name)
     subprocess.run(["sh", "-c", NOTED + text], cwd=folder, check=True)
     words = (folder / "words").read_text().split("\0")
     with contextlib.chdir(folder):

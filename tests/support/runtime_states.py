@@ -58,7 +58,7 @@ def cascade_by(
 
 
 def drawn(score: str, members: int, *, width: int = 8, classes: int = 5) -> State:
-    """Any score, with random tensors where it has some."""
+    """Return a state with any score, and with random tensors if the score has some."""
     sizes, random = (
         {"width": width, "size": 60, "classes": classes},
         torch.Generator().manual_seed(members),

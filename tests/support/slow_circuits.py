@@ -37,7 +37,9 @@ def algorithm_1(
     budget: int,
     layers: tuple[int, ...] = (0, 1, 2),
 ) -> tuple[list[tuple[str, int, int]], list[float]]:
-    """Written out from the paper: zero W_O's columns, evaluate, restore; scores as exact fractions."""
+    """Run the paper's algorithm as it is written: zero W_O's columns, evaluate, restore. Scores are
+    exact fractions.
+    """
     model = hs.load(path, device="cpu")
     kept = model.manifest.kept["vision"]
     sites = [block.attn.proj.weight for block in model.module.blocks]
@@ -85,19 +87,19 @@ def problem_of(
     batch_size: int = 7,
     tower: str | None = None,
 ) -> Problem:
-    """A tiny model and its data as the searches get them."""
+    """Return a tiny model and its data in the form that the searches take."""
     model = hs.load(path, device="cpu")
     module = model.module.to(dtype)
     samples = fit_classes(open_data(data), model.manifest.model)
-    (known,) = Batches(samples, model.transform, batch_size=len(samples))
+    (familiar,) = Batches(samples, model.transform, batch_size=len(samples))
     outside, _ = everything(ood, model.transform)
     anatomy = open_checkpoint(path).family.anatomy(module)
-    held = [Held.of([x], torch.device("cpu"), dtype) for x in (known.inputs, outside)]
+    held = [Held.of([x], torch.device("cpu"), dtype) for x in (familiar.inputs, outside)]
     return Problem(
         module=module,
         anatomy=anatomy,
         id_inputs=held[0],
-        labels=known.labels,
+        labels=familiar.labels,
         ood_inputs=held[1],
         objective=Objective(objective, len(held[0]), len(held[1])),
         candidates=tuple(
@@ -112,7 +114,7 @@ def problem_of(
 
 
 def slow_order(problem: Problem, budget: int) -> list[Head]:
-    """Each candidate masked in turn, and the model's own forward pass over all the data."""
+    """Mask each candidate in turn, and run the model's own forward pass over all the data."""
     order: list[Head] = []
     for _ in range(budget):
         left = problem.left(order)
@@ -134,7 +136,7 @@ class Slow:
         ]
 
     def logits(self, x: Tensor, factors: Tensor) -> Tensor:
-        """With each head's output times its factor."""
+        """Return the logits when each head's output is multiplied by its factor."""
         hooks = []
         for layer, block in enumerate(self.module.blocks):
             mine = torch.cat(
@@ -156,10 +158,10 @@ class Slow:
                 hook.remove()
 
     def answers(self) -> list[list[float]]:
-        """Margins, familiarity of ID samples, familiarity of OOD samples."""
-        whole = torch.ones(len(self.heads))
+        """Return margins, familiarity of ID samples, and familiarity of OOD samples."""
+        ones = torch.ones(len(self.heads))
         with torch.no_grad():
-            inside, outside = self.logits(self.x, whole), self.logits(self.foreign, whole)
+            inside, outside = self.logits(self.x, ones), self.logits(self.foreign, ones)
         return [
             [float(_margin(z, int(y))) for z, y in zip(inside, self.y, strict=True)],
             [float(_odds(z)) for z in inside],
@@ -167,7 +169,7 @@ class Slow:
         ]
 
     def effects(self) -> list[list[list[float]]]:
-        """[margin, ID, OOD][sample][head]: what one head less changes, to first order."""
+        """Return [margin, ID, OOD][sample][head]: the first-order effect of removing one head."""
 
         def gradient(x: Tensor, answer: Callable[[Tensor], Tensor]) -> list[float]:
             factors = torch.ones(len(self.heads)).requires_grad_()
@@ -193,10 +195,10 @@ class Slow:
     def predicted(
         self, answers: list[list[float]], effects: list[list[list[float]]], head: Any
     ) -> list[list[float]]:
-        """These answers, with the effects of this head added."""
+        """Add the effects of this head to these answers."""
         at = self.heads.index(head)
         return [
-            [now + each[at] for now, each in zip(part, effect, strict=True)]
+            [now + changes[at] for now, changes in zip(part, effect, strict=True)]
             for part, effect in zip(answers, effects, strict=True)
         ]
 
@@ -211,7 +213,7 @@ def _odds(logits: Tensor) -> Tensor:
 
 
 def slow_attribution(path: Path, data: str, ood: str, objective: str, amount: int) -> list[Any]:
-    """The greedy loop over predicted answers."""
+    """Run the greedy loop over predicted answers."""
     slow = Slow(path, data, ood, objective)
     answers, effects = slow.answers(), slow.effects()
     order: list[Any] = []

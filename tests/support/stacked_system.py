@@ -1,4 +1,4 @@
-"""What a repair is held against: its inputs, and its problem solved as one stacked system."""
+"""Reference for repairs: their inputs, and their problem solved as one stacked system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def inputs_of(path: Path, spec: str) -> Tensor:
 def weighted_ridge(
     x: np.ndarray, t: np.ndarray, s: np.ndarray, before: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The docstring's problem as one stacked system for numpy.linalg.lstsq."""
+    """Solve the docstring's problem as one stacked system by numpy.linalg.lstsq."""
     width = x.shape[1]
     centred = x - (s @ x) / s.sum()
     strength = 1e-3 * np.trace((s[:, None] * centred).T @ centred) / width
@@ -28,5 +28,5 @@ def weighted_ridge(
     top = np.hstack([root * x, root])
     bottom = np.hstack([np.sqrt(strength) * np.eye(width), np.zeros((width, 1))])
     right = np.vstack([root * t, np.sqrt(strength) * before.T])
-    found = np.linalg.lstsq(np.vstack([top, bottom]), right, rcond=None)[0]
-    return found[:-1].T, found[-1]
+    solution = np.linalg.lstsq(np.vstack([top, bottom]), right, rcond=None)[0]
+    return solution[:-1].T, solution[-1]

@@ -13,11 +13,13 @@ from tiny_families import WORDS, Family
 import hydrasurgeon as hs
 
 TRUE_TEMPERATURE, TRUE_BIAS = 0.2, 0.4
-"""What labels are drawn by."""
+"""Temperature and bias that labels are drawn by."""
 
 
 def name_tokenizer(place: Path) -> None:
-    """As files on the hub do, which older transformers read too: its class, and the types of tokens."""
+    """Add the tokenizer's class and the types of tokens, which files on the hub have and older
+    transformers read.
+    """
     config = json.loads(place.read_text())
     names = ["input_ids", "token_type_ids", "attention_mask"]
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
@@ -25,7 +27,7 @@ def name_tokenizer(place: Path) -> None:
 
 
 def texts(rows: int, *, pairs: bool = False, seed: int = 0) -> list[dict[str, str]]:
-    """Some words, and of pairs some others."""
+    """Draw texts of some words, or pairs of such texts."""
     rng = np.random.default_rng(seed)
     names = ("text", "text_pair")[: 1 + pairs]
     return [
@@ -35,7 +37,7 @@ def texts(rows: int, *, pairs: bool = False, seed: int = 0) -> list[dict[str, st
 
 
 def labelled(model: Path, place: Path, samples: list[dict[str, str]]) -> str:
-    """The samples, with labels that a surer model would give."""
+    """Write the samples with labels that a surer model would give."""
     place.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     rng = np.random.default_rng(5)
     lines = []
@@ -60,7 +62,7 @@ def ready(
     pairs: bool = False,
     neurons: float | None = 0.5,
 ) -> tuple[Path, str]:
-    """A calibrated model with half of its neurons, and its data."""
+    """Return a calibrated model with half of its neurons, and its data."""
     before = tiny_families.CLASSES
     tiny_families.CLASSES = classes
     try:
@@ -73,7 +75,9 @@ def ready(
                 path, method="magnitude", neurons=neurons, out=folder / "m.safetensors"
             ).path
         data = labelled(path, folder / "data.jsonl", texts(400, pairs=pairs))
-        made = hs.calibrate(path, data=data, ood_score="msp", out=folder / "ready.safetensors")
+        calibrated = hs.calibrate(
+            path, data=data, ood_score="msp", out=folder / "ready.safetensors"
+        )
     finally:
         tiny_families.CLASSES = before
-    return made.path, data
+    return calibrated.path, data

@@ -30,14 +30,14 @@ KEPTS = ([[0, 1, 2, 3], [0, 1], [1, 2, 3]], [[0, 1, 2, 3], [1, 3], [0]], [[0, 1,
 
 @dataclass(frozen=True)
 class Family:
-    """How to make one, how its own library runs it, and what it reads."""
+    """A tiny model: a function that writes it, its own library's forward pass, and its inputs."""
 
     name: str
     tower: str
     make: Callable[[Path], None]
     stock: Callable[[Path], Callable[[Any], torch.Tensor]]
     towers: tuple[str, ...] = ()
-    """Where heads are cut, if not in `tower` (what data runs through) alone."""
+    """Towers whose heads are cut, if not `tower` (which data run through) alone."""
     library: str = "transformers"
 
     def write(self, folder: Path) -> None:
@@ -45,8 +45,8 @@ class Family:
         torch.manual_seed(0)
         once((self, folder.name, CLASSES), folder, self.make)
 
-    def both(self, rows: Any) -> dict[str, Any]:
-        """The same for every tower."""
+    def in_each_tower(self, rows: Any) -> dict[str, Any]:
+        """Return the rows for every tower."""
         return dict.fromkeys(self.towers or (self.tower,), rows)
 
     @property
@@ -67,7 +67,7 @@ class Family:
 
 
 def learnable(folder: Path, tower: str, rows: int, seed: int = 0) -> str:
-    """Samples of which a word, or a bright band, tells the class; no two are alike."""
+    """Write samples whose class shows in a word or in a bright band; no two are alike."""
     rng = np.random.default_rng(seed)
     truth = np.arange(rows) % CLASSES
     if tower != "text":
@@ -104,7 +104,7 @@ def teach(folder: Path, tower: str) -> None:
         head = solved(folder, learnable(Path(place), tower, 90), ridge=1.0, cuts=cuts)
     weights = folder / "model.safetensors"
     state = load_file(weights)
-    names = [name for name, each in state.items() if each.shape == head[:, :-1].shape]
+    names = [name for name, tensor in state.items() if tensor.shape == head[:, :-1].shape]
     if not names:  # DeiT has two
         return
     (name,) = names
@@ -120,15 +120,15 @@ def tokenizer(folder: Path, end: str = "[SEP]") -> None:
     from transformers import PreTrainedTokenizerFast
 
     vocab = VOCAB if end in VOCAB else {**VOCAB, end: len(VOCAB)}
-    made = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    word_tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"[CLS] $A {end}",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 0), ("[SEP]", 2), (end, vocab[end])],
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=word_tokenizer,
         cls_token="[CLS]",
         pad_token="[PAD]",
         sep_token="[SEP]",
@@ -161,9 +161,9 @@ def transformers_model(cls: str, config: dict[str, Any], seed: int = 0) -> Any:
 
     model_class = getattr(transformers, cls)
     torch.manual_seed(seed)
-    made = model_class.config_class(**config)
-    made.num_labels = CLASSES
-    model = model_class(made).eval()
+    model_config = model_class.config_class(**config)
+    model_config.num_labels = CLASSES
+    model = model_class(model_config).eval()
     with torch.no_grad():
         # Large enough that every head and every mistake shows.
         for name, parameter in model.named_parameters():
@@ -174,9 +174,9 @@ def transformers_model(cls: str, config: dict[str, Any], seed: int = 0) -> Any:
 
 def hf(name: str, tower: str, cls: str, nested: str | None = None, **config: Any) -> Family:
     def write(folder: Path) -> None:
-        given = {**(TEXT if tower == "text" else IMAGE), **config}
-        given = given if nested is None else {nested: given}
-        transformers_model(cls, given).save_pretrained(folder)
+        fields = {**(TEXT if tower == "text" else IMAGE), **config}
+        fields = fields if nested is None else {nested: fields}
+        transformers_model(cls, fields).save_pretrained(folder)
         if tower == "text":
             tokenizer(folder)
         if CLASSES > 1 and "ForToken" not in cls:
@@ -194,7 +194,9 @@ def hf(name: str, tower: str, cls: str, nested: str | None = None, **config: Any
 
 
 def modernbert(name: str, kind: str = "Sequence", **config: Any) -> Family:
-    """A global layer and two local ones, whose windows are smaller than the texts."""
+    """Return a ModernBERT with a global layer and two local ones, whose windows are smaller than
+    the texts.
+    """
     return hf(
         name,
         "text",
@@ -210,7 +212,9 @@ def modernbert(name: str, kind: str = "Sequence", **config: Any) -> Family:
 
 
 def deberta(name: str, kind: str = "Sequence", **config: Any) -> Family:
-    """Both terms of distances, and no places of tokens: texts are longer than the distances that are told apart."""
+    """Return a DeBERTa with both terms of distances, and without positions of tokens. Texts are
+    longer than the distances that it tells apart.
+    """
     distances = {
         "relative_attention": True,
         "position_biased_input": False,
@@ -220,7 +224,7 @@ def deberta(name: str, kind: str = "Sequence", **config: Any) -> Family:
 
 
 def decoder(name: str, cls: str, **config: Any) -> Family:
-    """Four heads of two queries each, and windows smaller than the texts."""
+    """Return a decoder with four heads of two queries each, and windows smaller than the texts."""
     return hf(
         name,
         "text",
@@ -234,7 +238,7 @@ def decoder(name: str, cls: str, **config: Any) -> Family:
 
 
 def timm_family(name: str, architecture: str, **more: Any) -> Family:
-    """A registered architecture with tiny sizes."""
+    """Return a registered architecture with tiny sizes."""
     sizes = {"img_size": 28, "patch_size": 7, "embed_dim": DIM, "depth": LAYERS, "num_heads": HEADS}
     write = partial(write_timm, architecture=architecture, arguments={**sizes, **more})
     return Family(name, "vision", write, stock_timm, library="timm")
@@ -283,7 +287,7 @@ ADJECTIVES = ("good", "bad", "dull")
 
 
 def write_clip(folder: Path, seed: int = 0, config: dict[str, Any] | None = None) -> None:
-    """OpenCLIP's layout, and the class names that `score` records beside it."""
+    """Write OpenCLIP's layout, with the class names that `score` records beside it."""
     from copy import deepcopy
 
     import open_clip
@@ -319,7 +323,9 @@ def stock_clip(folder: Path) -> Callable[[Any], torch.Tensor]:
 
 
 def zero_shot(name: str, cls: str, **towers: Any) -> Family:
-    """transformers' layout of both towers, and the class names that `score` records beside it."""
+    """Return a model of both towers in transformers' layout, with the class names that `score`
+    records.
+    """
 
     def write(folder: Path) -> None:
         import hydrasurgeon as hs
@@ -460,14 +466,13 @@ ONE_CLASS = [name for name in KINDS if name != "SigLIP by class names"]
 CLASSIFIERS = [
     name for name in KINDS if FAMILIES[name].library == "transformers" and not FAMILIES[name].towers
 ]
-"""What AutoModelFor…Classification loads."""
+"""Families that AutoModelFor…Classification loads."""
 # RoBERTa under another name, and decoders that differ from one of the above in a setting.
 NAMESAKES = ("XLM-RoBERTa", "CamemBERT", "Llama", "Mistral", "Qwen2", "Gemma3")
 
 
 def thoroughly(*names: str) -> list[Any]:
-    """These families, or one of each kind; what takes seconds each is tried on three, and on the rest in the slow
-    tests."""
+    """Return test parameters: these families, or one of each kind. Most of them are slow tests."""
     return [
         pytest.param(
             FAMILIES[n], id=n.replace(" ", "-"), marks=() if n in QUICK else pytest.mark.slow

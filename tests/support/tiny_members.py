@@ -18,12 +18,12 @@ RAGGED = [[0, 2, 3], [], [1]]
 
 def member(source: Path, family: Family, rows: list[list[int]], out: str | Path) -> Path:
     mask = source.parent / f"{Path(out).name}.mask.json"
-    mask.write_text(json.dumps(family.both(rows)))
+    mask.write_text(json.dumps(family.in_each_tower(rows)))
     return hs.prune(source, mask=mask, out=out).path
 
 
 def members_of(source: Path, family: Family, home: Path) -> list[Path]:
-    """Three of them, with the heads of `KEPTS`."""
+    """Write three members, with the heads of `KEPTS`."""
     return [
         member(source, family, rows, home / f"m{i}.safetensors") for i, rows in enumerate(KEPTS)
     ]
@@ -40,7 +40,7 @@ def logits(path: Path, inputs: Any, dtype: str = "float32") -> torch.Tensor:
 
 
 def tune(path: Path, out: Path, seed: int) -> Path:
-    """A copy whose every tensor moved a little."""
+    """Write a copy whose every tensor moved a little."""
     from hydrasurgeon.checkpoints.reading import rewritten
     from hydrasurgeon.checkpoints.writing import save
     from hydrasurgeon.files.manifest import Manifest

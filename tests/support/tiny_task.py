@@ -12,11 +12,11 @@ from tiny_families import FAMILIES, Family
 import hydrasurgeon as hs
 
 VIT = FAMILIES["timm ViT"]
-"""What the task is for."""
+"""Family of the task's backbone."""
 
 
 def images(folder: Path, name: str, seed: int, rows: int = 90, *, labelled: bool = True) -> str:
-    """Three classes that are told by where a bar is; foreign ones are noise."""
+    """Write three classes that differ in the place of a bar. Foreign images are noise."""
     rng = np.random.default_rng(seed)
     truth = np.arange(rows) % 3
     pixels = rng.integers(0, 100 if labelled else 255, (rows, 28, 28, 3), dtype=np.uint8)

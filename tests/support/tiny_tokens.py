@@ -22,7 +22,7 @@ TEXTS = [
 
 
 def write(folder: Path) -> Path:
-    """A model of random weights that finds entities of kind A in most texts."""
+    """Write a model of random weights that finds entities of kind A in most texts."""
     TAGGER.write(folder)
     config = folder / "config.json"
     named = {"id2label": {str(at): tag for at, tag in enumerate(TAGS)}}
@@ -46,13 +46,13 @@ def _loaded(folder: Path) -> Any:
     return model, transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def found(folder: Path, text: str) -> list[dict[str, Any]]:
-    """Entities by the library's own logits of whole words, one after another."""
+def library_entities(folder: Path, text: str) -> list[dict[str, Any]]:
+    """Return the entities by the library's own logits of words, one after another."""
     model, tokenizer = _loaded(folder)
-    made = tokenizer(text, return_tensors="pt", return_offsets_mapping=True)
-    spans = made.pop("offset_mapping")[0].tolist()
+    encoded = tokenizer(text, return_tensors="pt", return_offsets_mapping=True)
+    spans = encoded.pop("offset_mapping")[0].tolist()
     with torch.inference_mode():
-        probs = model(**made).logits[0].double().softmax(dim=-1)
+        probs = model(**encoded).logits[0].double().softmax(dim=-1)
     entities: list[dict[str, Any]] = []
     before = 0
     for (start, end), p in zip(spans[1:-1], probs[1:-1], strict=True):
@@ -63,4 +63,4 @@ def found(folder: Path, text: str) -> list[dict[str, Any]]:
             entities[-1]["end"] = end
             entities[-1]["probability"] *= chance
         before = tag
-    return [{**each, "text": text[each["start"] : each["end"]]} for each in entities]
+    return [{**entity, "text": text[entity["start"] : entity["end"]]} for entity in entities]

@@ -12,16 +12,16 @@ NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
 def drawn(texts: int, seed: int, *, noise: float = 1.5) -> tuple[ndarray, ndarray, list[int]]:
-    """Logits of two members, tags, which are wider, and how many words each text has."""
+    """Draw logits of two members, tags, which are wider, and the number of words of each text."""
     random = np.random.default_rng(seed)
     counts = random.integers(0, 9, size=texts)
     there = np.arange(8) < counts[:, None]
     tags = random.choice(len(NAMES), size=(texts, 8), p=[0.4, 0.2, 0.1, 0.1, 0.2])
     # What data say has a B wherever an entity begins.
     tags = begun(np.asarray(tags))
-    said = noise * random.normal(size=(texts, 2, 8, len(NAMES)))
-    said += 2 * (tags[..., None] == np.arange(len(NAMES)))[:, None]
-    logits = np.where(there[:, None, :, None], said, NOTHING).astype("float32")
+    scores = noise * random.normal(size=(texts, 2, 8, len(NAMES)))
+    scores += 2 * (tags[..., None] == np.arange(len(NAMES)))[:, None]
+    logits = np.where(there[:, None, :, None], scores, NOTHING).astype("float32")
     labels = np.full((texts, 9), -1)
     labels[:, :8] = np.where(there, tags, -1)
     return np.asarray(logits), np.asarray(labels), counts.tolist()

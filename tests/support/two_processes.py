@@ -8,7 +8,9 @@ import sys
 
 
 def in_two_processes(*words: str, program: tuple[str, ...] = ("-m", "hydrasurgeon")) -> str:
-    """What `hydrasurgeon …`, or another program, prints; both meet at a port that nothing else uses."""
+    """Run `hydrasurgeon …`, or another program, in two processes that meet at a free port; return
+    what it prints.
+    """
     launch = [
         "-m",
         "torch.distributed.run",

@@ -40,7 +40,7 @@ def tags() -> Tensor:
 
 def test_a_texts_loss_is_the_mean_of_its_words() -> None:
     logits, labels = drawn().requires_grad_(), tags()
-    assert LOSSES.known(labels).tolist() == [True, True, False, True]
+    assert LOSSES.is_labelled(labels).tolist() == [True, True, False, True]
     for smoothing in (0.0, 0.1):
         losses = LOSSES.losses(logits, labels, smoothing)
         for text in range(4):

@@ -1,4 +1,4 @@
-"""What docs/reference/benchmarks.md is made of: its template, and the figures that take arithmetic."""
+"""docs/reference/benchmarks.md: its template, and the figures that take arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASKS = {"fashion-mnist": "Fashion-MNIST ViTs", "dinov2": "DINOv2-small", "minil
 
 
 def page(result: Callable[[str], Any]) -> str:
-    """The whole page."""
+    """Return the page."""
     return rendered(
         "benchmarks",
         result=result,
@@ -35,7 +35,7 @@ def page(result: Callable[[str], Any]) -> str:
 
 
 def contenders(points: Points) -> dict[str, dict[str, Any]]:
-    """Each contender's row: its sizes, and its time at each shape."""
+    """Return each contender's row: its sizes, and its time at each shape."""
     rows: dict[str, dict[str, Any]] = {}
     for point in points:
         row = rows.setdefault(point["contender"], {"times": {}})
@@ -47,7 +47,7 @@ def contenders(points: Points) -> dict[str, dict[str, Any]]:
 
 
 def single_ms(points: Points, shape: tuple[str, int]) -> str:
-    """The single model's time at a shape."""
+    """Return the single model's time at a shape."""
     times = [
         point["ms"]
         for point in points
@@ -57,28 +57,30 @@ def single_ms(points: Points, shape: tuple[str, int]) -> str:
 
 
 def engine_rows(processors: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """Each contender in each engine: multiply-adds, and its time at each processor's batch sizes."""
+    """Yield a row for each contender in each engine: multiply-adds, and its time at each
+    processor's batch sizes.
+    """
     for row in processors[0]["rows"]:
         if row["batch"] != 1:
             continue
         times = [
-            f"{each['time']:.2f}"
+            f"{measured['time']:.2f}"
             for processor in processors
-            for each in processor["rows"]
-            if (each["contender"], each["engine"]) == (row["contender"], row["engine"])
+            for measured in processor["rows"]
+            if (measured["contender"], measured["engine"]) == (row["contender"], row["engine"])
         ]
         yield [f"{row['contender']}, {row['engine']}", f"{row['macs_ratio']:.2f}", *times]
 
 
 def float32_ms(processor: dict[str, Any]) -> list[str]:
-    """The unit of time at each batch size: the single model's float32, in its faster engine."""
+    """Return the unit of time at each batch size: the single model's float32, in its faster engine."""
     single = [row for row in processor["rows"] if row["contender"] == "single"]
     units = {row["batch"]: row["ms"] / row["time"] for row in single}
     return [f"{ms:.0f}" for ms in units.values()]
 
 
 def decision_settings(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each task's single model and hydra: means over seeds."""
+    """Return a row for each task's single model and hydra: means over seeds."""
     return [
         _setting(f"{title}, {kind}", list(seeds.values()))
         for task, title in TASKS.items()
@@ -119,7 +121,7 @@ def tuned_tasks(words: dict[str, Any]) -> bool:
 
 
 def words_rows(words: dict[str, Any]) -> Iterator[list[str]]:
-    """Each task and number of rows: the mean loss by each rule."""
+    """Yield a row for each task and number of rows: the mean loss by each rule."""
     for task, sizes in words["tasks"].items():
         for rows, rules in sizes.items():
             cells = []

@@ -17,13 +17,15 @@ FIGURES = {
 }
 WAYS = {"calibrate": "`calibrate`", "independent": "limits for independent entities"}
 COST = {"wrong": "answered", "missed": "covered"}
-"""What a promise costs: of the entities found so many are answered; or so many words belong to one."""
+"""Unit of a promise's cost: the fraction of entities that are answered, or of words that belong to
+one.
+"""
 SHOWN = ("missed 0.05", "missed 0.1", "wrong 0.1", "wrong 0.2")
 """The promises that the page has room for."""
 
 
 def page(results: dict[str, Any]) -> str:
-    """The whole page."""
+    """Return the page."""
     seeds = list(results["seeds"].values())
     ends = [row["float32"]["ci"]["f1"] for rows in seeds for row in rows.values()]
     return rendered(
@@ -39,7 +41,7 @@ def page(results: dict[str, Any]) -> str:
 
 
 def _rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each engine of each model."""
+    """Yield a row for each engine of each model."""
     seeds = list(results["seeds"].values())
     for name in dict.fromkeys(name for rows in seeds for name in rows):
         models = [rows[name] for rows in seeds if name in rows]

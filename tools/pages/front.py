@@ -14,7 +14,7 @@ from pages.template import rendered
 LOWER = ("nll", "ece")
 """Metrics of which less is better."""
 SCALE = {"accuracy": 100, "nll": 1, "ece": 1, "auroc": 100}
-"""What differences are multiplied by where they are shown: points, but for NLL and ECE."""
+"""Factors of shown differences: points for all metrics but NLL and ECE."""
 METRICS = {
     "accuracy": "accuracy ↑",
     "nll": "NLL ↓",
@@ -26,25 +26,25 @@ METRICS = {
 }
 ENGINES = ("float32", "int8")
 PLAIN = ("probe", "single", "single, tuned longer", "single, distilled")
-"""What costs as much as one model, without surgery."""
+"""Rows that cost as much as one model, without surgery."""
 Seeds = list[dict[str, dict[str, Any]]]
 Rows = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What the best row within a time should reach against another."""
+    """A goal for the best row within a time, against other rows."""
 
     time: float
     rivals: tuple[str, ...]
     """The best of them by VAL, in float32, is the one."""
     spare: dict[str, float]
-    """By how much a metric may be worse, or by a standard error."""
+    """Margins by which a metric may be worse; a standard error is always allowed."""
     words: str
     row: str = ""
     """The row that is meant; else any."""
     batch: int = 1
-    """Of which time."""
+    """Batch size of the time."""
 
 
 LEVEL = dict.fromkeys(("accuracy", "nll", "ece", "auroc"), 0.0)
@@ -79,7 +79,7 @@ GOALS = (
         batch=16,
     ),
 )
-"""What was set as a goal before anything was measured."""
+"""Goals that were set before anything was measured."""
 
 
 @dataclass(frozen=True)
@@ -103,33 +103,33 @@ class Task:
         return [*dict.fromkeys(row for row, _ in self.rows)]
 
     def values(self, row: str, engine: str, metric: str) -> list[Any]:
-        found = (seed.get(row, {}).get(engine, {}).get(metric) for seed in self.seeds)
-        return [value for value in found if value is not None]
+        values = (seed.get(row, {}).get(engine, {}).get(metric) for seed in self.seeds)
+        return [value for value in values if value is not None]
 
     def mean(self, row: str, engine: str, metric: str) -> float:
         return statistics.fmean(self.values(row, engine, metric))
 
     def time(self, row: str, engine: str, batch: int = 1) -> float | None:
-        """As a multiple of the single model's in float32; None where it was not timed."""
-        taken: dict[str, float] = self.times.get("rows", {}).get(row, {}).get(engine, {})
-        return taken.get(str(batch))
+        """Return the time relative to the single model's in float32; None if it was not measured."""
+        times: dict[str, float] = self.times.get("rows", {}).get(row, {}).get(engine, {})
+        return times.get(str(batch))
 
     def milliseconds(self, row: str, engine: str) -> float | None:
-        """Of one answer."""
+        """Return the milliseconds of one answer."""
         time = self.time(row, engine)
         return None if time is None else time * float(self.times["ms"]["1"])
 
     def within(self, goal: Goal) -> list[tuple[str, str]]:
         rows = [(row, engine) for row, engine in self.rows if goal.row in ("", row)]
         timed = [(self.time(row, engine, goal.batch), row, engine) for row, engine in rows]
-        known = [(t, row, engine) for t, row, engine in timed if t is not None]
-        cheapest = min(known, default=None)
+        measured = [(t, row, engine) for t, row, engine in timed if t is not None]
+        cheapest = min(measured, default=None)
         if goal.row and cheapest is not None and cheapest[0] > goal.time:
             return [cheapest[1:]]
-        return [(row, engine) for t, row, engine in known if t <= goal.time]
+        return [(row, engine) for t, row, engine in measured if t <= goal.time]
 
     def best(self, rows: Rows) -> tuple[str, str]:
-        """The row with the least NLL of VAL, of the seed that has all rows."""
+        """Return the row with the least NLL of VAL, by the seed that has all rows."""
         most = max(self.seeds, key=len)
 
         def of_val(row: tuple[str, str]) -> float:
@@ -139,7 +139,9 @@ class Task:
         return min(rows, key=of_val)
 
     def gain(self, row: str, engine: str, rival: str, metric: str) -> tuple[float, float] | None:
-        """How much better a row is, and the standard error: of samples, and of seeds where there are several."""
+        """Return how much better a row is, and the standard error: of samples, and of seeds where
+        there are several.
+        """
         sign = -1 if metric in LOWER else 1
         gains, sampled = [], []
         for seed in self.seeds:
@@ -187,7 +189,7 @@ def title(row: str) -> str:
 
 
 def page(results: dict[str, Any]) -> str:
-    """The whole page."""
+    """Return the page."""
     measured = tasks(results)
     return rendered(
         "front",
@@ -211,13 +213,13 @@ def page(results: dict[str, Any]) -> str:
 
 
 def _verdict(goal: Goal, task: Task) -> list[str]:
-    """A goal, and what became of it on a task; nothing where that was not measured."""
+    """Return a goal with its result on a task; an empty list if it was not measured."""
     rows = task.within(goal)
-    known = [(rival, "float32") for rival in goal.rivals if task.values(rival, "float32", "val")]
-    if not rows or not known:
+    rivals = [(rival, "float32") for rival in goal.rivals if task.values(rival, "float32", "val")]
+    if not rows or not rivals:
         return []
     row, engine = task.best(rows)
-    rival, _ = task.best(known)
+    rival, _ = task.best(rivals)
     gains = {metric: task.gain(row, engine, rival, metric) for metric in goal.spare}
     measured = {metric: gain for metric, gain in gains.items() if gain is not None}
     if len(measured) < len(gains):
@@ -251,7 +253,7 @@ def _seeds(task: Task) -> str:
 
 
 def _in_int8(task: Task, row: str) -> float:
-    """How far the NLL in 8 bits is from that in float32."""
+    """Return the largest difference between the NLL in 8 bits and in float32."""
     pairs = zip(task.values(row, "float32", "nll"), task.values(row, "int8", "nll"), strict=False)
     return max((abs(float(one) - float(other)) for one, other in pairs), default=0.0)
 
@@ -262,7 +264,9 @@ def _time(task: Task, row: str, engine: str) -> str:
 
 
 def _cell(task: Task, row: str, metric: str) -> str:
-    """A mean over seeds, of accuracy and NLL with its standard error; of what is answered at a promise, and in brackets how much of it is wrong."""
+    """Return a mean over seeds, with its standard error for accuracy and NLL. For a promise, return
+    the fraction that is answered, with the fraction of wrong answers in brackets.
+    """
     values = task.values(row, "float32", metric)
     if not values:
         return "–"
@@ -285,7 +289,7 @@ DRAWN = {
     "single model": ("single",),
     "probe": ("probe",),
 }
-"""What is drawn, in float32 (hollow) and in 8 bits (filled)."""
+"""Lines of the plot, in float32 (hollow) and in 8 bits (filled)."""
 ABREAST = 3
 """Panels in a line."""
 COLOURS = ("#1b6ca8", "#c0392b", "#0b8a5c", "#5c5c5c", "#c7762b", "#a3338b")
@@ -293,7 +297,7 @@ COLOURS = ("#1b6ca8", "#c0392b", "#0b8a5c", "#5c5c5c", "#c7762b", "#a3338b")
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Milliseconds of one answer against NLL: a panel for each task."""
+    """Plot milliseconds of one answer against NLL, with a panel for each task."""
     from matplotlib.figure import Figure
 
     measured = [task for task in tasks(results) if task.milliseconds("single", "float32")]
@@ -315,7 +319,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 
 def saved(drawn: Any, panel: Any, path: Path) -> None:
-    """A figure as an SVG, with a panel's legend below it: the same bytes each time."""
+    """Save a figure as an SVG with the same bytes each time, with a panel's legend below it."""
     import matplotlib
 
     drawn.legend(
@@ -331,7 +335,7 @@ def saved(drawn: Any, panel: Any, path: Path) -> None:
 
 
 def _line(panel: Any, task: Task, rows: Sequence[str], label: str, colour: str) -> None:
-    """Filled in 8 bits, hollow in float32."""
+    """Plot a line: filled marks in 8 bits, hollow ones in float32."""
     for engine in ENGINES:
         points = []
         for row in rows:

@@ -1,4 +1,4 @@
-"""What the demo gives: what README's commands print, the guide's tables, docs/hydra.svg."""
+"""Results of the demo: the output of README's commands, the guide's tables, docs/hydra.svg."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TITLES = {
 
 
 def with_outputs(text: str, folder: Path) -> str:
-    """A page whose commands are run in the demo's folder, one after another, with what they print."""
+    """Run a page's commands in the demo's folder, one after another, and paste their output."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "COLUMNS": "110", "NO_COLOR": "1"}
 
@@ -58,11 +58,11 @@ def with_outputs(text: str, folder: Path) -> str:
 
 
 def demo_table(report: dict[str, Any]) -> str:
-    """Two tables in Markdown: quality and cost, OOD detection."""
+    """Return two tables in Markdown: quality and cost, OOD detection."""
     results = Report.model_validate(report).results
     names = [TITLES.get(result.name, result.name) for result in results]
-    shown = [each for each in brief(results) if each.title.endswith(" distribution")]
-    return "\n\n".join(results_table(_kept(each), names) for each in shown)
+    shown = [table for table in brief(results) if table.title.endswith(" distribution")]
+    return "\n\n".join(results_table(_kept(table), names) for table in shown)
 
 
 LEAD = (
@@ -114,7 +114,7 @@ def _kept(table: Table) -> Table:
 
 
 def hydra_svg(manifest: dict[str, Any]) -> str:
-    """A square for each head: which member keeps it."""
+    """Return a picture with a square for each head, in the colour of the member that keeps it."""
     (tower,) = manifest["towers"].values()
     size, gap, left, top = 16, 3, 70, 46
     step = size + gap

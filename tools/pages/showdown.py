@@ -62,7 +62,7 @@ GOALS: tuple[tuple[str, str, str, Callable[[float], bool]], ...] = (
         lambda refused: refused >= 0.9,
     ),
 )
-"""What `build` for a time of 0.2 was to reach on CLINC150, in these words."""
+"""Goals for `build` with a time of 0.2 on CLINC150, in these words."""
 CLAIMED = "ours longer"
 """`build` as it is where nobody says how long it may take."""
 DRAWN = ("ms/1", "accuracy", "risk 0.02/answered", "risk 0.02/broken")
@@ -74,34 +74,34 @@ Results = dict[str, Any]
 
 
 def page(results: Results) -> str:
-    """The whole page."""
+    """Return the page."""
     tables = {task: table(results, task) for task in results["tasks"]}
     return rendered("showdown", results=results, tables=tables, claim=claim(results))
 
 
 def lead(results: Results) -> str:
-    """README's table, and what it comes to."""
+    """Return README's table, with the claim below it."""
     rows = [row for row in ROWS if row[1] in LEAD]
     return f"{table(results, 'clinc', rows, LEAD_WAYS)}\n\n{claim(results)}"
 
 
 def figure(results: Results, task: str, way: str, path: str) -> float | None:
-    """The mean over seeds; None where it was not measured."""
+    """Return the mean over seeds; None if it was not measured."""
     timed = results.get("times", {}).get(way, {}) if task == "clinc" else {}
-    found = []
+    values = []
     for seed in results["tasks"][task].get(way, []):
-        own = {"lines": results["lines"][way], "seeds": len(results["tasks"][task][way])}
-        value: Any = {**seed, **timed, **own}
+        counts = {"lines": results["lines"][way], "seeds": len(results["tasks"][task][way])}
+        value: Any = {**seed, **timed, **counts}
         for key in path.split("/"):
             value = None if value is None else value.get(key)
-        found.append(value)
-    if not found or None in found:
+        values.append(value)
+    if not values or None in values:
         return None
-    return mean(found) / (results["splits"] if path.endswith("broken") else 1)
+    return mean(values) / (results["splits"] if path.endswith("broken") else 1)
 
 
 def table(results: Results, task: str, rows: Any = ROWS, among: Iterable[str] = WAYS) -> str:
-    """A row for each thing that one would ask, a column for each way."""
+    """Return a table with a row for each question and a column for each way."""
     ways = [way for way in among if way in results["tasks"][task]]
     lines = [f"| | {' | '.join(WAYS[way] for way in ways)} |", f"|---|{'---:|' * len(ways)}"]
     for title, path, form in rows:
@@ -115,19 +115,19 @@ def table(results: Results, task: str, rows: Any = ROWS, among: Iterable[str] = 
 
 
 def claim(results: Results) -> str:
-    """What was to be shown, with the figures that there are, and what was missed."""
+    """Return the goals with their figures, and those that were missed."""
     shown, missed, unknown = [], [], []
-    for path, said, goal, reached in GOALS:
+    for path, sentence, goal, reached in GOALS:
         value = figure(results, "clinc", CLAIMED, path)
         if value is None:
             unknown.append(goal)
         else:
             form = {row[1]: row[2] for row in ROWS}[path]
-            shown.append(said.format(form.format(value).replace("%", " %")))
+            shown.append(sentence.format(form.format(value).replace("%", " %")))
             missed += [] if reached(value) else [goal]
     judged = " ".join(
-        f"{what}: {', '.join(goals)}."
-        for what, goals in (("Missed", missed), ("Not measured", unknown))
+        f"{verdict}: {', '.join(goals)}."
+        for verdict, goals in (("Missed", missed), ("Not measured", unknown))
         if goals
     )
     judged = judged or "All that was set as a goal is reached."

@@ -16,5 +16,5 @@ ENVIRONMENT = Environment(
 
 
 def rendered(page: str, **values: Any) -> str:
-    """A page's template with these values."""
+    """Render a page's template with these values."""
     return ENVIRONMENT.get_template(f"{page}.md.j2").render(**values).rstrip() + "\n"

@@ -56,7 +56,7 @@ class Augment(BaseModel):
 
 
 class Recipe(BaseModel):
-    """How to train; every field can be overridden with --set field=value."""
+    """A training recipe. Every field can be overridden with --set field=value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -73,16 +73,18 @@ class Recipe(BaseModel):
     warmup: Annotated[float, Field(ge=0)] = 0
     """Steps of linear warm-up; below 1 it is a share of all steps."""
     floor: float = Field(0.0, ge=0, le=1)
-    """Where the cosine ends, as a share of lr."""
+    """Learning rate at the end of the cosine, relative to lr."""
     steps: Count | None = None
     epochs: float | None = Field(None, ge=0, le=1e9)
     """0: no step, only a new classifier that is fitted (a probe)."""
     batch_size: Count = 64
     accumulate: Count = 1
     keep: Literal["best", "last"] = "best"
-    """Which epoch's weights are written: with a validation set those of the best."""
+    """Epoch whose weights are written; `best` needs a validation set."""
     select: Literal["nll", "accuracy"] = "nll"
-    """What makes an epoch the best on the validation set: the least calibrated NLL, or accuracy."""
+    """Measure that makes an epoch the best on the validation set: the least calibrated NLL, or
+    accuracy.
+    """
     min_delta: float = Field(0.0, ge=0)
     """An epoch is better only if it improves on the best so far by more than this."""
     patience: int = Field(0, ge=0, le=1 << 31)
@@ -102,19 +104,20 @@ class Recipe(BaseModel):
     """Train only this many last layers, the final norm and the classifier."""
     freeze: tuple[FrozenPart, ...] = ()
     classifier_lr: float = Field(1.0, gt=0, le=1e6)
-    """How fast the classifier learns, times lr, where its features have length 10; with shorter
-    ones its matrix learns faster by as much.
+    """Learning rate of the classifier relative to lr, for features of length 10. Shorter features
+    raise the rate of its matrix in proportion.
     """
     classifier: Literal["keep", "zero", "fresh", "probe"] = "keep"
     """Anything but keep adapts the model to the classes of the data; probe fits the new one to the
     data's features, as that of a model without a classifier always is.
     """
     problem: ProblemName | None = None
-    """What a new classifier is for; else as the labels say: numbers or names, fractions, or lists.
+    """Problem of a new classifier; null: by the labels, which are numbers or names, fractions, or
+    lists.
     """
     pos_weight: float | tuple[float, ...] | None = None
-    """How much a yes counts against a no, in the loss of one logit or of many labels; one for all
-    labels, or each.
+    """Weight of a yes against a no, in the loss of one logit or of many labels: one for all labels,
+    or one for each.
     """
     max_length: Count | None = None
     """Tokens of a text."""
@@ -136,7 +139,7 @@ class Recipe(BaseModel):
         return self
 
     def steps_of(self, batches: int) -> tuple[int, int]:
-        """Optimizer steps in an epoch of so many batches, and in all."""
+        """Return the optimizer steps in an epoch of so many batches, and in total."""
         per_epoch = max(1, batches // self.accumulate)
         if self.epochs == 0:
             return per_epoch, 0

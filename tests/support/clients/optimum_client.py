@@ -14,7 +14,7 @@ model = ORTModelForSequenceClassification.from_pretrained(
     job["folder"], subfolder="onnx", file_name=job["file"]
 )
 tokenizer = AutoTokenizer.from_pretrained(job["folder"])
-texts = [each if isinstance(each, str) else tuple(each) for each in job["inputs"]]
+texts = [entry if isinstance(entry, str) else tuple(entry) for entry in job["inputs"]]
 logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
 probs = torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, dim=1)
 print(json.dumps(probs.tolist()))

@@ -17,4 +17,4 @@ classify = pipeline(
     "token-classification", model=model, tokenizer=tokenizer, aggregation_strategy="first"
 )
 fields = ("start", "end", "entity_group")
-print(json.dumps([[[each[f] for f in fields] for each in classify(t)] for t in job["inputs"]]))
+print(json.dumps([[[entity[f] for f in fields] for entity in classify(t)] for t in job["inputs"]]))
