@@ -9,6 +9,7 @@ from typing import Any
 from hydrasurgeon.decision.split import certified
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Abstention, Limits
+from hydrasurgeon.lookup import percent
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Certifying, Problem
 from hydrasurgeon.statistics.abstain import (
@@ -78,11 +79,6 @@ def _more(risk: float, rows: int, needed: int | None) -> str:
     if needed is None:
         return f"More rows do not help: even the surest answers are wrong in about {percent(risk)} of cases or more."
     return f"For {percent(risk)} give about {two_digits(max(needed, rows + rows // 5))} rows."
-
-
-def percent(fraction: float) -> str:
-    """Print a fraction."""
-    return f"{100 * fraction:.3g} %"
 
 
 def set_aside(problem: Problem, by: Certifying, abstain: Abstention) -> str | None:

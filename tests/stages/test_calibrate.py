@@ -253,7 +253,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = {key: np.concatenate([np.load(data)[key], more[key]]) for key in ("images", "labels")}
     np.savez(tmp_path / "both.npz", **both)
     with pytest.raises(
-        DataError, match=r"--data val.npz: 100 % of these samples are in --fit-data both.npz too"
+        DataError, match=r"--data val.npz: 100 % of these rows are in --fit-data both.npz too"
     ):
         hs.calibrate(source, fit_data=str(tmp_path / "both.npz"), ood_score="rmds", **target)
     with monkeypatch.context() as patched:  # refused before a sample is run
