@@ -102,7 +102,9 @@ def _sets(decision: Decision) -> str:
         return f"prediction sets miss at most {percent(1 - sets.coverage)} of the labels, on average over rows that have one"
     if decision.joint is not None:  # of numbers
         return f"intervals hold the truth in {percent(sets.coverage)} of cases"
-    return f"prediction sets ({sets.method}) hold the true label in {percent(sets.coverage)} of cases"
+    return (
+        f"prediction sets ({sets.method}) hold the true label in {percent(sets.coverage)} of cases"
+    )
 
 
 def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:

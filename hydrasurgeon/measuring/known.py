@@ -58,8 +58,9 @@ def is_seen(samples: Samples, seen: str) -> tuple[Flags, Flags]:
 
 TRAINED = "trained the model"
 """What rows were for from which a weight, or a part of the decision state, was learnt."""
-CHOSE_MODEL = "chose the model"
-CHOSE_HEADS = "chose the model's heads"
+CHOSE = "chose "
+CHOSE_MODEL = f"{CHOSE}the model"
+CHOSE_HEADS = f"{CHOSE}the model's heads"
 """What rows were for by which something was chosen."""
 TAUGHT = "taught the bag-of-words model without their labels"
 """What rows of `--unlabelled` were for."""
@@ -138,16 +139,23 @@ def certifying(
         if rows.any() and use in CHOOSING:
             chose.setdefault(int(rows.sum()), []).append(use)
         elif rows.any():
-            notes.append(f"{called}: {rows.sum():,} of its {len(rows):,} rows {use}, and are left out")
+            notes.append(
+                f"{called}: {rows.sum():,} of its {len(rows):,} rows {use}, and are left out"
+            )
             reasons.append(use)
             trained, told = trained | rows, told & sure
     notes += [
-        f"{called}: {count:,} of its {len(samples):,} rows {' and '.join(dict.fromkeys(names))}; {OPTIMISTIC}"
+        f"{called}: {count:,} of its {len(samples):,} rows {_joined(names)}; {OPTIMISTIC}"
         for count, names in chose.items()
     ]
     check_share(called, trained, told, reasons)
     keep = ~trained
     return (samples if keep.all() else samples.at(np.flatnonzero(keep))), notes
+
+
+def _joined(uses: Sequence[str]) -> str:
+    """Return "chose the model's heads and the model" for two uses."""
+    return " and ".join(dict.fromkeys(uses)).replace(f" and {CHOSE}", " and ")
 
 
 def inputs_of(samples: Samples) -> NDArray[np.int64]:

@@ -196,7 +196,7 @@ def test_the_table_says_what_it_counts_and_times(
     tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["eval", str(tiny()), "--data", images(rows=10), "--quiet"]
-    convention = "In the last layer only tokens that the classifier reads count; --json has both."
+    convention = "MACs of the last layer are counted for the tokens that the classifier reads."
     assert run(line) == 0
     plain = capsys.readouterr().out
     assert convention in plain.splitlines()
@@ -204,7 +204,7 @@ def test_the_table_says_what_it_counts_and_times(
     assert run([*line, "--time"]) == 0
     timed = capsys.readouterr().out
     assert " ms" in timed
-    assert "Time is that of a batch of 10 samples." in timed.splitlines()
+    assert "Times are those of a batch of 10 samples." in timed.splitlines()
     assert run([*line, "--assert", "cost.latency_ms<1e9"]) == 2
     assert "no time was measured" in capsys.readouterr().err
     assert run([*line, "--time", "--assert", "cost.latency_ms<1e9"]) == 0

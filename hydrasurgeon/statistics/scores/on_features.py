@@ -40,7 +40,9 @@ K = 50
 """The authors' k for CIFAR, OpenOOD's, and that of older states."""
 
 
-SHRUNK = "the covariance of the features is singular, so the OOD score uses Ledoit-Wolf's estimate of it"
+SHRUNK = (
+    "the covariance of the features is singular, so the OOD score uses Ledoit-Wolf's estimate of it"
+)
 
 
 def fit_mds(evidence: Evidence) -> tuple[Fit, list[str]]:
