@@ -22,11 +22,12 @@ from hydrasurgeon.files.foreign import portable_entry, visible
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.lookup import did_you_mean
 
-GROUPS = READ, CHOSEN, RUNS, WRITTEN = (
+GROUPS = READ, CHOSEN, RUNS, WRITTEN, SPECIAL = (
     "What is read",
     "What is chosen",
     "How it runs",
     "What is written",
+    "For some models only",
 )
 """The groups that options stand in, in the order of `--help`."""
 
@@ -174,7 +175,7 @@ class Options(BaseModel):
         read = [
             getattr(self, n)
             for n, said in fields.items()
-            if said.get("argument") or said.get("group") == READ
+            if said.get("argument") or said.get("group") in (READ, SPECIAL)
         ]
         return [value for value in read if isinstance(value, str | Path | tuple)]
 

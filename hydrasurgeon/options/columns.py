@@ -111,7 +111,7 @@ class Columns(Options):
         metavar="ROLE=NAME,…",
         group=READ,
         help=(
-            "Columns by what they hold: text, text_pair, label, image, group; "
+            "Which columns hold text, text_pair, label, image and group, such as "
             "text=premise,text_pair=hypothesis."
         ),
     )
@@ -122,9 +122,9 @@ class Columns(Options):
         unset="names where all are the model's",
         group=READ,
         help=(
-            "What labels that are numbers mean: class names, or positions from 0; folders: "
-            "positions (by number) or sorted (as text). exact: names, each spelling a class of "
-            "its own."
+            "Labels that are numbers: names of classes, or positions from 0. Folders: "
+            "positions (by number) or sorted (as text). exact: do not merge names that differ "
+            "only in case or spaces."
         ),
     )
 

@@ -36,17 +36,17 @@ from hydrasurgeon.options.shared import (
 )
 
 PREDICTIONS = (
-    "logits or probabilities [sample, member, class], perhaps features [sample, member, width], "
-    "texts or tokens, ids and names, as .safetensors or .npz"
+    "logits or probabilities [sample, member, class], optionally features [sample, member, width], "
+    "texts or tokens, ids and names, in a .safetensors or .npz file"
 )
 """Help of predictions files."""
 CASCADE = option(
     None,
     flags=("--cascade/--no-cascade",),
-    help="By the checkpoint's cascade, or whole; else by its cascade where it has one.",
+    help="Use the checkpoint's cascade, or run the full model for every row. Default: the cascade, if there is one.",
 )
 """Whether a cascade answers."""
-TOP = option(5, ge=1, metavar="K", help="Most probable labels to list.")
+TOP = option(5, ge=1, metavar="K", help="Number of most probable labels to list.")
 """How many labels an answer lists."""
 
 
@@ -101,21 +101,21 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="VAL",
         group=LABELLED,
         recorded=True,
-        help="Labelled data the model was not trained on: a third fits, the other two thirds certify.",
+        help="Validation rows: labelled data that the model was not trained on. A third of them fits, two thirds certify.",
     )
     certify: str | None = option(
         None,
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Labelled data that only certifies, such as rows that chose nothing; all of VAL then fits.",
+        help="Labelled rows that were not used before and that only certify; then all rows of --data fit.",
     )
     fit_data: str | None = option(
         None,
         metavar="TRAIN",
         group=LABELLED,
         recorded=True,
-        help="Labelled data for the class statistics of OOD scores; else a part of VAL.",
+        help="Training rows, for the class statistics of OOD scores and for the bag-of-words model. Default: a part of --data.",
     )
     ood: Texts = option(
         (),
@@ -123,8 +123,8 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         group=UNLABELLED,
         recorded=True,
         help=(
-            "OOD data to choose the OOD score by, beside perturbed VAL; "
-            "repeatable, needs no labels."
+            "OOD data to choose the OOD score by, besides perturbed validation rows. "
+            "Needs no labels; repeatable."
         ),
     )
     unlabelled: str | None = option(
@@ -132,19 +132,19 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="Texts from which the reader of words learns what the model answers, where that helps.",
+        help="Unlabelled texts; the bag-of-words model learns the model's answers to them, if that helps.",
     )
     predictions: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help=f"Instead of CKPT and VAL: any model's {PREDICTIONS}, with labels.",
+        help=f"Instead of CKPT and --data: any model's {PREDICTIONS}, with labels.",
     )
     fit_predictions: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help="Instead of TRAIN: predictions with labels, and features, texts or tokens.",
+        help="Instead of --fit-data: predictions with labels, and features, texts or tokens.",
     )
     ood_predictions: Paths = option(
         (),
@@ -156,7 +156,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         "auto",
         metavar="auto|NAME",
         recorded=True,
-        help=(f"{', '.join(SCORES)}; or the best."),
+        help=(f"OOD score: {', '.join(SCORES)}; auto chooses the best."),
     )
     coverage: float = option(
         0.9,
@@ -164,7 +164,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         lt=1,
         metavar="P",
         recorded=True,
-        help="How often a prediction set holds the true label.",
+        help="Fraction of prediction sets that contain the true label.",
     )
     id_flagged: float = option(
         0.05,
@@ -172,7 +172,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         lt=1,
         metavar="P",
         recorded=True,
-        help="Target false-positive rate on in-distribution data.",
+        help="Fraction of normal inputs that may be called unfamiliar.",
     )
     risk: float | None = option(
         None,
@@ -180,38 +180,37 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         lt=1,
         metavar="R",
         recorded=True,
-        help="Abstain so that, in 95 of 100 calibrations, at most this fraction of the answers is wrong.",
+        help="Maximum fraction of wrong answers, with 95 % confidence. Less certain rows abstain.",
     )
     promise: Literal["wrong", "missed"] | None = option(
         None,
         metavar="wrong|missed",
         recorded=True,
-        help="Entities: what --risk is a fraction of, answers that are wrong (if not given) or true "
-        "entities that are missed.",
+        help="Entities: whether --risk limits wrong entities or missed ones. Default: wrong.",
     )
     words: Literal["auto", "off", "beside", "first"] = option(
         "auto",
         metavar="auto|off|beside|first",
         recorded=True,
-        help="Fit a linear reader of words to --fit-data: it answers beside the model, or first and the model what it is unsure of; auto: as the file has it, else beside, where texts gain by it.",
+        help="Texts: fit a bag-of-words model to --fit-data. beside averages it with the model; first lets it answer confident rows and the model the rest; auto keeps what the file has, else uses beside if NLL improves.",
     )
     max_loss: float | None = option(
         None,
         gt=0,
         metavar="NATS",
         recorded=True,
-        help="By how much the NLL may rise where a first reader answers alone; 0.01 if not given.",
+        help="Maximum rise of NLL by a cascade or --words first. Default: 0.01.",
     )
     budget: str | None = option(
         None,
         metavar="time=N|on=N",
         recorded=True,
-        help="With --words first, instead of --max-loss: the time of one answer, times the model's own in float32; or the fraction that goes on.",
+        help="With --words first, instead of --max-loss: maximum time per answer relative to the model in float32, or the fraction of rows that go on to the model.",
     )
     cascade: bool = option(
         False,
         recorded=True,
-        help="Let a hydra's first member answer alone where it is sure.",
+        help="Hydras: let the first member answer alone where it is confident.",
     )
     out: PathLike = output()
 
@@ -245,34 +244,40 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         None,
         metavar="D",
         group=UNLABELLED,
-        help="Data, labelled or not; - is stdin, a text in each line, or two with a tab between.",
+        help="Data, with or without labels. - reads stdin: one text a line, or two separated by a tab.",
     )
     text: Texts = option(
-        (), metavar="TEXT", group=READ, help="Instead of D: a text to answer for; repeatable."
+        (), metavar="TEXT", group=READ, help="Answer this text, instead of --data; repeatable."
     )
     text_pair: Texts = option(
         (),
         metavar="TEXT",
         group=READ,
-        help="The second text, of a model that reads pairs; one for each --text.",
+        help="Models of text pairs: the second text, one for each --text.",
     )
     decision: PathLike | None = option(
-        None, metavar="F", group=READ, help="Instead of CKPT: what calibrate --predictions wrote."
+        None,
+        metavar="F",
+        group=READ,
+        help="Instead of CKPT: the file that calibrate --predictions wrote.",
     )
     predictions: PathLike | None = option(
-        None, metavar="G", group=READ, help=f"Instead of D: any model's {PREDICTIONS}."
+        None, metavar="G", group=READ, help=f"Instead of --data: any model's {PREDICTIONS}."
     )
     id_column: str | None = option(
         None,
         metavar="NAME",
         group=READ,
-        help="Column that names the rows; `id` where there is one.",
+        help="Column with the ids of the rows. Default: `id`, if there is one.",
     )
     keep_columns: str | None = option(
-        None, metavar="A,B", group=READ, help="Columns of the data to carry over into the answers."
+        None, metavar="A,B", group=READ, help="Columns of the data to copy into the answers."
     )
     shard: str | None = option(
-        None, metavar="I/N", group=READ, help="Only the Ith of N contiguous parts."
+        None,
+        metavar="I/N",
+        group=READ,
+        help="Answer only part I of N contiguous parts of the data.",
     )
     top: int = TOP
     cascade: bool | None = CASCADE
@@ -280,7 +285,7 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         None,
         metavar="F.npz",
         group=WRITTEN,
-        help="Write what the classifier reads of each row too: embeddings [row, width], and ids.",
+        help="Also write the embedding of each row: embeddings [row, width], and ids.",
     )
     each: Callable[[str], None] | None = None
     """Called with each row, a line of JSON, where there is no `out`; without both, the rows are
@@ -291,7 +296,7 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         flags=("-o", "--out"),
         metavar="F|DIR/",
         group=WRITTEN,
-        help="A .jsonl, .csv or .parquet file, or a folder of .parquet; else lines on stdout.",
+        help="A .jsonl, .csv or .parquet file, or a folder of .parquet files. Default: JSON lines on stdout.",
     )
 
     def printing(self, line: Callable[[str], None], *, json: bool) -> Self:
@@ -318,7 +323,10 @@ class ServeOptions(Engines, ClassNames, Bare):
         help=f"{CHECKPOINT} Several must read texts; questions name them.",
     )
     host: str = option(
-        "127.0.0.1", metavar="H", group=RUNS, help="Address to listen at; 0.0.0.0 is every one."
+        "127.0.0.1",
+        metavar="H",
+        group=RUNS,
+        help="Address to listen on; 0.0.0.0 accepts connections from everywhere.",
     )
     port: int = option(
         8000,
@@ -326,12 +334,12 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=65535,
         metavar="N",
         group=RUNS,
-        help="Port to listen at; 0 takes any free one.",
+        help="Port to listen on; 0 takes any free one.",
     )
     cascade: bool | None = CASCADE
     top: int = TOP
     batch_size: Batch = option(
-        None, ge=1, metavar="N|auto", group=RUNS, help="Inputs in one pass, at most."
+        None, ge=1, metavar="N|auto", group=RUNS, help="Maximum number of inputs in one pass."
     )
     workers: int = option(
         1,
@@ -339,7 +347,7 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=256,
         metavar="N",
         group=RUNS,
-        help="Processes that answer, each with the model; bounds hold for each.",
+        help="Number of processes, each with its own copy of the model. Limits hold for each process.",
     )
     wait: float = option(
         0.0,
@@ -347,7 +355,7 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=10_000,
         metavar="MS",
         group=RUNS,
-        help="How long a pass waits for more inputs; they gather while another runs.",
+        help="Time that a pass waits for more inputs.",
     )
     max_body: int | None = option(
         None,
@@ -355,13 +363,13 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=4096,
         metavar="MB",
         group=RUNS,
-        help="Megabytes of a request, at most; 1 for texts and 32 for pictures if not given.",
+        help="Maximum size of a request in megabytes. Default: 1 for texts, 32 for images.",
     )
     token_env: str | None = option(
         None,
         metavar="NAME",
         group=RUNS,
-        help="Environment variable with a token that requests must bear; health needs none.",
+        help="Environment variable that holds a bearer token which requests must carry, except /health.",
     )
     device: str = DEVICE
     dtype: Dtype = DTYPE
@@ -369,7 +377,7 @@ class ServeOptions(Engines, ClassNames, Bare):
         None,
         metavar="F.jsonl",
         group=WRITTEN,
-        help="Append every answer, without its input, for `monitor`.",
+        help="Append every answer, without its input, to this file for `monitor`.",
     )
     say: Callable[[str], None] = lambda _: None
     """Called with a line about what it does."""
@@ -396,18 +404,18 @@ class MonitorOptions(Options):
         le=0.5,
         metavar="P",
         help=(
-            "Probability of ever raising a false alarm, at most: the state's, and 0.01 in a new one."
+            "Maximum probability of a false alarm over all runs. Default: the state file's; 0.01 in a new one."
         ),
     )
     state: PathLike | None = option(
         None,
         metavar="F",
         group=WRITTEN,
-        help="What earlier looks counted is kept here; ANSWERS.state.json if not given.",
+        help="File that keeps the counts of earlier runs. Default: ANSWERS.state.json.",
     )
     labels: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help="What was true of some answers, by `id` and `label`: is the promised risk kept?",
+        help="True labels of some answers (columns `id` and `label`), to check the promised risk.",
     )

@@ -85,21 +85,21 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         metavar="M",
         reads=CRITERIA,
         recorded=True,
-        help="taylor, headmap, gradient, gates, magnitude, random, cahp or circuit.",
+        help="Criterion: taylor, headmap, gradient, gates, magnitude, random, cahp or circuit.",
     )
     part: Literal["heads", "neurons"] = option(
         "heads",
         recorded=True,
-        help="What is scored: heads, or the neurons of the MLPs by taylor or magnitude.",
+        help="Score heads, or (taylor, magnitude) the neurons of the MLPs.",
     )
     remove: int | None = option(
         None,
         metavar="N",
         recorded=True,
-        help="Heads a circuit's removal order holds; all but one if not given.",
+        help="circuit: length of the removal order. Default: all heads but one.",
     )
     out: PathLike | None = output(
-        None, help="A copy that carries the scores; else the checkpoint itself gets them."
+        None, help="Write a copy with the scores. Default: write them into the checkpoint."
     )
 
     def recorded(self) -> dict[str, Any]:
@@ -131,20 +131,20 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         metavar="M",
         reads=CRITERIA,
         recorded=True,
-        help="Criterion; its scores come from the manifest or from --data.",
+        help="Criterion. Its scores come from the manifest, or are computed on --data.",
     )
     sample: str | None = option(
         None,
         metavar="N/P",
         recorded=True,
-        help="Remove N of the first P heads in removal order, drawn by --seed.",
+        help="Take the P least important heads and remove N of them, chosen at random by --seed.",
     )
     mask: PathLike | None = option(
         None,
         metavar="FILE",
         group=READ,
         recorded=True,
-        help="Keep the heads of this manifest or JSON mask.",
+        help="Keep the heads that this manifest or JSON mask lists.",
     )
     neurons: float | None = option(
         None,
@@ -152,19 +152,19 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         le=1,
         metavar="SHARE",
         recorded=True,
-        help="Neurons to keep of each MLP: 0.5 keeps half.",
+        help="Fraction of neurons to keep in each MLP: 0.5 keeps half.",
     )
     even: bool = option(
         False,
         recorded=True,
-        help="The same number in every layer, of a size that the model's own library builds.",
+        help="Keep the same number in every layer, so that the model's own library can load the result.",
     )
     vocabulary: Specs = option(
         (),
         metavar="D,D",
         group=UNLABELLED,
         recorded=True,
-        help="Remove the tokens that these texts do not use, from the embedding and the tokenizer.",
+        help="Texts: remove tokens that these texts do not use from the embedding and the tokenizer.",
     )
     keep_tokens: Annotated[
         Annotated[int, Field(ge=1)] | Literal["all-seen"], BeforeValidator(number_or_word)
@@ -172,14 +172,14 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         "all-seen",
         metavar="N|all-seen",
         recorded=True,
-        help="Tokens of --vocabulary to keep: all, or the N most frequent.",
+        help="--vocabulary: keep all tokens of the texts, or the N most frequent.",
     )
     compensate: Literal["none", "lstsq"] | None = option(
         None,
         metavar="HOW",
         recorded=True,
         unset="lstsq where --data is given",
-        help="Refit what stays on --data by least squares, without training: lstsq or none.",
+        help="lstsq: refit the output projections on --data by least squares, without training.",
     )
     out: PathLike | None = output(None)
 
@@ -222,14 +222,14 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Training data, labelled or with --teacher.",
+        help="Training rows, with labels or with --teacher.",
     )
     val: str | None = option(
         None,
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Labelled data that each epoch is measured on; the best epoch is written.",
+        help="Validation rows: each epoch is measured on them, and the best epoch is written.",
     )
     teacher: Paths = option(
         (),
@@ -237,10 +237,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         group=CHECKPOINTS,
         spread=True,
         recorded=True,
-        help=(
-            "Learn from these checkpoints too, from their mean, or from predictions files; "
-            "repeatable."
-        ),
+        help=("Also learn from the mean of these checkpoints or predictions files; repeatable."),
     )
     alpha: float = option(
         0.9,
@@ -248,7 +245,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         le=1,
         metavar="X",
         recorded=True,
-        help="How much teachers count; labels count the rest.",
+        help="Weight of the teachers; labels have weight 1 − alpha.",
     )
     temperature: float = option(
         1.0,
@@ -256,14 +253,14 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         gt=0,
         metavar="T",
         recorded=True,
-        help="Distillation temperature.",
+        help="--teacher: distillation temperature.",
     )
     unlabelled: str | None = option(
         None,
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="Unlabelled data, beside --data or alone; the teachers label it.",
+        help="--teacher: unlabelled data, with or without --data, which the teachers label.",
     )
     recipe: PathLike | None = option(
         None,
@@ -271,49 +268,54 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         reads=RECIPES,
         unset="image or text, by the data",
         recorded=True,
-        help="probe, text, image, teach, demo, or a .toml file.",
+        help="Training recipe: probe, text, image, teach, demo, or a .toml file.",
     )
     set: Pairs = option(
         None,
         metavar="KEY=VALUE",
         recorded=True,
-        help="Override a field of the recipe; repeatable. lr=A,B,C tries each, and keeps the best.",
+        help="Override a field of the recipe; repeatable. lr=A,B,C tries each and keeps the best.",
     )
     freeze: Commas = option(
         None,
         repeatable=True,
         metavar="PART",
         recorded=True,
-        help="Parts that stay as they are: embeddings, norms, mlp, attention, readout, classifier. "
-        "Frozen MLPs make fusing exact.",
+        help="Parts that are not trained: embeddings, norms, mlp, attention, readout, classifier. "
+        "With frozen MLPs fusing is exact.",
     )
     select: Literal["nll", "accuracy"] | None = option(
         None,
         recorded=True,
         unset="nll",
-        help="What makes an epoch, or a rate, the best on --val: calibrated NLL or accuracy.",
+        help="Metric on --val that chooses the epoch and the rate: calibrated NLL or accuracy.",
     )
     patience: int | None = option(
         None,
         ge=0,
         metavar="N",
         recorded=True,
-        help="Stop after N epochs that are no better on --val; 0: never. Default: the recipe's.",
+        help="Stop after N epochs without improvement on --val; 0: never. Default: the recipe's.",
     )
     batch_size: int | None = option(
-        None, ge=1, metavar="N", group=RUNS, recorded=True, help="Instead of the recipe's."
+        None,
+        ge=1,
+        metavar="N",
+        group=RUNS,
+        recorded=True,
+        help="Samples in one step. Default: the recipe's.",
     )
     track: Tracker | None = option(
         None,
         metavar="NAME",
         group=WRITTEN,
-        help="Write the curves of training to tensorboard, wandb, mlflow, trackio, …",
+        help="Log training curves to tensorboard, wandb, mlflow, trackio, …",
     )
     save_every: int | None = option(
         None,
         metavar="N",
         group=RUNS,
-        help="Steps between resumable states; each epoch if not given.",
+        help="Save a resumable state every N steps. Default: after each epoch.",
     )
     resume: bool = option(
         False, group=RUNS, help="Continue an interrupted run of the same command."
@@ -345,26 +347,24 @@ class FuseOptions(ClassNames, Bare, Run, Force):
     conflicts: ClassVar = [("mean", "mlp"), ("mean", "norms"), ("mean", "mean_trunk")]
 
     members: Paths = argument(
-        reads=CHECKPOINTS, metavar="M1 M2 ...", help="Members of one backbone, two or more."
+        reads=CHECKPOINTS, metavar="M1 M2 ...", help="Two or more members of one backbone."
     )
     mlp: Literal["average", "separate"] | None = option(
         None,
         recorded=True,
-        unset="average, behind a mean trunk separate",
-        help="average (the paper's) or separate (exact).",
+        unset="average; separate with --mean-trunk",
+        help="average: smaller, changes the answers. separate: exact, larger.",
     )
     norms: Literal["separate", "average"] | None = option(
         None,
         recorded=True,
         unset="separate",
-        help="separate (exact), or average (one set of norms, as in the paper).",
+        help="separate: exact. average: one set of norms, as in the paper.",
     )
     mean: bool = option(
         False,
         recorded=True,
-        help=(
-            "Write one ordinary model of their mean weights: for several fine-tunings of one start."
-        ),
+        help=("Write one ordinary model with the mean weights: for fine-tunings of one backbone."),
     )
     mean_trunk: int | None = option(
         None,
@@ -372,21 +372,21 @@ class FuseOptions(ClassNames, Bare, Run, Force):
         metavar="N",
         recorded=True,
         help=(
-            "Give all members the mean of their embeddings and first N layers, stored and computed "
-            "once: for fine-tunings of one start."
+            "Average the embeddings and first N layers of all members, so that they are stored and computed "
+            "once: for fine-tunings of one backbone."
         ),
     )
     check: str | None = option(
         None,
         metavar="D",
         group=LABELLED,
-        help="Compare with the members on this data.",
+        help="Compare the answers with the members' on this data.",
     )
     tolerance: float = option(
         0.02,
         ge=0,
         metavar="X",
-        help="Largest mean difference of a class probability that --check accepts.",
+        help="--check: maximum mean difference of a class probability.",
     )
     out: PathLike = output()
 
@@ -431,24 +431,24 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         (),
         metavar="D",
         group=UNLABELLED,
-        help="OOD data to choose by too; repeatable, needs no labels, at least 20 samples.",
+        help="OOD data that the choice considers too: at least 20 samples, no labels; repeatable.",
     )
     budget: str = option(
         "macs=1",
         metavar="UNIT=N[,N]",
-        help="macs=, params= or time= (measured), times one model's; a list: the front.",
+        help="Maximum cost relative to one model, in macs, params or (measured) time. A list writes a model for each.",
     )
     objective: Objective | None = option(
         None,
         metavar="NAME",
-        help="acc, nll, ood, avg or an OOD score; avg if not given, nll without --ood. Numbers: rmse.",
+        help="Metric to optimise: acc, nll, ood, avg or an OOD score; rmse for regression. Default: avg with --ood, else nll.",
     )
     risk: float | None = option(
         None,
         gt=0,
         lt=1,
         metavar="R",
-        help="Abstain so that at most this fraction of the answers is wrong, with 95 % confidence. Two thirds of VAL then only certify.",
+        help="Maximum fraction of wrong answers, with 95 % confidence. Less certain rows abstain; two thirds of --val then only certify.",
     )
     coverage: float | None = option(
         None,
@@ -456,7 +456,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         lt=1,
         metavar="P",
         unset="0.9",
-        help="How often a prediction set holds the true label; if given, two thirds of VAL only certify.",
+        help="Fraction of prediction sets that contain the true label. If given, two thirds of --val only certify.",
     )
     seeds: int | None = option(
         None,
@@ -464,13 +464,13 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         le=16,
         metavar="N",
         unset="3",
-        help="Of a body without a classifier: models to tune, each with an order of its own.",
+        help="Body without a classifier: number of models to tune, each with its own order of the data.",
     )
     cache: PathLike | None = option(
         None,
         metavar="DIR",
         group=WRITTEN,
-        help="What is made and measured; NAME.build beside -o if not given.",
+        help="Folder for intermediate models and results. Default: NAME.build beside -o.",
     )
     max_minutes: float = option(
         10.0,
@@ -478,10 +478,10 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         le=1e6,
         metavar="M",
         group=RUNS,
-        help="End with the best so far, once each budget has a file; the same command goes on.",
+        help="Time limit; each budget gets a model nevertheless. The same command goes on later.",
     )
     dry_run: bool = option(
-        False, group=RUNS, help="Print the stages and how long they take, and end."
+        False, group=RUNS, help="Print the stages and their estimated time, and stop."
     )
     out: PathLike = output(help=f"{OUT} A front: a folder.")
 

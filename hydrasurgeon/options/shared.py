@@ -19,6 +19,7 @@ from hydrasurgeon.options.base import (
     LABELLED,
     READ,
     RUNS,
+    SPECIAL,
     UNLABELLED,
     WRITTEN,
     Options,
@@ -51,7 +52,7 @@ DEVICE = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Where models 
 TEMPLATE = option(
     (),
     metavar="TEXT",
-    group=READ,
+    group=SPECIAL,
     recorded=True,
     help='CLIP: a prompt with {label} in it, "A photo of a {label}."; repeatable, or a file.',
 )
@@ -142,9 +143,9 @@ class Bare(Options):
         None,
         metavar="timm:NAME",
         unset="known by its tensors",
-        group=READ,
+        group=SPECIAL,
         recorded=True,
-        help="Architecture of a file without manifest; may end in ,key=value….",
+        help="Architecture of a timm file without manifest; may end in ,key=value….",
     )
 
 
@@ -154,9 +155,9 @@ class ClassNames(Options):
     classes: str | None = option(
         None,
         metavar="A,B,…|FILE|data",
-        group=READ,
+        group=SPECIAL,
         recorded=True,
-        help="CLIP: the class names; else the recorded ones, else the data's.",
+        help="CLIP: class names. Default: those in the checkpoint, then those in the data.",
     )
     template: Texts = TEMPLATE
 
@@ -205,7 +206,7 @@ class Run(Device, Columns):
         unset="all",
         group=READ,
         recorded=True,
-        help="Use a random N of the samples.",
+        help="Use N randomly chosen samples.",
     )
     dtype: Dtype = DTYPE
     batch_size: Batch = option(
@@ -255,7 +256,7 @@ class Scoring(Options):
     objective: str | None = option(
         None,
         metavar="acc|ood|avg",
-        help="What a circuit keeps: accuracy, OOD separability or their mean (avg).",
+        help="circuit: metric that the circuit keeps: accuracy, OOD AUROC or their mean (avg).",
     )
     data: str | None = option(None, metavar="D", group=LABELLED, recorded=True, help=f"{DATA}.")
     ood: Texts = option(
@@ -263,23 +264,23 @@ class Scoring(Options):
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="OOD data for the objectives ood and avg; repeatable, needs no labels.",
+        help="OOD data for --objective ood and avg. Needs no labels; repeatable.",
     )
     search: Search | None = option(
         None,
         metavar="exact|attribution",
         unset="exact",
         recorded=True,
-        help="How a circuit is searched.",
+        help="circuit: how heads are searched.",
     )
     keep: Auto = option(
         None,
         metavar="K|auto",
         recorded=True,
-        help="Heads to keep in each layer; auto is cahp's own number.",
+        help="Heads to keep in each layer, on average; auto is cahp's own number.",
     )
     remove: int | None = option(
-        None, metavar="N", recorded=True, help="Heads to remove in all, the lowest scores first."
+        None, metavar="N", recorded=True, help="Heads to remove in total, lowest scores first."
     )
     degree: int | None = option(
         None,
