@@ -160,8 +160,8 @@ def read_folder(folder: Path, *, family: Family | None) -> Content:
         raise _not_read(folder / pickled)
     if is_graph_folder(folder):
         raise CheckpointError(
-            f"{folder}: holds a graph, and no weights",
-            hint="predict, serve, eval and hs.Predictor run it; give others the checkpoint.",
+            f"{folder}: holds a graph but no weights",
+            hint="Only predict, serve, eval and hs.Predictor run a graph; give the checkpoint here.",
         )
     beside = folder.with_name(f"{folder.name}.safetensors")
     others = dict.fromkeys(f.weight_files[0] for f in families() if f.weight_files[0] != WEIGHTS)
@@ -239,7 +239,7 @@ def check_names(names: Iterable[str], *, family: Family, where: str) -> None:
     foreign = sorted(names - set(family.companions(names)))
     if foreign:
         raise CheckpointError(
-            f"{where}: carries a file named {foreign[0][:80]!r}, which is no companion of a {family.name} model",
+            f"{where}: carries a file named {foreign[0][:80]!r}, which does not belong to a {family.name} model",
             hint="The file was not written by hydrasurgeon as it is: do not use it.",
         )
 

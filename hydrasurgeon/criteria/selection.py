@@ -52,7 +52,8 @@ def choose(
         gone = _in_order(score, candidates, remove)
     else:
         raise UsageError(
-            "how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE."
+            "prune: the number of heads is missing",
+            hint="Give --keep K, --remove N, --sample N/P or --mask FILE.",
         )
     return _some(drop(manifest.kept, gone)), ()
 

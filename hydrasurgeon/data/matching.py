@@ -111,9 +111,9 @@ def unknown_classes(spec: str, column: Column, names: Sequence[str]) -> list[Dat
             message = (
                 f"{spec}: row {_row_of(column, at)} has the class {shown(name)}, which --data lacks"
             )
-            hint = "Leave such rows out, or move some of them to --data."
+            hint = "Delete such rows, or move some of them to --data."
             if near:
-                message, hint = f"{message}; it {near}", "Write them alike."
+                message, hint = f"{message}; it {near}", "Spell them alike."
             errors.append(DataError(message, hint=hint))
     return errors
 
@@ -172,7 +172,7 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
     if not are_positions:
         return len(numbers), column.names
     if numbers and not 0 <= numbers[0] <= numbers[-1] < MAX_CLASSES:
-        raise DataError(f"{spec}: labels {numbers[0]} to {numbers[-1]} are no positions")
+        raise DataError(f"{spec}: labels {numbers[0]} to {numbers[-1]} are not positions")
     return max(numbers, default=-1) + 1, None
 
 
@@ -200,7 +200,7 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     kind = _kind_of(column.labels)
     # Of CLIP a picture may show one thing, or several.
     if kind != wanted and not (model.is_zero_shot and kind == ONE):
-        what = f"{spec}: row 0 has {kind}, where {wanted} is due"
+        what = f"{spec}: row 0 has {kind}, expected {wanted}"
         raise DataError(what, hint=f"{hint} For others, fit a classifier ({PROBE}).")
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]

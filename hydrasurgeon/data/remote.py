@@ -58,7 +58,7 @@ def _found(spec: str, url: str) -> tuple[Any, list[str]]:
 def _tables(spec: str, system: Any, name: str, columns: Columns) -> Iterator[Table]:
     kind = ending(PurePosixPath(name))
     if kind not in TABLES:
-        raise DataError(f"{spec}: {PurePosixPath(name).name} is no table", hint=HINT)
+        raise DataError(f"{spec}: {PurePosixPath(name).name} is not a table", hint=HINT)
     with decoding(f"{spec}: cannot be read"), system.open(name, "rb") as file:
         for table in tables_in(spec, kind, file, system.size(name), columns):
             image = table.find(columns.images)

@@ -505,8 +505,8 @@ def fit_held_out(samples: Samples, model: Model) -> Samples:
     except UnknownClass as error:
         what = f"--val {samples.spec}: {error.row}, which --data lacks"
         if error.near:
-            raise DataError(f"{what}; it {error.near}", hint="Write them alike.") from error
-        hint = "Leave such rows out, or move some of them to --data."
+            raise DataError(f"{what}; it {error.near}", hint="Spell them alike.") from error
+        hint = "Delete such rows, or move some of them to --data."
         raise DataError(what, hint=hint) from error
 
 

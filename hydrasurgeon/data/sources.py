@@ -198,7 +198,7 @@ def text_pairs(spec: str, pairs: Sequence[Any]) -> TextPairs:
     )
     if wrong is not None:
         raise DataError(
-            f"{spec}: row {wrong} is no pair of texts",
+            f"{spec}: row {wrong} is not a pair of texts",
             hint="Give tuples of two texts, or texts alone.",
         )
     first, second = (Rows(spec, [pair[at] for pair in pairs], "text") for at in (0, 1))

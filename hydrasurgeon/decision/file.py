@@ -93,7 +93,7 @@ class Decision:
             alike = not ids.ids or ids.tokenizer == self.state.record.words.tokenizer
             if len(ids.ids) != len(logits) or not alike:
                 hint = "Give what calibrate was given, texts or tokens: one for each row of logits."
-                raise DataError(f"{self.name}: reads words beside the model's answers", hint=hint)
+                raise DataError(f"{self.name}: uses a bag-of-words model", hint=hint)
             said = said.beside(self.state, reader.outputs(ids.ids))
         with np.errstate(all="ignore"):  # what overflows is refused below
             answers = decide(self.state, said.logits, said.features)

@@ -112,7 +112,7 @@ def with_copies(
     problem: Problem, by: Certifying, thresholds: dict[str, Any], copies: int, rows: int
 ) -> str:
     """Say that thresholds hold with and without copies, and which are stricter with them."""
-    note = f"thresholds hold with and without the {copies:,} copies within these {rows:,} samples"
+    note = f"{copies:,} of these {rows:,} rows are copies of others; the promises hold with and without them"
     stricter = {}
     for kind, part in zip(("without", "with"), by.parts, strict=True):
         looser = _differing(problem, replace(by, parts=[part]), thresholds)

@@ -99,9 +99,9 @@ def open_graph(path: Path, *, folder: Path | None = None) -> Graph:
     contents = read_contents(path)
     said = contents.metadata
     if f"{METADATA}told" not in said or "logits" not in contents.outputs:
-        raise CheckpointError(f"{path}: is no graph that `export` wrote", hint=HINT)
+        raise CheckpointError(f"{path}: is not a graph that `export` wrote", hint=HINT)
     if not is_sound(path):
-        raise Disagreement(f"{path}: is another graph than `export` wrote", hint=HINT)
+        raise Disagreement(f"{path}: is not the graph that `export` wrote", hint=HINT)
     try:
         told = Told.model_validate_json(said[f"{METADATA}told"])
     except ValidationError as error:

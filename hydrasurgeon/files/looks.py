@@ -103,7 +103,8 @@ def read_looks(path: Path, *, against: str, alpha: float | None, classes: int) -
         state = Looks.model_validate_json(json.dumps(record), strict=True)
     except ValidationError as error:
         raise DataError(
-            f"{path}: is no state of monitor, or damaged: {first_mistake(error)}", hint=ANOTHER
+            f"{path}: is not a state file of monitor, or is damaged: {first_mistake(error)}",
+            hint=ANOTHER,
         ) from error
     counted = {len(look.seen.predicted) for look in state.looks if look.seen is not None}
     must(

@@ -74,7 +74,7 @@ class DataSpec(NamedTuple):
             columns[role] = unquote(name)
         if PART in columns and not _is_part(columns[PART]):
             raise UsageError(
-                f"{text}: #{PART},{columns[PART]} is no part",
+                f"{text}: #{PART},{columns[PART]} is not a part of a data set",
                 hint=f"Such as #{PART},0-33, in percent.",
             )
         return cls(place, columns)

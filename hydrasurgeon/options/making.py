@@ -364,7 +364,9 @@ class FuseOptions(ClassNames, Bare, Run, Force):
     mean: bool = option(
         False,
         recorded=True,
-        help=("Write one ordinary model with the mean weights: for fine-tunings of one backbone."),
+        help=(
+            "Write one ordinary model with the mean weights of members that were tuned from one backbone."
+        ),
     )
     mean_trunk: int | None = option(
         None,
@@ -373,7 +375,7 @@ class FuseOptions(ClassNames, Bare, Run, Force):
         recorded=True,
         help=(
             "Average the embeddings and first N layers of all members, so that they are stored and computed "
-            "once: for fine-tunings of one backbone."
+            "once. For members that were tuned from one backbone."
         ),
     )
     check: str | None = option(

@@ -138,12 +138,10 @@ class Engine(ABC):
         """Whether it answers by its cascade: where it has one, unless that is declined."""
         has = self.state is not None and self.state.record.cascade is not None
         if cascade and not has:
-            raise CheckpointError(
-                f"{self.name}: has no cascade in a decision state", hint=CALIBRATE
-            )
+            raise CheckpointError(f"{self.name}: its decision state has no cascade", hint=CALIBRATE)
         if cascade and self.first is None:
             raise UsageError(
-                f"--cascade: in this engine {self.name} answers whole",
+                f"--cascade: {self.name} has no cascade in this engine",
                 hint="Leave out --engine, or --cascade.",
             )
         return has and self.first is not None and cascade is not False

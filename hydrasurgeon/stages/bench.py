@@ -314,7 +314,7 @@ def _entries(options: BenchOptions) -> list[_Entry]:
         name = name_of([one])
         entries.append(_Entry(name, one.manifest.kind, (one,)))
     if len({entry.name for entry in entries}) < max(1, len(entries)):
-        raise UsageError("bench: no checkpoint is named, or the same twice")
+        raise UsageError("bench: give at least one checkpoint, and each only once")
     return entries
 
 

@@ -112,7 +112,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     sets = {"--data": [val], "--certify": certify, "--fit-data": fit}
     sets["--ood"] = [read_data(spec, arguments, labelled=False) for spec in arguments.ood]
     options = [(option, samples) for option, each in sets.items() for samples in each]
-    odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
+    odd = apart(options, "Validation rows must be neither training rows nor OOD data.")
     if arguments.unlabelled is not None:
         texts = read_data(arguments.unlabelled, arguments, labelled=False)
         unlabelled, more = known.without(texts, "--unlabelled", val, "--data")
@@ -203,7 +203,7 @@ def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOption
         if arguments.words != "first":
             raise UsageError("--budget requires --words first", hint="Or leave it out.")
     if arguments.words not in ("auto", "off") and kind_read(source.manifest) != "text":
-        what = f"--words {arguments.words}: is for models of texts, and {source.name} reads images"
+        what = f"--words {arguments.words} is for text models, and {source.name} reads images"
         raise UsageError(what, hint="Leave it out.")
     return arguments
 
@@ -213,10 +213,7 @@ def _unused(arguments: CalibrateOptions, state: State) -> str | None:
     on_logits = arguments.ood_score not in ("auto", *FITTED)
     if arguments.fit_data is None or not on_logits or state.words is not None:
         return None
-    return (
-        f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a "
-        "function of the logits alone"
-    )
+    return f"--fit-data has no effect: --ood-score {arguments.ood_score} uses only the logits"
 
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
@@ -229,7 +226,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     out, folder = named(arguments.out)
     if folder:
         raise UsageError(
-            f"-o {arguments.out}: a decision is one file", hint="Give NAME.safetensors."
+            f"-o {arguments.out}: a decision is a file, not a folder", hint="Give NAME.safetensors."
         )
     target = output_file(out, option="-o", force=arguments.force, inputs=arguments.sources)
     first = read_outputs(path, labelled=True)
@@ -245,9 +242,9 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     for name, given in others:
         source, names = given.source, names or given.names
         if given.names not in (None, names):
-            raise DataError(f"{name}: has other names than {path}")
+            raise DataError(f"{name}: has other class names than {path}")
         if source.sha256 in [each.sha256 for each in sources]:
-            hint = "What certifies must be neither what was fitted on nor OOD data."
+            hint = "Validation rows must be neither training rows nor OOD data."
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
     train, ids, shared = others[0][1] if fit else None, first.read, None
@@ -300,7 +297,7 @@ def _check_promise(
         f"--ood-score {score}": True,
     }
     for flag in (flag for flag, given in flags.items() if given and flag in why):
-        what = f"{flag}: is not for {problem.name} models, such as {name}"
+        what = f"{flag} is not supported for {problem.name} models ({name})"
         raise UsageError(what, hint=why[flag])
     if score != "auto":
         option = (
@@ -308,7 +305,7 @@ def _check_promise(
         )
         if option is not None:
             raise UsageError(
-                f"{option}: chooses among OOD scores, and --ood-score {score} is chosen",
+                f"{option} conflicts with --ood-score {score}, as it only serves to choose an OOD score",
                 hint="Leave one of them out.",
             )
     alone = "--ood-score mi" if score == "mi" else "--cascade" if arguments.cascade else None
@@ -319,7 +316,7 @@ def _check_promise(
     if score == "mcm" and not named:
         raise UsageError(
             (
-                f"--ood-score mcm: is for models that compare images with class names, and {name} "
+                f"--ood-score mcm is for models that compare images with class names, and {name} "
                 "does not"
             ),
             hint="Give another score.",
@@ -446,7 +443,9 @@ def _with_cascade(
     one = moved(one, weight.device, weight.dtype)
     expected = stage_macs(model, one).expected(fitted.cascade.share_on)
     if expected >= macs(model, one):
-        note = f"no cascade: none saves anything at a rise of the NLL of at most {MAX_LOSS:g}"
+        note = (
+            f"no cascade is written: none saves time without raising NLL by more than {MAX_LOSS:g}"
+        )
         return state, (note,)
     return with_seen(fitted, val.logits, val.features, first), ()
 

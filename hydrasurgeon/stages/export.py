@@ -55,7 +55,7 @@ class Export:
 ALONE = "only hydrasurgeon decides by its state: other clients get the model's own logits"
 """What is said of a folder whose graph cannot hold the decision state."""
 
-WORDS = "the decision state stays out, for it reads words beside the model: answers are the model's own; -o DIR/ keeps it for predict and serve"
+WORDS = "the graph has no decision state, as that uses a bag-of-words model: its answers are those of the model alone; -o DIR/ keeps the state for predict and serve"
 """What is said where nothing that is written can read them."""
 
 

@@ -195,13 +195,13 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         notes.append(material.held_out.note)
         if both := material.held_out.shared_with(material.samples):
             notes.append(
-                f"--val: {both:,} of its {len(material.held_out):,} samples are trained on too, and say "
-                "nothing of new ones"
+                f"--val: {both:,} of its {len(material.held_out):,} rows are training rows too, so its "
+                "results are too good"
             )
     if chosen:
         notes.append(f"trained by the recipe {name}, as no --recipe was given")
     if arguments.resume and not interrupted:
-        notes.append("nothing was left to resume: trained from the beginning")
+        notes.append("there was no interrupted run to resume: trained from the beginning")
     notes += _assumed_orders(material)
     notes += _doubts(trained)
     sets = [each for each in (material.samples, material.held_out) if each is not None]
@@ -330,7 +330,7 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         source = replace(source, checkpoint=opened, manifest=opened.manifest)
     if source.family.named_classes and recipe.classifier == "probe":
         raise UsageError(
-            f"--recipe {arguments.recipe}: the model's classifier follows from class names",
+            f"--recipe {arguments.recipe}: the classifier of this model is computed from class names",
             hint="Give another recipe, or --set classifier=keep.",
         )
     if source.family.named_classes:

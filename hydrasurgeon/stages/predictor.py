@@ -102,7 +102,7 @@ class Predictor:
         engine, options = self._engine, self.options
         listed, has_id = isinstance(table, list | tuple), False
         if not (listed or isinstance(table, Mapping) or hasattr(table, "columns")):
-            what = f"{WHERE}: is no table but a {type(table).__name__}"
+            what = f"{WHERE}: is not a table but a {type(table).__name__}"
             hint = "Give a dict of columns, a frame, a pyarrow table, or a list."
             raise DataError(what, hint=hint)
         samples: Samples

@@ -65,10 +65,12 @@ def retraced(checkpoint: Checkpoint) -> str:
     """
     where, steps = checkpoint.name, checkpoint.manifest.history
     if not steps:
-        raise ManifestError(f"{where}: has no history", hint="Only files that we made have one.")
+        raise ManifestError(
+            f"{where}: has no history", hint="Only files that hydrasurgeon wrote have one."
+        )
     check = history_check(checkpoint.manifest)
     if check.holds is False:
-        raise ManifestError(f"{where}: its history is not whole: {check.detail}")
+        raise ManifestError(f"{where}: its history is incomplete: {check.detail}")
     every = _linked(steps)
     every[-1].output.name = checkpoint.path.name
     needed = {every[-1].output}

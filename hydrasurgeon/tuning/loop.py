@@ -323,7 +323,7 @@ def _steps(training: Training, accelerator: Any) -> tuple[int, int]:
     per_epoch, total = recipe.steps_of(batches)
     if batches < recipe.accumulate and total:
         raise UsageError(
-            f"finetune: a step accumulates {recipe.accumulate} batches, the data has {batches}",
+            f"finetune: accumulate={recipe.accumulate} needs as many batches, but the data has {batches}",
             hint="Give more data, or --set accumulate=1 or a smaller --batch-size.",
         )
     return per_epoch, total
@@ -364,7 +364,7 @@ def _optimizer(model: nn.Module, training: Training, on: torch.device) -> torch.
             decay /= pace
         paced.setdefault((pace, decay), []).append(parameter)
     if not paced:
-        raise UsageError("finetune: nothing is left to train", hint="Freeze less.")
+        raise UsageError("finetune: all parameters are frozen", hint="Freeze less.")
     groups = [
         {"params": parameters, "weight_decay": decay, "pace": pace}
         for (pace, decay), parameters in paced.items()

@@ -78,13 +78,13 @@ WRONG = {
         "val",
         "cell",
         "row 0 has the class 'cell', which --data lacks",
-        "Leave such rows out, or move some of them to --data.",
+        "Delete such rows, or move some of them to --data.",
     ),
     "blanks in VAL": (
         "val",
         "alarm ",
         "row 0 has the class 'alarm ', which --data lacks; it differs only in blanks from 'alarm'",
-        "Write them alike.",
+        "Spell them alike.",
     ),
     "blanks in TRAIN": ("train", "alarm ", "differ only in blanks", "Write them alike"),
 }

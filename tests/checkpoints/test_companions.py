@@ -67,7 +67,7 @@ def test_a_foreign_name_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "../victim"])
 def test_families_without_companions_carry_none(tiny: Callable[..., Path], name: str) -> None:
-    with pytest.raises(CheckpointError, match="no companion of a timm model"):
+    with pytest.raises(CheckpointError, match="does not belong to a timm model"):
         open_checkpoint(with_files(tiny(), {name: "x"}))
 
 

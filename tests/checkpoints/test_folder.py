@@ -199,7 +199,7 @@ def test_shards_that_carry_two_manifests(tiny: MAKE, tmp_path: Path) -> None:
         save_file(arrays, folder / f"{i}.safetensors", metadata=metadata)
         homes |= dict.fromkeys(arrays, f"{i}.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
-    with pytest.raises(ManifestError, match=r"1\.safetensors: carries another manifest than 0"):
+    with pytest.raises(ManifestError, match=r"1\.safetensors: has another manifest than 0"):
         open_checkpoint(folder)
 
 

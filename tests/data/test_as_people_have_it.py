@@ -132,7 +132,7 @@ def test_ids_and_columns_of_answers(there: Path) -> None:
     )
     options = {"data": "a.jsonl", "keep_columns": "\uff1dcmd"}
     done = hs.predict("bert", **options, out="o.csv")
-    assert "2 of 4 rows have the id of another row" in done.notes
+    assert "2 of 4 rows share an id with another row" in done.notes
     head, row, *_ = csv.reader((there / "o.csv").read_text(encoding="utf-8").splitlines())
     assert "'\uff1dcmd" in head
     assert "'\uff1d1+1" in row

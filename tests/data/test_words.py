@@ -139,7 +139,7 @@ def test_entities_take_whole_words(tmp_path: Path) -> None:
         ({"tokens": ["a", "b"], "tags": ["O"]}, "row 1 has 2 tokens and 1 tags"),
         ({"tokens": ["a"], "tags": "O"}, "row 1 has 1 tokens and no list of tags"),
         ({"tokens": ["a"], "tags": ["PER"]}, "row 1 has the tag 'PER'"),
-        ({"tokens": "ab", "tags": ["O"]}, "row 1 holds ab, no list of words"),
+        ({"tokens": "ab", "tags": ["O"]}, "row 1 holds ab, which is not a list of words"),
     ],
 )
 def test_tags_that_do_not_fit_name_their_row(
@@ -160,7 +160,7 @@ def test_tags_that_do_not_fit_name_their_row(
         ("Anna", [(2, 9)], "from 2 to 9 in 4 characters"),
         ("Anna", [(2, 2)], "from 2 to 2"),
         ("Anna Bell", [(0, 6), (5, 9)], "overlap"),
-        ("Anna", [("0", 4)], "is no entity"),
+        ("Anna", [("0", 4)], "is not an entity"),
     ],
 )
 def test_entities_that_cannot_be_name_their_row(

@@ -55,7 +55,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "no JSON": (b"{", "not JSON"),
     "deep arrays": (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested more than 32 deep"),
     "a text of escaped quotes that does not end": (b'{"a": "' + b'\\"' * 1_000_000, "not JSON"),
-    "a key twice": (b'{"a":1,"a":2}', "the key 'a' is there twice"),
+    "a key twice": (b'{"a":1,"a":2}', "the key 'a' occurs twice"),
     "NaN": (b'{"a":NaN}', "NaN is not a finite number"),
     "a long number": (b'{"a":' + b"9" * 10_000 + b"}", "not JSON"),
     "a huge float": (b'{"a":1e999}', "not a finite number"),

@@ -98,7 +98,7 @@ def test_what_is_no_ensemble(
         (["m0+gone"], 3, "gone: no such checkpoint"),
         (["m0+"], 3, "'' is not a checkpoint's path"),
         (["m0+m1", "m2", "--ensemble"], 2, "--ensemble: m0 + m1 is an ensemble already"),
-        (["a=m0", "a=m1"], 2, "eval: a is there twice"),
+        (["a=m0", "a=m1"], 2, "eval: a occurs twice"),
         (["m0+m1", "--json", "m1.safetensors", "--force"], 2, "is an input of this command"),
         (["m0+m1", "m2", "--predictions", "p"], 2, "--predictions holds one model's logits"),
     ):

@@ -143,7 +143,7 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     ),
     ("an OOD set that is not there", {"ood.a.logits": None}, "tensor ood.a.logits is missing"),
     ("a name that moves the cursor", {"ood.\x1b[2J.logits": torch.randn(4, 2, 3)}, "is not a name"),
-    ("a name of blanks", {"ood. .logits": torch.randn(4, 2, 3)}, "is no name of a set"),
+    ("a name of blanks", {"ood. .logits": torch.randn(4, 2, 3)}, "is not a name of a set"),
 ]
 
 
@@ -187,7 +187,7 @@ DESCRIPTIONS: list[tuple[str, Any, str]] = [
     (
         "a decision of other labels",
         {"decision": {**DECISION, "labels": {"temperatures": [1, 1], "thresholds": [0.5, 0.5]}}},
-        "its decision is of other than 3 labels",
+        "its decision is not for 3 labels",
     ),
 ]
 

@@ -142,7 +142,7 @@ def test_what_no_library_has_a_class_for_is_refused(tmp_path: Path) -> None:
     hydra = hydra_of(tmp_path / "source", tmp_path)
     for path, what in (
         (uneven, "different numbers of heads"),
-        (even, "has no class with such a number"),
+        (even, "cannot load a model with this number"),
         (hydra, "is a hydra of 3 members"),
     ):
         with pytest.raises(SurgeryError, match=what) as refused:

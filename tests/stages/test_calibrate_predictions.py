@@ -160,7 +160,7 @@ def test_without_ood_data_the_score_is_the_most_reliable(
         == 0
     )
     printed = capsys.readouterr()
-    assert f"without them it is {score}" in printed.err.replace("\n", " ")
+    assert f"--ood-score auto took {score}" in printed.err.replace("\n", " ")
     assert f"its OOD score {score} exceeds" in printed.out
     assert hs.Decision.load(out).state.record.ood.chosen_by == "default"
     decided = hs.Decision.load(out).decide(arrays["logits"], arrays.get("features"))

@@ -69,14 +69,14 @@ def calibrated(model: Path, tmp_path: Path, rows: list[tuple[str, int]], **more:
 def test_copies_promise_no_more_than_what_they_are_of(trained: Path, tmp_path: Path) -> None:
     once = texts(24, 5)
     for rows in (once, once * 4):
-        with pytest.raises(DataError, match="too few for a threshold") as refused:
+        with pytest.raises(DataError, match="too few for --id-flagged") as refused:
             calibrated(trained, tmp_path, rows)
         assert refused.value.message.startswith("16 samples")
     # A third of the texts fits, and of the copies, but for copies of texts that certify.
     done = calibrated(trained, tmp_path, texts(60, 5) + texts(20, 5))
     assert 20 <= done.decision.fitted <= 26
     assert done.decision.certified == 54
-    told = "thresholds hold with and without the 20 copies within these 80 samples"
+    told = "20 of these 80 rows are copies of others; the promises hold with and without them"
     assert any(note.startswith(told) for note in done.notes)
 
 

@@ -346,7 +346,7 @@ def test_samples_without_labels_promise_nothing() -> None:
 
     truth = np.zeros((500, 3), dtype=bool)
     truth[:8, 0] = True
-    with pytest.raises(DataError, match="8 samples with a label cannot promise"):
+    with pytest.raises(DataError, match="8 rows with a label are too few"):
         fit_sets(np.random.default_rng(0).random((500, 3)), truth, 0.9)
 
 

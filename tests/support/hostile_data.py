@@ -188,7 +188,7 @@ def _mistakes() -> Iterator[Mistake]:
     yield Mistake(
         "a class name that moves the cursor",
         _file("d.npz", npz(images=IMAGES, classes=np.array(["a", "\x1b[2J"]))),
-        "is no name of a class",
+        "is not a class name",
     )
     yield Mistake(
         "a header that lies about the size",
@@ -280,7 +280,7 @@ def _mistakes() -> Iterator[Mistake]:
         "its description",
     )
 
-    yield Mistake("a folder whose name is not UTF-8", _surrogates, "is no name of a class")
+    yield Mistake("a folder whose name is not UTF-8", _surrogates, "is not a class name")
     yield Mistake("an empty folder", str, "holds no samples")
     yield Mistake("a name of another demo set", lambda _: "demo:tets", "did you mean demo:test?")
     yield Mistake("a name longer than names are", lambda _: "x" * 5000 + ".npz", "cannot be read")
@@ -288,9 +288,11 @@ def _mistakes() -> Iterator[Mistake]:
         "a suffix that nobody reads", _file("d.txt", "x"), "files that end in .txt are not read"
     )
     yield Mistake(
-        "a packed table", _file("d.jsonl.gz", b"\x1f\x8b"), "d.jsonl.gz: packed files are not read"
+        "a packed table",
+        _file("d.jsonl.gz", b"\x1f\x8b"),
+        "d.jsonl.gz: compressed archives cannot be read",
     )
-    yield Mistake("a sheet", _file("d.xlsx", "x"), "spreadsheets are not read")
+    yield Mistake("a sheet", _file("d.xlsx", "x"), "spreadsheets cannot be read")
     yield Mistake("blank lines", _file("d.jsonl", "\n" * 1_100_000), "blank lines")
     yield Mistake(
         "one long text in all rows of a small parquet",

@@ -89,11 +89,11 @@ def test_no_mean_of_what_has_nothing_in_common(
     other = tiny("other.safetensors", seed=1)
     with pytest.raises(
         SurgeryError,
-        match=r"their attention weights lie \d+ % of its norm from their mean, as those of separate",
+        match=r"their attention weights differ from their mean by \d+ % of its norm, as in models that",
     ):
         hs.fuse([tuned[0], other], mean=True, out=out)
     member = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
-    with pytest.raises(SurgeryError, match="differ in heads, neurons or sizes"):
+    with pytest.raises(SurgeryError, match="differ in the heads, neurons or sizes"):
         hs.fuse([tuned[0], member], mean=True, out=out)
     with pytest.raises(UsageError, match="--mean conflicts with --mlp"):
         hs.fuse(tuned, mean=True, mlp="separate", out=out)

@@ -204,7 +204,7 @@ class HFEncoder(OfImages):
         config = self.config(model, f"{where}: model.config")
         classes = self.kinds[config.model_type].all_classes
         if model.arch not in classes:
-            what = f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}"
+            what = f"{where}: model.arch: {model.arch[:60]!r} is not a classifier of type {config.model_type!r}"
             raise ManifestError(what, hint=f"Known: {', '.join(classes)}.")
         super().check(model, towers, where)
         pooled = model.pooling not in (None, OF_WORDS)
