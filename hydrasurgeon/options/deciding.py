@@ -77,7 +77,7 @@ class ModelOrPredictions(ClassNames, Bare, Run):
 
 class CalibrateOptions(Engines, ModelOrPredictions, Force):
     """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights;
-    or, of any model's predictions, in a file of their own.
+    or fit them to any model's predictions and store them in a file of their own.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -223,9 +223,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
 
 
 class PredictOptions(Engines, ModelOrPredictions, Force):
-    """Answer for every sample: label, prediction set, uncertainty, OOD score, or that the model
-    abstains.
-    """
+    """Answer every sample with a label, prediction set, uncertainty and OOD score, or abstain."""
 
     requires: ClassVar = {
         "decision": ("predictions",),
@@ -310,11 +308,11 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
 
 class ServeOptions(Engines, ClassNames, Bare):
     """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
-    /openapi.json; also in Open Inference Protocol v2 (/v2) and, of texts, as System One
-    (/v1/systemone) does. Several checkpoints answer System One, the first all else.
+    /openapi.json. The Open Inference Protocol v2 (/v2) works too and, for text models, System One
+    (/v1/systemone). Of several checkpoints the first answers all but System One.
 
-    It has no TLS, and no authentication but --token-env: put it behind what your site uses for
-    that. SIGTERM stops it when what was taken is answered.
+    There is no TLS, and no authentication but --token-env: use a proxy for these. SIGTERM stops
+    the server after it has answered the requests that it accepted.
     """
 
     checkpoints: Paths = argument(
@@ -384,10 +382,10 @@ class ServeOptions(Engines, ClassNames, Bare):
 
 
 class MonitorOptions(Options):
-    """Compare answers with what calibration promised and saw; exit 1 when they drifted.
+    """Compare answers with those on the validation rows; exit with code 1 if they drifted.
 
-    One test is of how many inputs look unfamiliar, one of the classes that are predicted, and with
-    labels one of the promised risk. They hold for all looks together, however many there are.
+    The tests compare the share of unfamiliar inputs, the predicted classes and, with --labels, the
+    promised risk. A false alarm stays unlikely (--alpha) however often you run the command.
     """
 
     answers: PathLike = argument(

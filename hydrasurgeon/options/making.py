@@ -73,9 +73,9 @@ AMOUNTS = ("keep", "remove", "sample", "mask")
 class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     """Measure how much each head matters, and write it into the manifest.
 
-    With --keep, taylor decides layer after layer: what a layer loses is off before the next is
-    scored. circuit finds the order in which heads can go; a killed search continues when the
-    command is repeated.
+    With --keep, taylor works layer by layer: the heads that a layer loses are switched off before
+    the next layer is scored. circuit finds an order in which heads can be removed; repeat the
+    command to continue an interrupted search.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -111,9 +111,9 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
 
 
 class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
-    """Remove the least important heads, or neurons, of a checkpoint, which makes a member.
+    """Remove the least important heads or neurons of a checkpoint; the result is a member.
 
-    Without -o the member is named after what was done, beside the input: vit-taylor-k8.safetensors.
+    The default name of the member says what was done: vit-taylor-k8.safetensors.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -410,8 +410,8 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     """Make the best classifier within a budget: the checkpoint itself, a smaller one, the mean of
     several, or a hydra.
 
-    Several checkpoints are fine-tunings of one architecture. What takes seconds is tried and written
-    first; a build that was ended continues when the command is repeated.
+    Several checkpoints must be fine-tunings of one architecture. The quickest candidates are tried
+    and written first. Repeat the command to continue an interrupted build.
     """
 
     writes_manifest: ClassVar[bool] = True

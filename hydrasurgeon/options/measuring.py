@@ -54,7 +54,7 @@ REPORT = option(
 class EvaluateOptions(Engines, Bare, Run, Force):
     """Compare accuracy, calibration, OOD detection, diversity and cost in one table.
 
-    Of several data sets the first is the one that OOD sets, shifts, temperature and cost belong to.
+    OOD sets, shifts, temperature and cost are measured for the first --data only.
     """
 
     requires: ClassVar = {
@@ -176,7 +176,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
 
 
 class BenchOptions(Engines, Bare, Device, Columns, Force):
-    """Measure latency, throughput, memory and multiply-adds on this machine, all models in turn."""
+    """Measure latency, throughput, memory and multiply-adds of models on this machine."""
 
     engine: Engine | Literal["all"] = option(  # type: ignore[assignment]
         "auto",
@@ -216,8 +216,9 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
 class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     """Write a model or a hydra for other runtimes (onnx) or for its own library (stock).
 
-    Each is checked first. With -o DIR/ onnx is a folder that optimum, sentence-transformers and
-    transformers.js read; it and stock are calibrated for clients that read logits alone.
+    The result is checked before it is written. With -o DIR/ onnx writes a folder for optimum,
+    sentence-transformers and transformers.js. It and stock contain the calibration, so that clients
+    that only read logits get calibrated ones.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -287,7 +288,7 @@ class InspectOptions(Bare):
 
 
 class VerifyOptions(Checkpoint, Bare):
-    """Prove what can be proven about a checkpoint, and exit with 1 where something does not hold.
+    """Check that a checkpoint is what its manifest says; exit with code 1 if it is not.
 
-    Hashes, finite weights, members, code in a directory, the links of the history.
+    It checks hashes, finite weights, members, code in a directory and the steps of the history.
     """
