@@ -31,7 +31,7 @@ def classifying(
             return checkpoint
         option = "--template" if classes is None else "--classes"
         raise UsageError(
-            f"{option}: {checkpoint.name} has a classifier of its own",
+            f"{option}: {checkpoint.name} has its own classifier",
             hint=f"Leave {option} out; class names and templates are for CLIP.",
         )
     prompts = read_templates(templates)

@@ -248,7 +248,7 @@ def companions_inside(text: str, *, family: Family, where: str) -> dict[str, str
     """Name → text, out of a header's entry."""
     texts = parse_json(text, where, most=MAX_HEADER)
     if not isinstance(texts, dict) or not all(isinstance(each, str) for each in texts.values()):
-        raise CheckpointError(f"{where}: is not a record of texts")
+        raise CheckpointError(f"{where}: is not a JSON object of texts")
     check_names(texts, family=family, where=where)
     return texts
 

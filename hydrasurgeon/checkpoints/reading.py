@@ -209,7 +209,7 @@ def open_checkpoint(
     unused = checkpoint.unused
     if unused and any(HEADER_KEY in file.metadata for file in content.files):
         raise Disagreement(
-            f"{path}: tensor {unused[0]} is under no hash: it was added after the file was written",
+            f"{path}: tensor {unused[0]} has no hash in the manifest: it was added after the file was written",
             hint="Do not use the file until you know why.",
         )
     return replace(checkpoint, hub_id=pinned(text, path)) if hub else checkpoint

@@ -164,7 +164,7 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
     if column.reading is None and UNLABELLED in numbers:
         raise DataError(
             f"{spec}: some labels are -1, which may be a class or stand for no label",
-            hint="Say --labels names where it is a class, else leave these rows out.",
+            hint="Give --labels names if it is a class; otherwise delete these rows.",
         )
     are_positions = column.reading == "positions"
     if column.reading is None:
@@ -238,7 +238,7 @@ def _of_classes(spec: str, column: Column, model: Model) -> Fit:
     if len(outside):
         at = tuple(outside[0])
         raise DataError(
-            f"{spec}: row {at[0]} has label {labels[at]}, it has classes 0-{len(column.names) - 1}",
+            f"{spec}: row {at[0]} has label {labels[at]}, but the data has classes 0-{len(column.names) - 1}",
             hint=OTHER_CLASSES,
         )
     positions, names, note = positions_of(spec, column, model)
@@ -329,7 +329,7 @@ def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
             f"{spec}: classes are numbers, and their order is not clear: by number "
             f"{listed([names[at] for at in by_number])}; as text {listed(names)}",
             hint=(
-                "Say --labels positions for the order of numbers, or --labels sorted for that of "
+                "Give --labels positions for the order of numbers, or --labels sorted for that of "
                 "text, which torchvision's ImageFolder has."
             ),
         )
@@ -441,7 +441,7 @@ def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int
     twice = next((names[at] for at in used if counts[names[at]] > 1), None)
     if twice is not None:
         raise DataError(
-            f"{spec}: the model has more than one class {twice}",
+            f"{spec}: the model has several classes named {twice}",
             hint="Give the labels as numbers of the model's classes.",
         )
     return np.array(places, dtype=np.int64)

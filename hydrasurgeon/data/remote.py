@@ -132,7 +132,7 @@ def _check_name(spec: str, name: str) -> None:
     if name in builders or os.path.lexists(name):
         raise DataError(
             (
-                f"{spec}: {name} is a format of the datasets library, or lies here: it would be "
+                f"{spec}: {name} is a format of the datasets library or a local folder, which would be "
                 "read "
                 "instead"
             ),

@@ -95,7 +95,7 @@ def open_data(
         samples = Files(spec, paths)
     elif len(paths) > 1:
         hint = f"Found {paths[0]} and {paths[-1]}."
-        raise DataError(f"{spec}: several files must all be tables, or all images", hint=hint)
+        raise DataError(f"{spec}: several files must be either all tables or all images", hint=hint)
     elif paths[0].is_dir():
         samples = _folder(spec, paths[0])
     else:

@@ -287,7 +287,7 @@ class Source:
                 raise DataError(f"{where}: is too long; at most {MAX_LINE:,} bytes are read")
             blank += line.isspace()
             if blank > MAX_BLANK:
-                raise DataError(f"{where}: is one of more than {MAX_BLANK:,} blank lines")
+                raise DataError(f"{where}: more than {MAX_BLANK:,} lines are blank")
             if number == 1:
                 line = line.removeprefix(BOM_UTF8)
             yield utf8(line, where, DataError)

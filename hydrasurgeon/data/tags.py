@@ -136,7 +136,8 @@ def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, s
             raise DataError(f"{where}: {str(entity)[:60]} is not an entity", hint=ENTITIES)
         if not 0 <= start < end <= len(text):
             raise DataError(
-                f"{where}: an entity from {start} to {end} in {len(text)} characters", hint=ENTITIES
+                f"{where}: an entity from {start} to {end}, but the text has {len(text)} characters",
+                hint=ENTITIES,
             )
         for at in (start, end):
             if at < len(text) and _goes_on(text, at):

@@ -81,7 +81,9 @@ class Decision:
             )
         read = self._checked("features", features, width)
         if len(read) != len(said):
-            raise DataError(f"{self.name}: {len(said)} rows of logits, {len(read)} of features")
+            raise DataError(
+                f"{self.name}: {len(said)} rows of logits but {len(read)} rows of features"
+            )
         return self._decide(said, read, words)
 
     def _decide(self, logits: ndarray, features: ndarray | None, words: Any) -> Prediction:

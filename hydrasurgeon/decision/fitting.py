@@ -201,7 +201,7 @@ def fit_alone(
     if val.features is None and not problem.scores:
         raise DataError(
             f"predictions of a {problem.name} model require features",
-            hint="Its OOD score is fitted to them: give what its last layer reads, or its inputs.",
+            hint="Its OOD score is fitted to features: give the inputs of its last layer, or of the model.",
         )
     score, linear = promise.ood_score, None
     if val.features is not None and own.logits.ndim == 3:

@@ -306,7 +306,7 @@ def as_engine(
     if isinstance(checkpoint, Graph):
         if engine != checkpoint.engine:
             raise UsageError(
-                f"--engine {engine} conflicts with {checkpoint.path}, a graph for {checkpoint.engine}",
+                f"--engine {engine} conflicts with {checkpoint.path}, which is a graph for {checkpoint.engine}",
                 hint="Leave it out, or give the checkpoint that the graph was exported from.",
             )
         return _exported(checkpoint)

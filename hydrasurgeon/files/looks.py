@@ -115,7 +115,7 @@ def read_looks(path: Path, *, against: str, alpha: float | None, classes: int) -
     )
     if alpha not in (None, state.alpha):
         raise UsageError(
-            f"{path}: was begun with --alpha {state.alpha:g}, which holds for all its looks",
+            f"{path}: was started with --alpha {state.alpha:g}, which cannot be changed",
             hint=f"Give --alpha {state.alpha:g} or none, or another --state.",
         )
     return state

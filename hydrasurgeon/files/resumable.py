@@ -63,7 +63,7 @@ class Resumable:
         other work.
         """
         whole = isinstance(texts, dict) and texts.keys() == TEXTS
-        must((whole and {*map(type, texts.values())} == {str}, "it does not say what a state says"))
+        must((whole and {*map(type, texts.values())} == {str}, "it is incomplete"))
         content = {name: text for name, text in texts.items() if name != "sha256"}
         own = content_hash(content, weights) == texts["sha256"]
         must(
@@ -130,7 +130,7 @@ def check_place(path: Path, work: Work, *, resume: bool, force: bool) -> bool:
         return False
     if not _is_state(path, work):
         raise (CheckpointError if resume else OutputError)(
-            f"{path}: is not the state of an interrupted {work[0]}, and lies where one is kept",
+            f"{path}: is not the state of an interrupted {work[0]}, but has the name of one",
             hint="Move it away, or give another -o.",
         )
     if not (resume or force):

@@ -163,7 +163,7 @@ class Options(BaseModel):
                     text.encode()
                 except UnicodeEncodeError:
                     raise UsageError(
-                        f"{self.flag(name)} {visible(text)}: is not UTF-8, as manifests are",
+                        f"{self.flag(name)} {visible(text)}: is not UTF-8",
                         hint="Rename the file, or link to it.",
                     ) from None
         return self

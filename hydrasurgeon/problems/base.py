@@ -529,6 +529,6 @@ def need_feature(
     """Refuse what a kind has not."""
     if feature in problem.lacks:
         raise error(
-            f"{feature}: is for models that choose one class, and {name} is {problem.name}",
+            f"{feature} is only for models that choose one class, and {name} is a {problem.name} model",
             hint=problem.lacks[feature],
         )

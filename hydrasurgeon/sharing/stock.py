@@ -137,7 +137,7 @@ def _of_its_library(checkpoint: Checkpoint) -> Single:
     name, manifest = checkpoint.name, checkpoint.manifest
     if manifest.kind == "hydra":
         what = f"{name} is a hydra of {len(manifest.members)} members"
-        raise SurgeryError(f"{what}, for which no library has a class", hint=_as_graph(checkpoint))
+        raise SurgeryError(f"{what}, which no other library can load", hint=_as_graph(checkpoint))
     opened = as_single(checkpoint)
     hint = _as_graph(checkpoint)
     if manifest.model.pooling in (None, OF_WORDS):

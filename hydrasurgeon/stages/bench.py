@@ -329,6 +329,6 @@ def _check_alike(checkpoints: Sequence[Checkpoint]) -> None:
             about.preprocess.get("input_size"),
         ):
             raise UsageError(
-                f"bench: {first.name} and {other.name} do not read the same inputs",
+                f"bench: {first.name} and {other.name} read different inputs",
                 hint="Measure them one by one.",
             )

@@ -311,7 +311,7 @@ def _check_promise(
     alone = "--ood-score mi" if score == "mi" else "--cascade" if arguments.cascade else None
     if alone is not None and not several:
         raise UsageError(
-            f"{alone} requires several members, and {name} has one", hint="Give a hydra."
+            f"{alone} requires several members, but {name} has one", hint="Give a hydra."
         )
     if score == "mcm" and not named:
         raise UsageError(

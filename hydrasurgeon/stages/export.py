@@ -195,7 +195,7 @@ def _place(opened: Checkpoint, arguments: ExportOptions, *, folder: bool) -> Pat
         assert arguments.out is not None
         return claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     if str(arguments.out) == "-":
-        raise UsageError("-o -: a graph is checked as a file", hint="Give -o FILE.")
+        raise UsageError("-o -: export cannot write to stdout", hint="Give -o FILE.")
     target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
     return output_file(target, option="-o", force=arguments.force, inputs=arguments.sources)
 
@@ -205,7 +205,7 @@ def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-stock')}/"
     path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
     if path.suffix == SUFFIX:
-        raise UsageError(f"-o {out}: libraries read directories", hint="Give -o DIR/.")
+        raise UsageError(f"-o {out}: --format stock writes a directory", hint="Give -o DIR/.")
     need_classes(opened.manifest, opened.path)
     opened.check_weights()
     from hydrasurgeon.sharing.stock import difference_when_folded, folded

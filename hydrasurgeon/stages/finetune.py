@@ -379,9 +379,9 @@ def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
             continue
         logits, record = read_answers(Path(spec), samples)
         if logits.shape[-1] != model.num_classes or material.unlabelled is not None:
-            wrong = "answers for no --unlabelled data"
+            wrong = "does not contain answers for --unlabelled"
             if logits.shape[-1] != model.num_classes:
-                wrong = f"answers in {logits.shape[-1]} classes, the model in {model.num_classes}"
+                wrong = f"has {logits.shape[-1]} classes, the model {model.num_classes}"
             raise SurgeryError(
                 f"--teacher {spec}: {wrong}", hint="Give the checkpoint that answered."
             )

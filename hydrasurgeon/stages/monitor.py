@@ -200,7 +200,7 @@ class _Reader:
         new: set[bytes] = set()
         for where, row in read_rows(labels):
             if not isinstance(row, dict) or not {"id", "label"} <= row.keys():
-                raise DataError(f"{where}: holds no id and label", hint=LABELS)
+                raise DataError(f"{where}: has no id and label", hint=LABELS)
             if row["label"] in (None, ""):
                 continue
             name, truth = str(row["id"]), harmless(str(row["label"]))
@@ -242,7 +242,7 @@ class _Reader:
         if left:
             one = visible(min(left))[:80]
             raise DataError(
-                f"{path}: holds no answer to {len(left)} labels, {one} among them", hint=LABELS
+                f"{path}: has no answer for {len(left)} labels, such as {one}", hint=LABELS
             )
         return {promise: (count, broken[promise]) for promise, count in rows.items()}
 

@@ -435,7 +435,7 @@ def _opened(arguments: PredictOptions, place: Path | None) -> _Source:
     if arguments.embeddings is not None:
         need_feature(model.problem, "--embeddings", opened.name, UsageError)
         if arguments.engine not in ("auto", "torch") or model.in_stages(arguments.cascade):
-            what = "--embeddings: all members are read, by PyTorch"
+            what = "--embeddings requires PyTorch and all members"
             raise UsageError(what, hint="Leave --engine out, and give --no-cascade.")
     said = [opened.note, fitted_otherwise(opened, engine), *model.notes]
     if model.state is None:

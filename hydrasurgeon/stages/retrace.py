@@ -84,7 +84,7 @@ def retraced(checkpoint: Checkpoint) -> str:
             fresh = count == 0 and start.startswith(FRESH) and start.isprintable()
             fresh = fresh and command == "finetune"
             if not fresh and ((count < 2) if command == "fuse" else (count != 1)):
-                raise ManifestError(f"{where}: its history's {command} read {count} files")
+                raise ManifestError(f"{where}: its history says that {command} read {count} files")
             runs.insert(0, run)
             run.output.of_step = True
             needed |= {*run.inputs}

@@ -74,9 +74,9 @@ def test_families_without_companions_carry_none(tiny: Callable[..., Path], name:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "not a record of texts"),
-        ({"tokenizer.json": 1}, "not a record of texts"),
-        ({"tokenizer.json": {"a": "b"}}, "not a record of texts"),
+        ([], "not a JSON object of texts"),
+        ({"tokenizer.json": 1}, "not a JSON object of texts"),
+        ({"tokenizer.json": {"a": "b"}}, "not a JSON object of texts"),
         ("", "is empty"),
         ("{", "is not JSON"),
         ('{"vocab.txt": "a", "vocab.txt": "b"}', "there twice"),

@@ -81,7 +81,7 @@ def test_messages_name_what_is_there(there: Path) -> None:
         "other.csv": "needs a column image or text (found: review, stars)",
         "other.csv#text,reviw": "--columns text=reviw: other.csv#text,reviw has no such column (did you mean review?)",
         "*r*.csv": "its files have other columns (found: review, stars; found: text, stars)",
-        "o*.*": "several files must all be tables, or all images",
+        "o*.*": "several files must be either all tables or all images",
         "x*.csv": "no file matches",
     }.items():
         with pytest.raises(DataError) as caught:

@@ -136,7 +136,7 @@ def test_data_that_names_the_classes_is_opened_once(
 
 def test_a_name_that_the_model_has_twice(tmp_path: Path) -> None:
     crane = ("crane", "crane", "cat", "dog", "eel")
-    with pytest.raises(DataError, match="more than one class crane"):
+    with pytest.raises(DataError, match="several classes named crane"):
         fit_classes(open_data(npz(tmp_path / "d.npz", ["crane", "cat"], [0, 1])), named(crane))
     same = fit_classes(open_data(npz(tmp_path / "e.npz", crane, [1])), named(crane))
     assert same.labels is not None

@@ -242,7 +242,7 @@ def test_numbers_are_tags_of_the_model(tmp_path: Path) -> None:
     fitted = fit_classes(samples, model())
     assert (np.asarray(fitted.labels).tolist(), fitted.classes) == ([[3, 0], [4, -1]], NAMES)
     assert "in its order: 0 is O, 4 is I-PER" in (fitted.note or "")
-    with pytest.raises(DataError, match="row 1 has label 4, it has classes 0-3"):
+    with pytest.raises(DataError, match="row 1 has label 4, but the data has classes 0-3"):
         fit_classes(samples, model(NAMES[:4]))
 
 

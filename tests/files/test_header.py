@@ -62,7 +62,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "a lone surrogate": (b'{"\\ud800":1}', "lone surrogate"),
     "a number as tensor": ({"a": 1}, "does not have dtype, shape and data_offsets"),
     "a tensor with more": (changed("a", more=1), "does not have"),
-    "metadata numbers": ({"__metadata__": {"a": 1}, **TWO}, "not a record of texts"),
+    "metadata numbers": ({"__metadata__": {"a": 1}, **TWO}, "not a JSON object of texts"),
     "metadata name": ({"__metadata__": {"a\n": "b"}, **TWO}, "not a name"),
     "dtype unknown": (changed("a", dtype="F33"), "not supported"),
     "shape true": (changed("a", shape=[2, True]), "no shape"),

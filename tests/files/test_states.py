@@ -92,7 +92,7 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
             {FORMAT: "others.state/1", "identity": "", "position": "", "sha256": ""},
             "its format is 'others.state/1'",
         ),
-        ({FORMAT: "kept.state/2"}, "it does not say what a state says"),
+        ({FORMAT: "kept.state/2"}, "it is incomplete"),
         ({FORMAT: 2}, "it does not"),
         ([], "it does not"),
     ],

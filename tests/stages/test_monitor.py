@@ -226,9 +226,9 @@ def test_labels_show_a_broken_promise(
     ("labels", "says"),
     [
         ("id,label\n0,9\n", "line 2: 9 is not a class of the checkpoint"),
-        ("id,truth\n0,1\n", "line 2: holds no id and label"),
+        ("id,truth\n0,1\n", "line 2: has no id and label"),
         ("id,label\n0,1\n0,1\n", "line 3: 0 has a label twice"),
-        ("id,label\n0,1\nx,1\n", "holds no answer to 1 labels, x among them"),
+        ("id,label\n0,1\nx,1\n", "has no answer for 1 labels, such as x"),
     ],
 )
 def test_labels_that_do_not_fit_lose_nothing(
@@ -275,7 +275,7 @@ def older(text: str) -> str:
             5,
             "is not a state file of monitor, or is damaged",
         ),
-        (str, "0.05", 2, "was begun with --alpha 0.01, which holds for all its looks"),
+        (str, "0.05", 2, "was started with --alpha 0.01, which cannot be changed"),
     ],
 )
 def test_a_state_that_cannot_be_used_stays_as_it_is(

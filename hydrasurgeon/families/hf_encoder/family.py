@@ -210,7 +210,7 @@ class HFEncoder(OfImages):
         pooled = model.pooling not in (None, OF_WORDS)
         words = model.arch == self.kinds[config.model_type].of_words
         if words != by_words(model) or (pooled and not self.pools(config)):
-            raise ManifestError(f"{where}: model.pooling: {model.arch} reads otherwise")
+            raise ManifestError(f"{where}: model.pooling: does not fit {model.arch}")
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
             check_size(
