@@ -48,9 +48,7 @@ from hydrasurgeon.files.manifest import (
 from hydrasurgeon.files.tensors import Look, TensorFile, Tensors, weights_sha256
 from hydrasurgeon.heads import Layers
 
-DROPPED = (
-    "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
-)
+DROPPED = "the decision state is dropped, as it was fitted to the old weights; run calibrate again"
 """What a command says that leaves a decision state behind."""
 Kind = TypeVar("Kind", bound=Manifest, covariant=True, default=Manifest)
 """What sort of manifest a checkpoint has."""

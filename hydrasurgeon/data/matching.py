@@ -293,7 +293,7 @@ def _by_position(spec: str, column: Column, model: Model) -> Fit:
     note = None
     if labels:
         note = (
-            f"labels of {spec} are numbers, taken as the model's classes in its order: "
+            f"the labels of {spec} are numbers and stand for the model's classes: "
             f"0 is {labels[0]}, {count - 1} is {labels[-1]}"
         )
     return positions, labels, note
@@ -312,7 +312,9 @@ def _by_order(spec: str, column: Column, model: Model) -> Fit:
         order = _numeric_order(spec, column)
         names = tuple(names[at] for at in order)
     theirs = f"0…{count - 1}" if labels is None else listed(labels)
-    note = f"classes of {spec}, in this order, taken as the model's {theirs}: {listed(names)}"
+    note = (
+        f"the classes of {spec} are taken as the model's {theirs}, in this order: {listed(names)}"
+    )
     return np.argsort(order), labels or names, None if names == labels else note
 
 

@@ -528,9 +528,7 @@ def _learn(
     other = next((name for name in map(called, given or ()) if name not in named), None)
     if labels is not None and other is not None:
         made.written = _labels(table, labels)
-        note = (
-            f"{CHANCE}{next(iter(shares))}, …: not read, for the label {other} has no such column"
-        )
+        note = f"the columns {CHANCE}{next(iter(shares))}, … are not read, as the label {other} has none"
         made.written = made.written and replace(made.written, note=note)
         return
     try:

@@ -419,7 +419,7 @@ def _file(
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(place, sealed(content, of=place.stem))
     except (OSError, HydraError):
-        note = f"the graph is made in each run, for {folder} cannot be written"
+        note = f"the graph is built in each run, as {folder} cannot be written"
         return content, contents, (note,)
     return place, contents, (kept,)
 

@@ -52,14 +52,14 @@ class Export:
     """What was assumed of the checkpoint."""
 
 
-ALONE = "only hydrasurgeon decides by its state: other clients get the model's own logits"
+ALONE = "only hydrasurgeon uses the decision state; other clients get the model's own logits"
 """What is said of a folder whose graph cannot hold the decision state."""
 
 WORDS = "the graph has no decision state, as that uses a bag-of-words model: its answers are those of the model alone; -o DIR/ keeps the state for predict and serve"
 """What is said where nothing that is written can read them."""
 
 
-PADDED = "its tokenizer pads on the left, where positions would depend on the texts beside; what is written pads on the right"
+PADDED = "its tokenizer pads on the left, so that answers would depend on the other texts of a batch; the exported one pads on the right"
 """What is said of a tokenizer whose padding side is changed."""
 
 

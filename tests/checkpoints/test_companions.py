@@ -79,7 +79,7 @@ def test_families_without_companions_carry_none(tiny: Callable[..., Path], name:
         ({"tokenizer.json": {"a": "b"}}, "not a JSON object of texts"),
         ("", "is empty"),
         ("{", "is not JSON"),
-        ('{"vocab.txt": "a", "vocab.txt": "b"}', "there twice"),
+        ('{"vocab.txt": "a", "vocab.txt": "b"}', "occurs twice"),
         ('{"vocab.txt": "\\ud800"}', "lone surrogate"),
         ("[" * 100_000, "nested more than 32 deep"),
     ],

@@ -156,7 +156,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "deep and closed": (b"[" * 100_000 + b"]" * 100_000, "nested more than 32 deep"),
     "a list": (b"[]", "not a JSON object|has no weight_map"),
     "NaN": (b'{"model_type": NaN}', "NaN is not a finite number"),
-    "a key twice": (b'{"model_type": "bert", "model_type": "vit"}', "there twice"),
+    "a key twice": (b'{"model_type": "bert", "model_type": "vit"}', "occurs twice"),
 }
 
 

@@ -107,12 +107,10 @@ def test_tags_become_the_models_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 0: the model has no class B-LOC"):
         fit_classes(open_data(spec), model(("O", "B-PER", "I-PER")))
     single = open_data(lines(tmp_path / "one.jsonl", [{"text": "a", "label": "b"}]))
-    with pytest.raises(DataError, match="where a tag for each word is due"):
+    with pytest.raises(DataError, match="expected a tag for each word"):
         fit_classes(single, model())
     many = model().model_copy(update={"problem": "multi_label", "pooling": None})
-    with pytest.raises(
-        DataError, match="row 0 has a tag for each word, where a list of labels is due"
-    ):
+    with pytest.raises(DataError, match="row 0 has a tag for each word, expected a list of labels"):
         fit_classes(open_data(spec), many)
 
 

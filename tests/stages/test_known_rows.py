@@ -71,7 +71,7 @@ def test_copies_promise_no_more_than_what_they_are_of(trained: Path, tmp_path: P
     for rows in (once, once * 4):
         with pytest.raises(DataError, match="too few for --id-flagged") as refused:
             calibrated(trained, tmp_path, rows)
-        assert refused.value.message.startswith("16 samples")
+        assert refused.value.message.startswith("16 rows")
     # A third of the texts fits, and of the copies, but for copies of texts that certify.
     done = calibrated(trained, tmp_path, texts(60, 5) + texts(20, 5))
     assert 20 <= done.decision.fitted <= 26

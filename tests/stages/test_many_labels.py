@@ -355,7 +355,7 @@ def test_samples_without_labels_promise_nothing() -> None:
     [
         ([["red"], ["blue"]], "row 1: the model has no class blue"),
         ([["red"], "round"], "row 1 has the label 'round' where others have a list"),
-        (["red", "round"], "row 0 has one label, where a list of labels is due"),
+        (["red", "round"], "row 0 has one label, expected a list of labels"),
         ([[0], [3]], "row 1 has label 3, the model has classes 0-2"),
         ([["red"], [1]], r"row 1 has the label \[1\] where others have a list"),
         ([["red"], None], "row 1 has the label None where others have a list"),
@@ -376,7 +376,7 @@ def test_labels_that_it_cannot_have(
 
 def test_a_list_where_a_name_is_due(tmp_path: Path) -> None:
     BERT.write(tmp_path / "plain")
-    with pytest.raises(DataError, match="row 0 has a list of labels, where one label is due"):
+    with pytest.raises(DataError, match="row 0 has a list of labels, expected one label"):
         hs.evaluate(tmp_path / "plain", data=table(tmp_path / "d.jsonl", 5), device="cpu")
 
 

@@ -202,7 +202,7 @@ def test_answers_of_other_work_are_not_taken(
     assert (texts / ".a.jsonl.unfinished").is_dir()
     options |= change(texts)
     done = hs.predict(texts / "bert", out=texts / "a.jsonl", **options)
-    assert not any("were there already" in note for note in done.notes)
+    assert not any("were answered before" in note for note in done.notes)
     hs.predict(texts / "bert", out=texts / "fresh.jsonl", **options)
     assert (texts / "a.jsonl").read_bytes() == (texts / "fresh.jsonl").read_bytes()
     assert not (texts / ".a.jsonl.unfinished").exists()

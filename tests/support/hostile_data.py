@@ -216,14 +216,14 @@ def _mistakes() -> Iterator[Mistake]:
         _file("d.jsonl", b'{"text": "caf\xe9", "label": 0}\n'),
         "d.jsonl, line 1: is not UTF-8 text",
     )
-    yield Mistake("jsonl of lists", _lines(["a", 0]), "d.jsonl, line 1: is no record")
+    yield Mistake("jsonl of lists", _lines(["a", 0]), "d.jsonl, line 1: is not a JSON object")
     yield Mistake(
         "jsonl nested beyond reason",
         _file("d.jsonl", '{"text": ' + "[" * 100_000 + "\n"),
         "nested more than",
     )
     yield Mistake(
-        "a key twice", _file("d.jsonl", '{"text": "a", "label": 0, "label": 1}\n'), "there twice"
+        "a key twice", _file("d.jsonl", '{"text": "a", "label": 0, "label": 1}\n'), "occurs twice"
     )
     yield Mistake(
         "jsonl without a text",
@@ -293,7 +293,7 @@ def _mistakes() -> Iterator[Mistake]:
         "d.jsonl.gz: compressed archives cannot be read",
     )
     yield Mistake("a sheet", _file("d.xlsx", "x"), "spreadsheets cannot be read")
-    yield Mistake("blank lines", _file("d.jsonl", "\n" * 1_100_000), "blank lines")
+    yield Mistake("blank lines", _file("d.jsonl", "\n" * 1_100_000), "lines are blank")
     yield Mistake(
         "one long text in all rows of a small parquet",
         _equal_texts,
