@@ -193,7 +193,7 @@ class _Reader:
         if not self.watched.promises:
             raise UsageError(
                 "--labels: the checkpoint has no promise that labels of rows could test",
-                hint="Leave --labels out, or calibrate a classifier with --risk.",
+                hint="Leave --labels out, or run calibrate --risk on a classifier.",
             )
         names = {harmless(str(label)) for label in self.watched.names}
         truths: dict[str, str] = {}

@@ -59,7 +59,7 @@ def test_a_foreign_name_is_refused_before_anything_is_written(
         lambda: hs.prune(bert, method="random", keep=1, out=f"{tmp_path}/out/"),
         lambda: hs.evaluate([bert], data=FAMILIES["BERT"].data(tmp_path)),
     ):
-        with pytest.raises(CheckpointError, match="no companion") as refused:
+        with pytest.raises(CheckpointError, match="does not belong to") as refused:
             use()
         assert refused.value.exit_code == 3
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "data.jsonl"])
@@ -112,7 +112,7 @@ def test_names_of_ours_are_on_no_familys_list(tmp_path: Path) -> None:
         companions = family_of(opened.manifest.model).companions(ours)
         assert set(companions) <= {"preprocessor_config.json"}
         for each in sorted(ours - set(companions)):
-            with pytest.raises(CheckpointError, match="no companion"):
+            with pytest.raises(CheckpointError, match="does not belong to"):
                 texts_beside(opened.manifest, {each: "attack"})
 
 

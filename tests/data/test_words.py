@@ -155,7 +155,7 @@ def test_tags_that_do_not_fit_name_their_row(
         ("\U0001f469\u200d\U0001f680 x", [(0, 1)], "1 lies within a character"),
         ("ab\u0939\u093f", [(3, 4)], "3 lies within a character"),
         ("abcd\U0001f44d\U0001f3fd", [(5, 6)], "5 lies within a character"),
-        ("Anna", [(2, 9)], "from 2 to 9 in 4 characters"),
+        ("Anna", [(2, 9)], "from 2 to 9, but the text has 4 characters"),
         ("Anna", [(2, 2)], "from 2 to 2"),
         ("Anna Bell", [(0, 6), (5, 9)], "overlap"),
         ("Anna", [("0", 4)], "is not an entity"),
@@ -239,7 +239,7 @@ def test_numbers_are_tags_of_the_model(tmp_path: Path) -> None:
         new_problem(spec, samples.written, None)
     fitted = fit_classes(samples, model())
     assert (np.asarray(fitted.labels).tolist(), fitted.classes) == ([[3, 0], [4, -1]], NAMES)
-    assert "in its order: 0 is O, 4 is I-PER" in (fitted.note or "")
+    assert "classes: 0 is O, 4 is I-PER" in (fitted.note or "")
     with pytest.raises(DataError, match="row 1 has label 4, but the data has classes 0-3"):
         fit_classes(samples, model(NAMES[:4]))
 

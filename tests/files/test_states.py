@@ -93,8 +93,8 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
             "its format is 'others.state/1'",
         ),
         ({FORMAT: "kept.state/2"}, "it is incomplete"),
-        ({FORMAT: 2}, "it does not"),
-        ([], "it does not"),
+        ({FORMAT: 2}, "it is incomplete"),
+        ([], "it is incomplete"),
     ],
 )
 def test_a_state_that_is_none(says: Any, words: str, tmp_path: Path) -> None:

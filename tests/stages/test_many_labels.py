@@ -193,7 +193,7 @@ def test_heads_are_scored_by_torchs_loss(tagger: Path, tmp_path: Path) -> None:
     values = json.loads((tagger / "heads.json").read_text())["scores"]["taylor"]["values"]["text"]
     assert np.isfinite(values).all()
     assert np.min(values) > 0
-    with pytest.raises(HydraError, match="--method cahp: is for models that choose one class"):
+    with pytest.raises(HydraError, match="--method cahp is only for models that choose one class"):
         hs.score(tagger, method="cahp", data=data, device="cpu")
 
 
@@ -385,7 +385,7 @@ def test_what_many_labels_have_no_meaning_for(
     option: dict[str, Any], tagger: Path, tmp_path: Path
 ) -> None:
     data = table(tmp_path / "d.jsonl", 50)
-    with pytest.raises(HydraError, match="is not for multi_label models"):
+    with pytest.raises(HydraError, match="is not supported for multi_label models"):
         hs.calibrate(tagger, data=data, out=tmp_path / "x.safetensors", device="cpu", **option)
 
 
@@ -393,5 +393,7 @@ def test_members_that_answer_many_labels_are_not_chosen_by_ood_data(
     tagger: Path, tmp_path: Path
 ) -> None:
     data = table(tmp_path / "d.jsonl", 50)
-    with pytest.raises(UsageError, match="--objective ood: is for models that choose one class"):
+    with pytest.raises(
+        UsageError, match="--objective ood is only for models that choose one class"
+    ):
         hs.build(tagger, data=data, val=data, ood=data, objective="avg", out=tmp_path / "b")

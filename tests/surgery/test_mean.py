@@ -33,7 +33,7 @@ def test_heads_in_another_order_are_another_training(tiny: MAKE, tmp_path: Path)
     x = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     one, other = (hs.load(tmp_path / f"{name}.safetensors")(x) for name in ("vit", "turned"))
     torch.testing.assert_close(one, other)
-    with pytest.raises(SurgeryError, match="their attention weights lie"):
+    with pytest.raises(SurgeryError, match="their attention weights differ"):
         hs.fuse([path, tmp_path / "turned.safetensors"], mean=True, out=tmp_path / "mean")
 
 
@@ -103,5 +103,5 @@ def test_no_mean_of_what_has_nothing_in_common(
         return values.roll(1) if ".mlp." in name else values
 
     edited(tuned[1], tmp_path / "mlps.safetensors", mlps_of_its_own)
-    with pytest.raises(SurgeryError, match="their mlp weights lie"):
+    with pytest.raises(SurgeryError, match="their mlp weights differ"):
         hs.fuse([tuned[0], tmp_path / "mlps.safetensors"], mean=True, out=out)

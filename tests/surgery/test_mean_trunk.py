@@ -78,7 +78,9 @@ def test_no_mean_trunk_of_what_has_nothing_in_common(
 ) -> None:
     out = tmp_path / "hydra.safetensors"
     other = tiny("other.safetensors", seed=1)
-    with pytest.raises(SurgeryError, match=r"--mean-trunk: their attention weights lie \d+ %"):
+    with pytest.raises(
+        SurgeryError, match=r"--mean-trunk: their attention weights differ from their mean by \d+ %"
+    ):
         hs.fuse([tuned[0], other], mean_trunk=1, out=out)
     cut = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
     with pytest.raises(SurgeryError, match="differ in the heads, neurons or sizes"):

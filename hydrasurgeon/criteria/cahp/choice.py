@@ -185,7 +185,7 @@ def number_of_clusters(
         wanted, option = int(keep) * layers, f"--keep {keep}"
     else:
         raise UsageError(
-            "--sample is not supported for cahp, which has no removal order",
+            "--sample: cahp has no removal order to draw from",
             hint="Give --keep auto, --keep K or --remove N.",
         )
     if not 0 < wanted <= len(candidates) or remove == 0:
