@@ -65,6 +65,11 @@ def format_number(value: float, digits: int = 3) -> str:
     return f"{value:.0f}" if "e+" in text else text
 
 
+def percent(fraction: float) -> str:
+    """Write a fraction in percent, with three digits."""
+    return f"{100 * fraction:.3g} %"
+
+
 def nearest(word: str, words: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return the words that a misspelt one may stand for, the likeliest first."""
     import difflib

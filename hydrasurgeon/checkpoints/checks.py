@@ -206,7 +206,11 @@ def _members(manifest: HydraManifest, hashes: Sequence[str]) -> Iterator[Check]:
         elif manifest.fusion.averaged and not any(equal):
             # An average is none of its terms: then no member can be put together again.
             averaged = " and ".join(manifest.fusion.averaged)
-            yield Check(f"member {i}", None, f"not put together from averaged {averaged}")
+            yield Check(
+                f"member {i}",
+                None,
+                f"not possible: its {averaged} were averaged with the other members'",
+            )
         else:
             detail = f"the manifest says {short(member.sha256)}, its tensors {short(hashes[i])}"
             yield Check(f"member {i}", False, detail)

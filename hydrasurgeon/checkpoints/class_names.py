@@ -32,7 +32,7 @@ def classifying(
             return checkpoint
         option = "--template" if classes is None else "--classes"
         raise UsageError(
-            f"{option}: {checkpoint.name} has a classifier of its own",
+            f"{option}: {checkpoint.name} has its own classifier",
             hint=f"Leave {option} out; class names and templates are for CLIP.",
         )
     prompts = read_templates(templates)
@@ -60,8 +60,8 @@ def need_classes(manifest: Manifest, name: object) -> None:
     """Refuse a model that has nothing to choose between."""
     if manifest.model.num_classes == 0:
         raise CheckpointError(
-            f"{name}: has no classes to choose between",
-            hint=f"Fit it a classifier ({PROBE}), or give a CLIP its --classes.",
+            f"{name}: has no classes",
+            hint=f"Fit a classifier ({PROBE}), or give a CLIP its --classes.",
         )
 
 
@@ -110,7 +110,7 @@ def _words(data: Samples, where: str) -> Sequence[str]:
     if column is None or names is None or column.numbers is not None:
         why = "the data has none"
     elif are_codes(names):
-        why = f"the data calls them {names[0]}, …, which are no words"
+        why = f"the data calls them {names[0]}, …, which are not words"
     if names is None or why is not None:
         raise UsageError(
             f"{where}: zero-shot classification needs class names, and {why}",

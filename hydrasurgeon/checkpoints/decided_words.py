@@ -8,99 +8,103 @@ from collections.abc import Iterator
 
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.manifest import DataRecord, Manifest
-from hydrasurgeon.lookup import format_number
+from hydrasurgeon.lookup import format_number, percent
 
 CHOSEN = {
     "option": "",
-    "ood": ", the best on OOD data",
-    "perturbed": ", the best on perturbed data",
+    "ood": " (the best score on the OOD data)",
+    "perturbed": " (the best score on perturbed validation rows)",
     "default": "",
 }
 """Phrases for what the OOD score was chosen by."""
+CALIBRATED = 0.05
+"""A temperature as near to 1 as this changes hardly any probability."""
 
 
 def decision_lines(decision: Decision) -> list[str]:
-    """Describe the state in sentences."""
-    joint, ood, abstain, limits = decision.joint, decision.ood, decision.abstain, decision.limits
-    used = "temperature" if joint is None else "joint"
-    nll = decision.nll
-    how = "cross-fitted" if decision.labels is None else "on samples that fitted nothing"
-    change = (
-        f" (NLL {nll['before']:.4f} → {nll[used]:.4f}, {how})"
-        if {"before", used} <= set(nll)
-        else ""
-    )
-    lines = [f"{_constants(decision)}{change}"]
+    """Return the decision state as sentences without a full stop."""
+    ood, abstain, limits = decision.ood, decision.abstain, decision.limits
+    lines = [_constants(decision)]
     if decision.accuracy is not None:
         of_what = "" if decision.labels is None else " of each yes or no"
         if decision.entities is not None:
             of_what = " of words"
-        lines.append(f"accuracy{of_what} {decision.accuracy:.3f} on the validation data")
+        lines.append(f"accuracy{of_what} {percent(decision.accuracy)} on the validation rows")
     lines += [
-        f"OOD score {ood.score}{CHOSEN[ood.chosen_by]}; unfamiliar above {format_number(ood.threshold, 4)}, where {100 * ood.id_flagged:.3g} % of in-distribution samples lie",
+        f"an input is unfamiliar if its OOD score {ood.score} exceeds {format_number(ood.threshold)}, as it does for {percent(ood.id_flagged)} of normal inputs{CHOSEN[ood.chosen_by]}",
         _sets(decision),
     ]
     if limits is not None:
-        most, sure = (
-            f"at most {100 * limits.risk:g} %",
-            f"each with confidence {100 * (1 - limits.delta):g} %",
-        )
-        surely = f"never yes, for no threshold keeps {most} of these wrong"
+        most = percent(limits.risk)
+        yes = f"never says yes: no threshold keeps at most {most} of these answers wrong"
         if limits.yes is not None:
-            surely = f"yes from a probability of {limits.yes:.3f} on, {most} of them wrong"
-        lines.append(
-            f"{surely}; no below {limits.no:.3f}, {most} of what is yes missed; {sure}; answers {100 * limits.answered:.1f} % of samples"
-        )
+            yes = f"says yes from a probability of {percent(limits.yes)}: at most {most} of these answers are wrong"
+        lines += [
+            yes,
+            f"says no below a probability of {percent(limits.no)}: at most {most} of the true yes are missed",
+            f"answers {percent(limits.answered)} of the rows; each limit holds with {percent(1 - limits.delta)} confidence",
+        ]
     if abstain is not None:
+        rows = "entities" if decision.entities else "rows"
         lines.append(
-            f"answers from a probability of {abstain.threshold:.3f} on, {100 * abstain.coverage:.1f} % of {'entities' if decision.entities else 'samples'}: at most {100 * abstain.risk:g} % of them wrong, with confidence {100 * (1 - abstain.delta):g} %"
+            f"answers if it is at least {percent(abstain.threshold)} sure, which is the case for {percent(abstain.coverage)} of {rows}; at most {percent(abstain.risk)} of these answers are wrong ({percent(1 - abstain.delta)} confidence)"
         )
     if decision.cover is not None:
         cover = decision.cover
         lines.append(
-            f"words belong to entities from a probability of {cover.threshold:.3g} on, {100 * cover.words:.1f} % of them: at most {100 * cover.risk:g} % of true entities missed, with confidence {100 * (1 - cover.delta):g} %"
+            f"a word belongs to an entity from a probability of {percent(cover.threshold)} ({percent(cover.words)} of words); at most {percent(cover.risk)} of true entities are missed ({percent(1 - cover.delta)} confidence)"
         )
     if decision.words is not None:
         worth = decision.words.worth
+        gain = worth.nll[0] - worth.nll[1]
+        verb = "lowers" if gain >= 0 else "raises"
         lines.append(
-            f"words beside the model: NLL {worth.nll[0]:.4f} → {worth.nll[1]:.4f} on samples that fitted none of it (standard error of the difference {worth.se:.4f})"
+            f"the bag-of-words model {verb} NLL by {abs(gain):.4f} on rows that it was not fitted on (standard error {worth.se:.4f})"
         )
     if decision.cascade is not None:
-        who = "words answer" if decision.cascade.novelty is not None else "the first member answers"
+        first = "the first member"
+        if decision.cascade.novelty is not None:
+            first = "the bag-of-words model"
         lines.append(
-            f"cascade: {who} from a probability of {decision.cascade.threshold:.3f} on; {100 * decision.cascade.share_on:.1f} % of samples go on to the whole model"
+            f"cascade: {first} answers if it is at least {percent(decision.cascade.threshold)} sure; {percent(decision.cascade.share_on)} of the rows go on to the whole model"
         )
     return [
         *lines,
-        f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
+        f"fitted on {decision.fitted:,} rows, certified on {decision.certified:,} others",
     ]
 
 
 def _constants(decision: Decision) -> str:
-    """Describe the constants of the calibration."""
-    joint = decision.joint
+    """Return what calibrates, and what that does to the NLL."""
+    joint, nll = decision.joint, decision.nll
+    used = "temperature" if joint is None else "joint"
+    change = ""
+    if {"before", used} <= set(nll):
+        change = f" (NLL {nll['before']:.3f} → {nll[used]:.3f} on rows that it was not fitted on)"
     if decision.labels is not None:
-        return f"a temperature and a threshold for each of {len(decision.labels.thresholds)} labels"
+        return f"a temperature and a threshold for each of {len(decision.labels.thresholds)} labels{change}"
     if joint is not None:
-        return (
-            f"joint calibration, aleatoric {joint.aleatoric:.3f}, epistemic {joint.epistemic:.3f}"
-        )
-    return f"temperature {decision.temperature:.3f}" + (
-        "" if decision.bias is None else f", bias {decision.bias:.3f}"
-    )
+        return f"joint calibration, aleatoric {joint.aleatoric:.3f}, epistemic {joint.epistemic:.3f}{change}"
+    if decision.bias is not None:
+        return f"temperature {decision.temperature:.3f}, bias {decision.bias:.3f}{change}"
+    if abs(decision.temperature - 1) < CALIBRATED:
+        return f"temperature {decision.temperature:.3f}: hardly any correction was needed"
+    return f"temperature {decision.temperature:.3f}{change}"
 
 
 def _sets(decision: Decision) -> str:
-    """Describe the promise of prediction sets."""
+    """Return what prediction sets promise."""
     sets = decision.conformal
     if decision.entities is not None:
-        how = {"product": "the product", "least": "the least"}[decision.entities.probability]
-        return f"an entity is as probable as {how} of its words' probabilities"
+        how = {"product": "product", "least": "smallest"}[decision.entities.probability]
+        return f"the probability of an entity is the {how} of its words' probabilities"
     if decision.labels is not None:
-        return f"sets that miss at most {100 * (1 - sets.coverage):.3g} % of the labels, on average over samples that have one"
+        return f"prediction sets miss at most {percent(1 - sets.coverage)} of the labels, on average over rows that have one"
     if decision.joint is not None:  # of numbers
-        return f"intervals that hold the truth in {100 * sets.coverage:g} % of cases"
-    return f"{sets.method} prediction sets that hold the true label in {100 * sets.coverage:g} % of cases"
+        return f"intervals hold the truth in {percent(sets.coverage)} of cases"
+    return (
+        f"prediction sets ({sets.method}) hold the true label in {percent(sets.coverage)} of cases"
+    )
 
 
 def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:

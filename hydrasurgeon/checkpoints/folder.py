@@ -157,8 +157,8 @@ def read_folder(folder: Path, *, family: Family | None) -> Content:
         raise _not_read(folder / pickled)
     if is_graph_folder(folder):
         raise CheckpointError(
-            f"{folder}: holds a graph, and no weights",
-            hint="predict, serve, eval and hs.Predictor run it; give others the checkpoint.",
+            f"{folder}: holds a graph but no weights",
+            hint="Only predict, serve, eval and hs.Predictor run a graph; give the checkpoint here.",
         )
     beside = folder.with_name(f"{folder.name}.safetensors")
     weight_files = dict.fromkeys(
@@ -244,7 +244,7 @@ def check_names(names: Iterable[str], *, family: Family, where: str) -> None:
     foreign = sorted(names - set(family.companions(names)))
     if foreign:
         raise CheckpointError(
-            f"{where}: carries a file named {foreign[0][:80]!r}, which is no companion of a {family.name} model",
+            f"{where}: carries a file named {foreign[0][:80]!r}, which does not belong to a {family.name} model",
             hint="The file was not written by hydrasurgeon as it is: do not use it.",
         )
 
@@ -255,7 +255,7 @@ def companions_inside(text: str, *, family: Family, where: str) -> dict[str, str
     if not isinstance(texts, dict) or not all(
         isinstance(companion, str) for companion in texts.values()
     ):
-        raise CheckpointError(f"{where}: is not a record of texts")
+        raise CheckpointError(f"{where}: is not a JSON object of texts")
     check_names(texts, family=family, where=where)
     return texts
 

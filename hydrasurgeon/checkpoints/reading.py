@@ -48,9 +48,7 @@ from hydrasurgeon.files.manifest import (
 from hydrasurgeon.files.tensors import Look, TensorFile, Tensors, weights_sha256
 from hydrasurgeon.heads import Layers
 
-DROPPED = (
-    "the decision state is dropped: it was fitted to weights that are gone; run calibrate again"
-)
+DROPPED = "the decision state is dropped, as it was fitted to the old weights; run calibrate again"
 """Note of commands that drop a decision state."""
 Kind = TypeVar("Kind", bound=Manifest, covariant=True, default=Manifest)
 """Kind of manifest of a checkpoint."""
@@ -197,9 +195,7 @@ def open_checkpoint(
     )
     model = checkpoint.manifest.model
     if model.num_classes == 1 and model.is_zero_shot:
-        raise CheckpointError(
-            f"{path}: has one class, which leaves nothing to choose between", hint="Give it others."
-        )
+        raise CheckpointError(f"{path}: has only one class", hint="Give it others.")
     check_tensors(
         checkpoint.manifest,
         checkpoint.weights,
@@ -212,8 +208,8 @@ def open_checkpoint(
     unused = checkpoint.unused
     if unused and any(HEADER_KEY in file.metadata for file in content.files):
         raise Disagreement(
-            f"{path}: tensor {unused[0]} is under no hash: it was added after the file was written",
-            hint="Do not rely on the file before you know why.",
+            f"{path}: tensor {unused[0]} has no hash in the manifest: it was added after the file was written",
+            hint="Do not use the file until you know why.",
         )
     return replace(checkpoint, hub_id=pinned(text, path)) if hub else checkpoint
 
@@ -233,7 +229,7 @@ def _recorded(
     layers = sum(tower.layers for tower in manifest.towers.values())
     if layers > len(tensors):
         raise Disagreement(
-            f"{path}: the manifest speaks of {layers} layers, the file has {len(tensors)} tensors"
+            f"{path}: the manifest lists {layers} layers, the file has {len(tensors)} tensors"
         )
     family = family_of(model)
     family.check(model, manifest.towers, str(path))
@@ -311,7 +307,7 @@ def _agreed(files: Sequence[TensorFile], beside: Manifest | None, path: Path) ->
     texts = {file.metadata[HEADER_KEY]: file.path for file in files if HEADER_KEY in file.metadata}
     if len(texts) > 1:
         first, second = list(texts.values())[:2]
-        raise Disagreement(f"{second}: carries another manifest than {first.name}")
+        raise Disagreement(f"{second}: has another manifest than {first.name}")
     inside = next(
         (parse_manifest(text, f"{where} (header)") for text, where in texts.items()), None
     )

@@ -48,7 +48,7 @@ def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] =
     if foreign:
         names = ", ".join(foreign[:5]) + (", …" if len(foreign) > 5 else "")
         raise OutputError(
-            f"{path}: holds what hydrasurgeon did not write ({names})",
+            f"{path}: contains files that hydrasurgeon did not write ({names})",
             hint="A folder is replaced as a whole: move it away, or give another -o.",
         )
     return path

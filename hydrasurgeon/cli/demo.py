@@ -103,6 +103,7 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
     started, here = time.monotonic(), Path.cwd()
     render.say(f"cd {folder}", style="bold cyan")
     os.chdir(folder)
+    hints = render.NEXT.set(False)
     try:
         for comment, command in COMMANDS:
             if comment:
@@ -114,7 +115,8 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
                 raise SystemExit(code)
     finally:
         os.chdir(here)
+        render.NEXT.reset(hints)
     render.say("")
     render.say(
-        f"Done in {time.monotonic() - started:.0f} s; the files are in {folder}.", style="dim"
+        f"Done in {time.monotonic() - started:.0f} s. The files are in {folder}.", style="dim"
     )

@@ -96,7 +96,7 @@ def score_key(
         keys = [candidate for candidate in map(ScoreKey.parse, recorded) if candidate.is_circuit]
         if len(keys) > 1:
             raise UsageError(
-                f"--method circuit: the manifest has {' and '.join(sorted(map(str, keys)))}",
+                f"--method circuit: the manifest has scores of {' and '.join(sorted(map(str, keys)))}",
                 hint="Name one with --objective, or as --method.",
             )
         if keys:

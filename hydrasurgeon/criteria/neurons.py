@@ -105,7 +105,7 @@ def check_neurons(checkpoint: Single, towers: tuple[str, ...]) -> None:
     lacking = [tower for tower in towers if f"{tower}{NEURONS}" not in checkpoint.kept]
     if lacking:
         raise SurgeryError(
-            f"{checkpoint.path}: its MLPs have a norm over their neurons, which none can leave",
+            f"{checkpoint.path}: its MLPs normalise over all neurons, so none can be removed",
             hint="Prune heads only.",
         )
 

@@ -25,7 +25,7 @@ def check_keep(method: str | None, keep: int | str | None) -> None:
     """Refuse `--keep auto` for a criterion that has no number of its own."""
     if keep == "auto" and (method is None or not criterion(method).own_number):
         raise UsageError(
-            f"--keep auto: {method or 'a mask'} has no number of heads of its own",
+            "--keep auto: only cahp chooses the number of heads",
             hint="Give a number, or --method cahp.",
         )
 

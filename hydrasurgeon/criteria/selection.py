@@ -54,7 +54,8 @@ def choose(
         gone = _in_order(score, candidates, remove)
     else:
         raise UsageError(
-            "how many heads?", hint="Give --keep K, --remove N, --sample N/P or --mask FILE."
+            "prune: the number of heads is missing",
+            hint="Give --keep K, --remove N, --sample N/P or --mask FILE.",
         )
     return _some(drop(manifest.kept, gone)), ()
 
@@ -135,13 +136,15 @@ def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
 def _in_order(score: Score, candidates: Sequence[Head], remove: int) -> list[Head]:
     order = _order(score, candidates)
     if not 1 <= remove <= len(order):
-        hint = "Remove fewer, or let heads go from more layers (--layers)."
+        hint = "Remove fewer heads, or allow more layers (--layers)."
         if score.order is not None and remove < len(candidates):
             hint = (
                 f"The recorded order ends there: score again with --remove {remove} and the "
                 "same --layers."
             )
-        raise SurgeryError(f"cannot remove {remove} heads: only {len(order)} can go", hint=hint)
+        raise SurgeryError(
+            f"cannot remove {remove} heads: only {len(order)} can be removed", hint=hint
+        )
     return order[:remove]
 
 
@@ -155,14 +158,16 @@ def _sampled(score: Score, candidates: Sequence[Head], sample: str, seed: int) -
         )
     order = _order(score, candidates)
     if not 0 < n <= p <= len(order):
-        raise SurgeryError(f"--sample {sample}: needs 0 < N ≤ P ≤ {len(order)} heads that can go")
+        raise SurgeryError(
+            f"--sample {sample}: needs 0 < N ≤ P ≤ {len(order)} heads that can be removed"
+        )
     chosen = np.random.default_rng(seed).permutation(p)[:n]
     return [order[i] for i in sorted(chosen)]
 
 
 def _some(kept: dict[str, Layers], where: str = "") -> dict[str, Layers]:
     if count(kept) == 0:
-        raise SurgeryError(f"{where}no head would be left anywhere", hint="Keep more heads.")
+        raise SurgeryError(f"{where}no head would be left", hint="Keep more heads.")
     return kept
 
 

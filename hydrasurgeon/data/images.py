@@ -71,8 +71,8 @@ def check_size(width: int, height: int, where: str) -> None:
     short, long = sorted((width, height))
     if short < 1 or width * height > MAX_PIXELS or long > MAX_RATIO * short:
         raise DataError(
-            f"{where}: is a picture of {width} × {height} pixels",
-            hint=f"At most {MAX_PIXELS:,} pixels are read, and sides of at most 1 : {MAX_RATIO}.",
+            f"{where}: the image has {width} × {height} pixels",
+            hint=f"Images may have at most {MAX_PIXELS:,} pixels, and sides of at most 1 : {MAX_RATIO}.",
         )
 
 

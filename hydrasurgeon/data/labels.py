@@ -168,7 +168,7 @@ def _cell(spec: str, row: int, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        problem = f"row {row} has the label {shown(text)}, which is no JSON"
+        problem = f"row {row} has the label {shown(text)}, which is not JSON"
         raise DataError(f"{spec}: {problem}", hint=CHANCES if "{" in text else LISTS) from error
 
 
@@ -329,7 +329,7 @@ def class_names(spec: str, names: Sequence[Any]) -> tuple[str, ...]:
     wrong = next((name for name in names if not isinstance(name, str) or not is_name(name)), None)
     if wrong is not None:
         raise DataError(
-            f"{spec}: {shown(wrong)} is no name of a class",
+            f"{spec}: {shown(wrong)} is not a class name",
             hint=(
                 f"A name is UTF-8 text of one line and at most {MAX_NAME} characters. Is it a "
                 "column of texts?"

@@ -115,9 +115,9 @@ def unknown_classes(spec: str, column: Column, names: Sequence[str]) -> list[Dat
             message = (
                 f"{spec}: row {_row_of(column, at)} has the class {shown(name)}, which --data lacks"
             )
-            hint = "Leave such rows out, or move some of them to --data."
+            hint = "Delete such rows, or move some of them to --data."
             if near:
-                message, hint = f"{message}; it {near}", "Write them alike."
+                message, hint = f"{message}; it {near}", "Spell them alike."
             errors.append(DataError(message, hint=hint))
     return errors
 
@@ -168,7 +168,7 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
     if column.reading is None and UNLABELLED in numbers:
         raise DataError(
             f"{spec}: some labels are -1, which may be a class or stand for no label",
-            hint="Say --labels names where it is a class, else leave these rows out.",
+            hint="Give --labels names if it is a class; otherwise delete these rows.",
         )
     are_positions = column.reading == "positions"
     if column.reading is None:
@@ -176,7 +176,7 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
     if not are_positions:
         return len(numbers), column.names
     if numbers and not 0 <= numbers[0] <= numbers[-1] < MAX_CLASSES:
-        raise DataError(f"{spec}: labels {numbers[0]} to {numbers[-1]} are no positions")
+        raise DataError(f"{spec}: labels {numbers[0]} to {numbers[-1]} are not positions")
     return max(numbers, default=-1) + 1, None
 
 
@@ -204,7 +204,7 @@ def matched(spec: str, column: Column, model: Model) -> Column:
     kind = _kind_of(column.labels)
     # Of CLIP a picture may show one thing, or several.
     if kind != wanted and not (model.is_zero_shot and kind == ONE):
-        problem = f"{spec}: row 0 has {kind}, where {wanted} is due"
+        problem = f"{spec}: row 0 has {kind}, expected {wanted}"
         raise DataError(problem, hint=f"{hint} For others, fit a classifier ({PROBE}).")
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]
@@ -244,7 +244,7 @@ def _of_classes(spec: str, column: Column, model: Model) -> Fit:
     if len(outside):
         at = tuple(outside[0])
         raise DataError(
-            f"{spec}: row {at[0]} has label {labels[at]}, it has classes 0-{len(column.names) - 1}",
+            f"{spec}: row {at[0]} has label {labels[at]}, but the data has classes 0-{len(column.names) - 1}",
             hint=OTHER_CLASSES,
         )
     positions, names, note = positions_of(spec, column, model)
@@ -299,7 +299,7 @@ def _by_position(spec: str, column: Column, model: Model) -> Fit:
     note = None
     if labels:
         note = (
-            f"labels of {spec} are numbers, taken as the model's classes in its order: "
+            f"the labels of {spec} are numbers and stand for the model's classes: "
             f"0 is {labels[0]}, {count - 1} is {labels[-1]}"
         )
     return positions, labels, note
@@ -318,7 +318,9 @@ def _by_order(spec: str, column: Column, model: Model) -> Fit:
         order = _numeric_order(spec, column)
         names = tuple(names[at] for at in order)
     theirs = f"0…{count - 1}" if labels is None else listed(labels)
-    note = f"classes of {spec}, in this order, taken as the model's {theirs}: {listed(names)}"
+    note = (
+        f"the classes of {spec} are taken as the model's {theirs}, in this order: {listed(names)}"
+    )
     return np.argsort(order), labels or names, None if names == labels else note
 
 
@@ -335,7 +337,7 @@ def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
             f"{spec}: classes are numbers, and their order is not clear: by number "
             f"{listed([names[at] for at in by_number])}; as text {listed(names)}",
             hint=(
-                "Say --labels positions for the order of numbers, or --labels sorted for that of "
+                "Give --labels positions for the order of numbers, or --labels sorted for that of "
                 "text, which torchvision's ImageFolder has."
             ),
         )
@@ -447,7 +449,7 @@ def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int
     twice = next((names[at] for at in used if counts[names[at]] > 1), None)
     if twice is not None:
         raise DataError(
-            f"{spec}: the model has more than one class {twice}",
+            f"{spec}: the model has several classes named {twice}",
             hint="Give the labels as numbers of the model's classes.",
         )
     return np.array(places, dtype=np.int64)

@@ -63,10 +63,11 @@ def located(spec: str) -> list[Path]:
     if ending(path) in ENDINGS:
         raise DataError(f"{spec}: no such file{_near(path)}")
     if ending(path) in SHEETS:
-        raise DataError(f"{spec}: spreadsheets are not read", hint="Save the sheet as CSV.")
+        raise DataError(f"{spec}: spreadsheets cannot be read", hint="Save the sheet as CSV.")
     if is_there(path) and ending(path) in PACKED:
         raise DataError(
-            f"{spec}: packed files are not read", hint="Unpack it, and give what was in it."
+            f"{spec}: compressed archives cannot be read",
+            hint="Unpack it and give the files inside.",
         )
     if is_there(path):
         problem = (

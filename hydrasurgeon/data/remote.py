@@ -58,7 +58,7 @@ def _locate(spec: str, url: str) -> tuple[Any, list[str]]:
 def _tables(spec: str, system: Any, name: str, columns: Columns) -> Iterator[Table]:
     kind = ending(PurePosixPath(name))
     if kind not in TABLES:
-        raise DataError(f"{spec}: {PurePosixPath(name).name} is no table", hint=HINT)
+        raise DataError(f"{spec}: {PurePosixPath(name).name} is not a table", hint=HINT)
     with decoding(f"{spec}: cannot be read"), system.open(name, "rb") as file:
         for table in tables_in(spec, kind, file, system.size(name), columns):
             image = table.find(columns.images)
@@ -132,7 +132,7 @@ def _check_name(spec: str, name: str) -> None:
     if name in builders or os.path.lexists(name):
         raise DataError(
             (
-                f"{spec}: {name} is a format of the datasets library, or lies here: it would be "
+                f"{spec}: {name} is a format of the datasets library or a local folder, which would be "
                 "read "
                 "instead"
             ),

@@ -515,8 +515,8 @@ def fit_held_out(samples: Samples, model: Model) -> Samples:
     except UnknownClass as error:
         problem = f"--val {samples.spec}: {error.row}, which --data lacks"
         if error.near:
-            raise DataError(f"{problem}; it {error.near}", hint="Write them alike.") from error
-        hint = "Leave such rows out, or move some of them to --data."
+            raise DataError(f"{problem}; it {error.near}", hint="Spell them alike.") from error
+        hint = "Delete such rows, or move some of them to --data."
         raise DataError(problem, hint=hint) from error
 
 

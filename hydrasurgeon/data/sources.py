@@ -95,7 +95,7 @@ def open_data(
         samples = Files(spec, paths)
     elif len(paths) > 1:
         hint = f"Found {paths[0]} and {paths[-1]}."
-        raise DataError(f"{spec}: several files must all be tables, or all images", hint=hint)
+        raise DataError(f"{spec}: several files must be either all tables or all images", hint=hint)
     elif paths[0].is_dir():
         samples = _folder(spec, paths[0])
     else:
@@ -204,7 +204,7 @@ def text_pairs(spec: str, pairs: Sequence[Any]) -> TextPairs:
     )
     if wrong is not None:
         raise DataError(
-            f"{spec}: row {wrong} is no pair of texts",
+            f"{spec}: row {wrong} is not a pair of texts",
             hint="Give tuples of two texts, or texts alone.",
         )
     first, second = (Rows(spec, [pair[at] for pair in pairs], "text") for at in (0, 1))

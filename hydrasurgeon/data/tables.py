@@ -197,7 +197,7 @@ def table_of(spec: str, source: Any) -> Table:
             columns[name] = _values(spec, name, source[name])
     lengths = {len(values) for values in columns.values()}
     if len(lengths) > 1 or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{spec}: columns are not equally long, or their names are no texts")
+        raise DataError(f"{spec}: columns are not equally long, or their names are not texts")
     return Table(spec, tuple(names), columns, hint=RENAME)
 
 
@@ -211,7 +211,7 @@ def _values(spec: str, name: str, column: Any) -> Sequence[Any]:
             break
     if not isinstance(column, Sequence) or isinstance(column, str | bytes):
         raise DataError(
-            f"{spec}: the column {name} is no list of values",
+            f"{spec}: the column {name} is not a list of values",
             hint="Give lists that are equally long, such as {'text': ['one', 'two']}.",
         )
     if name == TOKENS:  # pandas reads lists as arrays
@@ -291,7 +291,7 @@ class Source:
                 raise DataError(f"{where}: is too long; at most {MAX_LINE:,} bytes are read")
             blank += line.isspace()
             if blank > MAX_BLANK:
-                raise DataError(f"{where}: is one of more than {MAX_BLANK:,} blank lines")
+                raise DataError(f"{where}: more than {MAX_BLANK:,} lines are blank")
             if number == 1:
                 line = line.removeprefix(BOM_UTF8)
             yield utf8(line, where, DataError)
@@ -546,9 +546,7 @@ def _learn(
     other = next((name for name in map(called, explicit or ()) if name not in named), None)
     if labels is not None and other is not None:
         samples.written = _labels(table, labels)
-        note = (
-            f"{CHANCE}{next(iter(shares))}, …: not read, for the label {other} has no such column"
-        )
+        note = f"the columns {CHANCE}{next(iter(shares))}, … are not read, as the label {other} has none"
         samples.written = samples.written and replace(samples.written, note=note)
         return
     try:
@@ -605,7 +603,7 @@ def _records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
         record = parse_json(line, where, most=MAX_LINE, error=DataError)
         if not isinstance(record, dict):
             raise DataError(
-                f"{where}: is no record", hint='Each line is one, {"text": …, "label": …}.'
+                f"{where}: is not a JSON object", hint='Each line is one, {"text": …, "label": …}.'
             )
         yield number, record
 
@@ -618,7 +616,7 @@ def _json(source: Source) -> Iterator[Table]:
     value = parse_json(content, spec, most=MAX_WHOLE, error=DataError)
     if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
         hint = 'Such as [{"text": …, "label": …}, …].'
-        raise DataError(f"{spec}: is no list of records", hint=hint)
+        raise DataError(f"{spec}: is not a list of JSON objects", hint=hint)
     yield from source.tables((0, record) for record in value)
 
 

@@ -134,15 +134,16 @@ def _checked(where: str, text: str, entities: Any) -> Iterator[tuple[int, int, s
     within a character.
     """
     if not isinstance(entities, list | tuple):
-        raise DataError(f"{where}: entities are no list", hint=ENTITIES)
+        raise DataError(f"{where}: entities are not a list", hint=ENTITIES)
     for entity in entities:
         fields = entity if isinstance(entity, Mapping) else {}
         start, end, label = (fields.get(name) for name in ("start", "end", "label"))
         if type(start) is not int or type(end) is not int or not isinstance(label, str):
-            raise DataError(f"{where}: {str(entity)[:60]} is no entity", hint=ENTITIES)
+            raise DataError(f"{where}: {str(entity)[:60]} is not an entity", hint=ENTITIES)
         if not 0 <= start < end <= len(text):
             raise DataError(
-                f"{where}: an entity from {start} to {end} in {len(text)} characters", hint=ENTITIES
+                f"{where}: an entity from {start} to {end}, but the text has {len(text)} characters",
+                hint=ENTITIES,
             )
         for at in (start, end):
             if at < len(text) and _goes_on(text, at):

@@ -75,7 +75,7 @@ def _word() -> re.Pattern[str]:
 def of_tokens(spec: str, row: int, tokens: Any) -> Words:
     """Join a table's words with spaces."""
     if not isinstance(tokens, list | tuple) or not all(isinstance(token, str) for token in tokens):
-        raise DataError(f"{spec}: row {row} holds {str(tokens)[:60]}, no list of words")
+        raise DataError(f"{spec}: row {row} holds {str(tokens)[:60]}, which is not a list of words")
     spans, at = [], 0
     for token in tokens:
         spans.append((at, at + len(token)))

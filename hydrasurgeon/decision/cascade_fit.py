@@ -135,9 +135,9 @@ def _threshold_of(state: State, first: Outputs, most: float, least: float) -> fl
     if may_go < needed:
         on = (count - len(certainty) + needed) / count
         raise SurgeryError(
-            f"words first: {100 * on:.0f} % of samples go on, for words do not know them or must "
-            f"not answer what is OOD, and the budget pays for {100 * most:.0f} %",
-            hint="Allow more, or leave out --budget.",
+            f"--words first: {100 * on:.0f} % of the rows must go on to the model, but --budget allows "
+            f"{100 * most:.0f} %",
+            hint="Give a larger --budget, or leave it out.",
         )
     if may_go >= len(certainty):
         return 1.0

@@ -83,7 +83,7 @@ class Decision:
         read = self._checked("features", features, width)
         if len(read) != len(checked_logits):
             raise DataError(
-                f"{self.name}: {len(checked_logits)} rows of logits, {len(read)} of features"
+                f"{self.name}: {len(checked_logits)} rows of logits but {len(read)} rows of features"
             )
         return self._decide(checked_logits, read, words)
 
@@ -96,7 +96,7 @@ class Decision:
             alike = not ids.ids or ids.tokenizer == self.state.record.words.tokenizer
             if len(ids.ids) != len(logits) or not alike:
                 hint = "Give what calibrate was given, texts or tokens: one for each row of logits."
-                raise DataError(f"{self.name}: reads words beside the model's answers", hint=hint)
+                raise DataError(f"{self.name}: uses a bag-of-words model", hint=hint)
             outputs = outputs.beside(self.state, reader.outputs(ids.ids))
         with np.errstate(all="ignore"):  # what overflows is refused below
             answers = decide(self.state, outputs.logits, outputs.features)

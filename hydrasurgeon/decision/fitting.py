@@ -68,7 +68,9 @@ def check_count(
     if fitting is None:
         check_enough(count)
     elif fitting < FEWEST // 2:
-        message = f"{fitting} samples are too few to fit anything; {FEWEST // 2} are needed"
+        message = (
+            f"{fitting} rows are too few to fit a decision state; at least {FEWEST // 2} are needed"
+        )
         raise DataError(message, hint="Give more --data.")
     certifying = np.ones(certified(count) if fitting is None else count - fitting)
     quantile(certifying, promise.coverage)
@@ -78,11 +80,10 @@ def check_count(
     if count >= ENOUGH:
         return None
     spread = 2 * math.sqrt(promise.coverage * (1 - promise.coverage) / len(certifying))
-    parted = f"calibrated on {count} samples, of which {len(certifying)} certify"
-    reached = f"the coverage that is reached may lie {spread:.2f} from {promise.coverage:g}"
     return (
-        f"{parted}: {reached}, and the choice of OOD score is uncertain; {ENOUGH:,} or more "
-        "are better"
+        f"{count:,} validation rows are few ({len(certifying):,} certify): the true coverage may differ "
+        f"from {promise.coverage:g} by {spread:.2f}, and the choice of OOD score is uncertain; give "
+        f"{ENOUGH:,} or more"
     )
 
 
@@ -90,7 +91,7 @@ def too_few_ood(name: str, count: int) -> str | None:
     """Return a note if OOD data are too few to choose anything."""
     if count >= FEWEST_OOD:
         return None
-    return f"{name}: {count} OOD samples choose nothing; {FEWEST_OOD} or more are needed"
+    return f"{name}: {count} OOD samples are too few and are ignored; give at least {FEWEST_OOD}"
 
 
 def fit_state(
@@ -127,13 +128,13 @@ def fit_state(
     notes = list(choice.notes)
     if {"label", "set"} <= problem.columns.keys() and (fit.accuracy or 0.0) > promise.coverage:
         helps = coverage_that_helps(answers, certifying.truth, promise.coverage)
-        how = "more samples would have to certify a higher --coverage"
+        how = "a higher --coverage needs more validation rows"
         if helps is not None:
-            how = f"from --coverage {helps:g} on some do"
+            how = f"with --coverage {helps:g} some have"
         if helps != promise.coverage:
             notes.append(
-                f"accuracy {fit.accuracy:.3f} exceeds --coverage {promise.coverage:g}: hardly any set "
-                f"holds two labels, so that sets say no more than the answer; {how}"
+                f"accuracy {fit.accuracy:.3f} exceeds --coverage {promise.coverage:g}, so hardly any "
+                f"prediction set has two labels; {how}"
             )
     abstain = thresholds.get("abstain")
     if abstain is not None and "answer" in problem.columns:
@@ -179,10 +180,10 @@ def flag_threshold(parts: Sequence[ndarray], flagged: float) -> float:
     except DataError as error:
         count = min(len(scores) for scores in parts)
         raise DataError(
-            f"{count} samples are too few for a threshold that flags a fraction of {flagged:g}",
+            f"{count} rows are too few for --id-flagged {flagged:g}",
             hint=(
-                f"It takes at least {math.ceil(1 / flagged) - 1} that certify, which two thirds of "
-                "the validation data do."
+                f"Give at least {math.ceil(1 / flagged) - 1} rows that certify; two thirds of the "
+                "validation rows do."
             ),
         ) from error
 
@@ -203,7 +204,7 @@ def fit_alone(
     if val.features is None and not problem.scores:
         raise DataError(
             f"predictions of a {problem.name} model require features",
-            hint="Its OOD score is fitted to them: give what its last layer reads, or its inputs.",
+            hint="Its OOD score is fitted to features: give the inputs of its last layer, or of the model.",
         )
     score, linear = promise.ood_score, None
     if val.features is not None and model.logits.ndim == 3:

@@ -96,7 +96,9 @@ def choose(
     choice = Choice(score, chosen_by=grounds.chooser if auto else "option")
     if choice.chosen_by == "default":
         score = next(kind for kind in USUAL if kind in {*possible, *problem.scores})
-        notes = [f"--ood-score auto chooses by --ood-predictions; without them it is {score}"]
+        notes = [
+            f"--ood-score auto took {score}, as there are no --ood-predictions to compare scores on"
+        ]
     if score in LOGITS:
         return replace(choice, kind=score, notes=tuple(notes))
     full_held, evidence = held, grounds.evidence

@@ -9,6 +9,7 @@ from typing import Any
 from hydrasurgeon.decision.split import certified
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Abstention, Limits
+from hydrasurgeon.lookup import percent
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Certifying, Problem
 from hydrasurgeon.statistics.abstain import (
@@ -80,11 +81,6 @@ def _more(risk: float, rows: int, needed: int | None) -> str:
     return f"For {percent(risk)} give about {two_digits(max(needed, rows + rows // 5))} rows."
 
 
-def percent(fraction: float) -> str:
-    """Print a fraction."""
-    return f"{100 * fraction:.3g} %"
-
-
 def set_aside(problem: Problem, by: Certifying, abstain: Abstention) -> str | None:
     """Say how many rows of VAL would leave none unanswered, where more than a tenth is."""
     flagged = by.promise.id_flagged
@@ -116,7 +112,7 @@ def with_copies(
     problem: Problem, by: Certifying, thresholds: dict[str, Any], copies: int, rows: int
 ) -> str:
     """Say that thresholds hold with and without copies, and which are stricter with them."""
-    note = f"thresholds hold with and without the {copies:,} copies within these {rows:,} samples"
+    note = f"{copies:,} of these {rows:,} rows are copies of others; the promises hold with and without them"
     stricter = {}
     for kind, part in zip(("without", "with"), by.parts, strict=True):
         looser = _differing(problem, replace(by, parts=[part]), thresholds)

@@ -101,8 +101,8 @@ def check_enough(count: int) -> None:
     """Refuse rows that are too few to split."""
     if count < FEWEST:
         raise DataError(
-            f"{count} validation samples: a third of them fits and the others certify, which takes "
-            f"at least {FEWEST}",
+            f"{count} validation rows are too few: at least {FEWEST} are needed, of which a third "
+            "fits and two thirds certify",
             hint="Give more --data.",
         )
 

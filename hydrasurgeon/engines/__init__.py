@@ -43,7 +43,7 @@ def open_any(spec: str | Path, *, arch: str | None = None, engine: str = "auto")
         return open_checkpoint(spec, arch=arch)
     need("onnxruntime", purpose=str(spec))
     if arch is not None:
-        raise UsageError(f"--arch {arch}: {spec} says what it is")
+        raise UsageError(f"--arch {arch} conflicts with {spec}, which says what it is")
     return open_graph(file) if file is not None else open_folder(Path(spec), engine)
 
 

@@ -100,7 +100,7 @@ def read_plain(content: Any, where: str) -> Contents:
                     contents.outputs.append(_text(dict(_fields(value)).get(1)))
     except (IndexError, ValueError) as error:
         hint = "The file is damaged: copy it again."
-        raise CheckpointError(f"{where}: is no graph", hint=hint) from error
+        raise CheckpointError(f"{where}: is not an ONNX graph", hint=hint) from error
     return contents
 
 

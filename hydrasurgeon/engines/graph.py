@@ -99,9 +99,9 @@ def open_graph(path: Path, *, folder: Path | None = None) -> Graph:
     contents = read_contents(path)
     metadata = contents.metadata
     if f"{METADATA}told" not in metadata or "logits" not in contents.outputs:
-        raise CheckpointError(f"{path}: is no graph that `export` wrote", hint=HINT)
+        raise CheckpointError(f"{path}: is not a graph that `export` wrote", hint=HINT)
     if not is_sound(path):
-        raise Disagreement(f"{path}: is another graph than `export` wrote", hint=HINT)
+        raise Disagreement(f"{path}: is not the graph that `export` wrote", hint=HINT)
     try:
         costs = Told.model_validate_json(metadata[f"{METADATA}told"])
     except ValidationError as error:
@@ -306,7 +306,7 @@ def as_engine(
     if isinstance(checkpoint, Graph):
         if engine != checkpoint.engine:
             raise UsageError(
-                f"--engine {engine} conflicts with {checkpoint.path}, a graph for {checkpoint.engine}",
+                f"--engine {engine} conflicts with {checkpoint.path}, which is a graph for {checkpoint.engine}",
                 hint="Leave it out, or give the checkpoint that the graph was exported from.",
             )
         return _exported(checkpoint)
@@ -419,7 +419,7 @@ def _file(
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(place, sealed(content, of=place.stem))
     except (OSError, HydraError):
-        note = f"the graph is made in each run, for {folder} cannot be written"
+        note = f"the graph is built in each run, as {folder} cannot be written"
         return content, contents, (note,)
     return place, contents, (kept,)
 

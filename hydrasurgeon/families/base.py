@@ -265,7 +265,7 @@ class Family(ABC):
         """
         if words:
             raise SurgeryError(
-                f"{model.arch} has no classifier of words",
+                f"{model.arch} cannot classify tokens",
                 hint="Start from an encoder of texts: BERT, RoBERTa, ELECTRA, DeBERTa, ModernBERT.",
             )
         return model.model_copy(update={"num_classes": count, "labels": labels})
@@ -279,7 +279,7 @@ class Family(ABC):
         """
         raise SurgeryError(
             f"{model.arch} has no vocabulary that can be trimmed",
-            hint="Only models of texts in transformers' layout have one.",
+            hint="Only text models in transformers' layout have one.",
         )
 
     def fresh_model(self, arch: str) -> Model | None:

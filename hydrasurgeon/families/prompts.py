@@ -164,7 +164,7 @@ def read_labels(text: str) -> tuple[str, ...]:
     if len(lines) < 2 or not all(lines):
         why = "there must be at least two names"
     elif twice:
-        why = f"{min(twice)!r} is there twice"
+        why = f"{min(twice)!r} occurs twice"
     if why is not None:
         raise UsageError(f"--classes {text}: {why}", hint="Write cat,dog,… or name a file.")
     return tuple(lines)

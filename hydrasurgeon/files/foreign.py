@@ -153,7 +153,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     record: dict[str, Any] = {}
     for name, value in pairs:
         if name in record:
-            raise ValueError(f"the key {name[:80]!r} is there twice")
+            raise ValueError(f"the key {name[:80]!r} occurs twice")
         record[name] = value
     return record
 

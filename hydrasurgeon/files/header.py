@@ -80,7 +80,7 @@ def read_header(file: IO[bytes], path: Path) -> tuple[dict[str, str], dict[str, 
         texts = isinstance(metadata, dict) and all(
             isinstance(text, str) for text in metadata.values()
         )
-        must((texts, "__metadata__ is not a record of texts"))
+        must((texts, "__metadata__ is not a JSON object of texts"))
         for name in (*metadata, *entries):
             # Control characters would let two sets of names have one hash, and move a terminal's
             # cursor.

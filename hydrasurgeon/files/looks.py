@@ -103,7 +103,8 @@ def read_looks(path: Path, *, against: str, alpha: float | None, classes: int) -
         state = Looks.model_validate_json(json.dumps(record), strict=True)
     except ValidationError as error:
         raise DataError(
-            f"{path}: is no state of monitor, or damaged: {first_mistake(error)}", hint=ANOTHER
+            f"{path}: is not a state file of monitor, or is damaged: {first_mistake(error)}",
+            hint=ANOTHER,
         ) from error
     counted = {len(look.seen.predicted) for look in state.looks if look.seen is not None}
     must(
@@ -114,7 +115,7 @@ def read_looks(path: Path, *, against: str, alpha: float | None, classes: int) -
     )
     if alpha not in (None, state.alpha):
         raise UsageError(
-            f"{path}: was begun with --alpha {state.alpha:g}, which holds for all its looks",
+            f"{path}: was started with --alpha {state.alpha:g}, which cannot be changed",
             hint=f"Give --alpha {state.alpha:g} or none, or another --state.",
         )
     return state

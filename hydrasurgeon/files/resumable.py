@@ -67,7 +67,7 @@ class Resumable:
         must(
             (
                 complete and {*map(type, texts.values())} == {str},
-                "it does not say what a state says",
+                "it is incomplete",
             )
         )
         content = {name: text for name, text in texts.items() if name != "sha256"}
@@ -80,7 +80,7 @@ class Resumable:
             (sound, "its content does not match its own hash"),
         )
         before = parse_json(texts["identity"], "identity", most=most)
-        must((isinstance(before, dict), "its identity is no record"))
+        must((isinstance(before, dict), "its identity is not a JSON object"))
         now = json.loads(json.dumps(self.identity))
         differing = [
             f"{key[:60]} ({_short(before.get(key))}, now {_short(now.get(key))})"
@@ -137,7 +137,7 @@ def check_place(path: Path, work: Work, *, resume: bool, force: bool) -> bool:
         return False
     if not _is_state(path, work):
         raise (CheckpointError if resume else OutputError)(
-            f"{path}: is no state of an interrupted {work[0]}, and lies where one is kept",
+            f"{path}: is not the state of an interrupted {work[0]}, but has the name of one",
             hint="Move it away, or give another -o.",
         )
     if not (resume or force):

@@ -302,7 +302,7 @@ def timed_samples(
     count = min(max(1, most // batch), len(samples) // batch)
     if count == 0:
         raise DataError(
-            f"{samples.spec}: has {len(samples)} samples, a batch of {batch} is to be timed",
+            f"{samples.spec}: has {len(samples)} samples, fewer than the batch of {batch} to be timed",
             hint="Give a smaller --batch.",
         )
     places = np.linspace(0, len(samples) - 1, count * batch).round().astype(int)

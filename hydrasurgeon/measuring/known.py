@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MANY = 0.1
 """Maximum fraction of training rows in validation data."""
-CERTIFIES_NOTHING = "Rows that anything was fitted on certify nothing: give labelled rows that were used for nothing."
+CERTIFIES_NOTHING = "Rows that something was fitted on cannot certify: give labelled rows that were not used before."
 ROUNDING = 1e-4
 """Maximum distance between a row's features in two runs, in standard deviations."""
 Hashes = NDArray[np.uint32]
@@ -59,13 +59,15 @@ def is_seen(samples: Samples, seen: str) -> tuple[Flags, Flags]:
 
 TRAINED = "trained the model"
 """Use of rows that a weight, or a part of the decision state, was learnt from."""
-CHOSE_MODEL = "chose the model, which looks a little better on them than on new ones"
-CHOSE_HEADS = "chose the model's heads: on them it looks a little better than on new ones"
+CHOSE = "chose "
+CHOSE_MODEL = f"{CHOSE}the model"
+CHOSE_HEADS = f"{CHOSE}the model's heads"
 """Uses of rows that something was chosen by."""
-TAUGHT = "taught the bag-of-words model without their labels: it looks a little better on them"
+TAUGHT = "taught the bag-of-words model without their labels"
 """Use of rows of `--unlabelled`."""
 CHOOSING = (CHOSE_HEADS, CHOSE_MODEL, TAUGHT)
 """Uses that do not exclude rows from certifying."""
+OPTIMISTIC = "results on them are slightly too good"
 
 
 def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
@@ -97,7 +99,7 @@ def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
         return None
     return (
         f"{visible(samples.spec)}: the model was trained on {int(rows.sum()):,} of these "
-        f"{len(rows):,} samples, and knows them better than new ones"
+        f"{len(rows):,} rows; {OPTIMISTIC}"
     )
 
 
@@ -108,7 +110,7 @@ def check_share(called: str, trained: Flags, decidable: Flags, reasons: Sequence
         about = "about " * (not decidable.all())
         why = " or ".join(dict.fromkeys(reasons))
         raise DataError(
-            f"{called}: {about}{100 * share:.0f} % of these samples {why}", hint=CERTIFIES_NOTHING
+            f"{called}: {about}{100 * share:.0f} % of these rows {why}", hint=CERTIFIES_NOTHING
         )
 
 
@@ -132,18 +134,29 @@ def certifying(
         uses.append((f"are in {fitted[0]} {visible(fitted[1].spec)} too", rows, np.ones_like(rows)))
     trained, decidable = np.zeros(len(samples), dtype=bool), np.ones(len(samples), dtype=bool)
     notes, reasons = [], []
+    chose: dict[int, list[str]] = {}
     for use, rows, sure in uses:
         rows = rows & ~trained
-        count = f"{called}: {rows.sum():,} of its {len(rows):,} samples {use}"
         if rows.any() and use in CHOOSING:
-            notes.append(count)
+            chose.setdefault(int(rows.sum()), []).append(use)
         elif rows.any():
-            notes.append(f"{count}, and are left out")
+            notes.append(
+                f"{called}: {rows.sum():,} of its {len(rows):,} rows {use}, and are left out"
+            )
             reasons.append(use)
             trained, decidable = trained | rows, decidable & sure
+    notes += [
+        f"{called}: {count:,} of its {len(samples):,} rows {_joined(names)}; {OPTIMISTIC}"
+        for count, names in chose.items()
+    ]
     check_share(called, trained, decidable, reasons)
     keep = ~trained
     return (samples if keep.all() else samples.at(np.flatnonzero(keep))), notes
+
+
+def _joined(uses: Sequence[str]) -> str:
+    """Return "chose the model's heads and the model" for two uses."""
+    return " and ".join(dict.fromkeys(uses)).replace(f" and {CHOSE}", " and ")
 
 
 def inputs_of(samples: Samples) -> NDArray[np.int64]:
@@ -177,11 +190,11 @@ def without(
     rows = samples.is_in(other)
     called, its_name = f"{option} {visible(samples.spec)}", f"{its_option} {visible(other.spec)}"
     if rows.all():
-        message = f"{called}: all of its {len(rows):,} samples are in {its_name} too"
-        raise DataError(message, hint=f"Give samples that {its_option} does not hold.")
+        message = f"{called}: all of its {len(rows):,} rows are in {its_name} too"
+        raise DataError(message, hint=f"Give rows that {its_option} does not hold.")
     if not rows.any():
         return samples, []
-    count = f"{called}: {rows.sum():,} of its {len(rows):,} samples are in {its_name} too"
+    count = f"{called}: {rows.sum():,} of its {len(rows):,} rows are in {its_name} too"
     return samples.at(np.flatnonzero(~rows)), [f"{count}, and are left out"]
 
 
@@ -205,7 +218,7 @@ def unfitted(
         return np.arange(len(val)), None
     use = f"are in --fit-predictions {fit_name} too"
     check_share(name, shared, np.ones_like(shared), [use])
-    note = f"{name}: {shared.sum():,} of its {len(val):,} samples {use}, and are left out"
+    note = f"{name}: {shared.sum():,} of its {len(val):,} rows {use}, and are left out"
     return np.flatnonzero(~shared), note
 
 

@@ -155,8 +155,8 @@ def scores_wanted(wanted: str | None, state: State, name: str) -> tuple[str, ...
     for kind in kinds:
         if kind in FITTED and kind != recorded:
             raise UsageError(
-                f"--ood-score {kind}: is fitted to features, and {name} carries no such fit",
-                hint=f"Write one that does: hydrasurgeon calibrate --ood-score {kind}.",
+                f"--ood-score {kind}: {name} was not calibrated with this score",
+                hint=f"Run hydrasurgeon calibrate --ood-score {kind} first.",
             )
     return tuple(dict.fromkeys(kinds))
 

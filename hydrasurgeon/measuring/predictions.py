@@ -202,10 +202,8 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
     contents = _Contents(path)
     logits, rows = contents.answers, len(contents.answers)
     if logits.shape[-1] < 2 and contents.problem.scores:
-        hint = "Of one logit z make two, 0 and z; of a probability p make two, 1 - p and p."
-        raise DataError(
-            f"{path}: answers of one class, which leave nothing to choose between", hint=hint
-        )
+        hint = "Replace one logit z by two, 0 and z, or one probability p by two, 1 - p and p."
+        raise DataError(f"{path}: has only one class", hint=hint)
     outputs = Outputs(logits, contents.features())
     if labelled:
         outputs = replace(outputs, labels=contents.labels("labels", of=logits))
@@ -285,7 +283,7 @@ def _opened(path: Path) -> TensorFile:
 def _named(text: str) -> str:
     if not is_name(text):
         raise ValueError(
-            "is no name: it must be short, of one line, and without control characters"
+            "is not a valid name: it must be short, of one line, and without control characters"
         )
     return text
 
@@ -346,7 +344,7 @@ class _Contents:
         labels = self.about.decision and self.about.decision.labels
         classes = self.answers.shape[-1]
         if labels and {len(labels.temperatures), len(labels.thresholds)} != {classes}:
-            raise DataError(f"{where}: its decision is of other than {classes} labels")
+            raise DataError(f"{where}: its decision is not for {classes} labels")
 
     @property
     def source(self) -> Input:
@@ -378,7 +376,7 @@ class _Contents:
         """Return the distinct names; DataError if one is not a valid name."""
         for name in names:
             if not is_name(name):
-                raise DataError(f"{self.path}: {name[:80]!r} is no name of {of}")
+                raise DataError(f"{self.path}: {name[:80]!r} is not a name of {of}")
         return list(dict.fromkeys(names))
 
     def logits(self, name: str) -> Float[ndarray, "sample member *klass"]:
@@ -556,9 +554,7 @@ def ensembled(files: Sequence[tuple[Path, Predictions]], *, name: str | None = N
                 )
     every = [predictions for _, predictions in files]
     if not all(foreign.logits.size for p in every for foreign in p.ood.values()):
-        raise DataError(
-            "--ensemble: the files hold scores without logits, of which no ensemble can be made"
-        )
+        raise DataError("--ensemble requires logits, and the files hold only scores")
     costs = [p.cost for p in every if p.cost is not None]
     cost = summed_costs(costs) if len(costs) == len(every) else None
     return Predictions(

@@ -85,7 +85,7 @@ def check_once(option: str, names: Sequence[str]) -> None:
     """
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"{option}: {name} is there twice", hint="Tell them apart by NAME=D.")
+            raise UsageError(f"{option}: {name} occurs twice", hint="Name them: NAME=D.")
 
 
 def _name_of(text: str) -> tuple[str, str]:
@@ -180,7 +180,7 @@ def check_same_classes(opened: Sequence[Checkpoint]) -> None:
                         f"{visible(other.name)} {visible(its)}"
                     ),
                     hint=(
-                        "One table needs models of the same classes in the same order: evaluate "
+                        "Models in one table must have the same classes in the same order: evaluate "
                         "them one by one."
                     ),
                 )
@@ -191,7 +191,7 @@ def check_classes(name: str, classes: int | None, other: str, its_classes: int |
     if classes != its_classes:
         raise DataError(
             f"{visible(name)} has {classes} classes, {visible(other)} {its_classes}",
-            hint="One table needs models of the same classes.",
+            hint="Models in one table must have the same classes.",
         )
 
 
@@ -290,9 +290,7 @@ def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
 
 
 def _shared(count: int, samples: Samples, other: Samples) -> str:
-    return (
-        f"{count:,} of its {len(samples):,} samples are in {visible(other.spec)} too, byte for byte"
-    )
+    return f"{count:,} of its {len(samples):,} rows are also in {visible(other.spec)}"
 
 
 def in_samples(

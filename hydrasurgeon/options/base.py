@@ -22,11 +22,12 @@ from hydrasurgeon.files.foreign import portable_entry, visible
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.lookup import did_you_mean
 
-GROUPS = READ, CHOSEN, RUNS, WRITTEN = (
+GROUPS = READ, CHOSEN, RUNS, WRITTEN, SPECIAL = (
     "What is read",
     "What is chosen",
     "How it runs",
     "What is written",
+    "For some models only",
 )
 """Groups of options, in the order of `--help`."""
 
@@ -164,7 +165,7 @@ class Options(BaseModel):
                     text.encode()
                 except UnicodeEncodeError:
                     raise UsageError(
-                        f"{self.flag(name)} {visible(text)}: is not UTF-8, as manifests are",
+                        f"{self.flag(name)} {visible(text)}: is not UTF-8",
                         hint="Rename the file, or link to it.",
                     ) from None
         return self
@@ -176,7 +177,7 @@ class Options(BaseModel):
         read = [
             getattr(self, n)
             for n, description in fields.items()
-            if description.get("argument") or description.get("group") == READ
+            if description.get("argument") or description.get("group") in (READ, SPECIAL)
         ]
         return [value for value in read if isinstance(value, str | Path | tuple)]
 

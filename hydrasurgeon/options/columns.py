@@ -74,7 +74,7 @@ class DataSpec(NamedTuple):
             columns[role] = unquote(name)
         if PART in columns and not _is_part(columns[PART]):
             raise UsageError(
-                f"{text}: #{PART},{columns[PART]} is no part",
+                f"{text}: #{PART},{columns[PART]} is not a part of a data set",
                 hint=f"Such as #{PART},0-33, in percent.",
             )
         return cls(place, columns)
@@ -110,7 +110,10 @@ class Columns(Options):
         None,
         metavar="ROLE=NAME,…",
         group=READ,
-        help="Columns by role (text, text_pair, label, image, group), such as text=premise,text_pair=hypothesis.",
+        help=(
+            "Which columns hold text, text_pair, label, image and group, such as "
+            "text=premise,text_pair=hypothesis."
+        ),
     )
 
     labels: Literal["names", "positions", "sorted", "exact"] | None = option(
@@ -118,7 +121,11 @@ class Columns(Options):
         metavar="names|positions|sorted|exact",
         unset="names, if all are the model's",
         group=READ,
-        help="Meaning of labels that are numbers: class names, or positions from 0; of folders: positions (by number) or sorted (as text). exact: names, each spelling a class of its own.",
+        help=(
+            "Labels that are numbers: names of classes, or positions from 0. Folders: "
+            "positions (by number) or sorted (as text). exact: do not merge names that differ "
+            "only in case or spaces."
+        ),
     )
 
     @model_validator(mode="before")

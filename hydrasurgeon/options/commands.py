@@ -59,7 +59,7 @@ def recalled(entry: Step, where: str) -> Options:
     """
     if entry.command not in RECORDED:
         raise ManifestError(
-            f"{where}: its history has a step {entry.command!r}, which cannot be done again",
+            f"{where}: its history has a step {entry.command!r}, which cannot be repeated",
             hint=f"Only {', '.join(RECORDED)} can.",
         )
     args = {name: value for name, value in entry.args.items() if name != "checkpoint"}

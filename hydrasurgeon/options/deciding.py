@@ -39,14 +39,13 @@ from hydrasurgeon.options.shared import (
 
 PREDICTIONS = (
     "logits or probabilities [sample, member, class], optionally features [sample, member, width], "
-    "texts or tokens, ids and names, as .safetensors or .npz"
+    "texts or tokens, ids and names, in a .safetensors or .npz file"
 )
 """Description of predictions files, for help texts."""
 CASCADE = option(
     None,
     flags=("--cascade/--no-cascade",),
-    unset="with it, if there is one",
-    help="Answer with the checkpoint's cascade, or without it.",
+    help="Use the checkpoint's cascade, or run the full model for every row. Default: the cascade, if there is one.",
 )
 """Option to use or ignore a cascade."""
 TOP = option(5, ge=1, metavar="K", help="Number of most probable labels to list.")
@@ -80,7 +79,7 @@ class ModelOrPredictions(ClassNames, Bare, Run):
 
 class CalibrateOptions(Engines, ModelOrPredictions, Force):
     """Fit temperature, OOD score, prediction sets and abstention, and store them with the weights;
-    or, for any model's predictions, in a separate file.
+    or fit them to any model's predictions and store them in a file of their own.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -104,48 +103,50 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="VAL",
         group=LABELLED,
         recorded=True,
-        help="Labelled data that the model was not trained on: one third fits, two thirds certify.",
+        help="Validation rows: labelled data that the model was not trained on. A third of them fits, two thirds certify.",
     )
     certify: str | None = option(
         None,
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Labelled data that only certifies, such as rows that chose nothing; all of VAL then fits.",
+        help="Labelled rows that were not used before and that only certify; then all rows of --data fit.",
     )
     fit_data: str | None = option(
         None,
         metavar="TRAIN",
         group=LABELLED,
         recorded=True,
-        unset="a part of VAL",
-        help="Labelled data for the class statistics of OOD scores.",
+        help="Training rows, for the class statistics of OOD scores and for the bag-of-words model. Default: a part of --data.",
     )
     ood: Texts = option(
         (),
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="OOD data for choosing the OOD score, beside perturbed VAL; repeatable, needs no labels.",
+        help=(
+            "OOD data to choose the OOD score by, besides perturbed validation rows. "
+            "Needs no labels; repeatable."
+        ),
     )
     unlabelled: str | None = option(
         None,
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="Unlabelled texts: the reader of words also learns the model's answers to them, if that helps.",
+        help="Unlabelled texts; the bag-of-words model learns the model's answers to them, if that helps.",
     )
     predictions: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help=f"Instead of CKPT and VAL: any model's {PREDICTIONS}, with labels.",
+        help=f"Instead of CKPT and --data: any model's {PREDICTIONS}, with labels.",
     )
     fit_predictions: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help="Instead of TRAIN: predictions with labels, and features, texts or tokens.",
+        help="Instead of --fit-data: predictions with labels, and features, texts or tokens.",
     )
     ood_predictions: Paths = option(
         (),
@@ -157,7 +158,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         "auto",
         metavar="auto|NAME",
         recorded=True,
-        help=f"OOD score: {', '.join(SCORES)}; auto is the best.",
+        help=(f"OOD score: {', '.join(SCORES)}; auto chooses the best."),
     )
     coverage: float = option(
         0.9,
@@ -165,7 +166,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         lt=1,
         metavar="P",
         recorded=True,
-        help="Probability that a prediction set holds the true label.",
+        help="Fraction of prediction sets that contain the true label.",
     )
     id_flagged: float = option(
         0.05,
@@ -173,7 +174,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         lt=1,
         metavar="P",
         recorded=True,
-        help="Target false-positive rate on in-distribution data.",
+        help="Fraction of normal inputs that may be called unfamiliar.",
     )
     risk: float | None = option(
         None,
@@ -181,39 +182,37 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         lt=1,
         metavar="R",
         recorded=True,
-        help="Maximum fraction of wrong answers, kept in 95 of 100 calibrations; less certain rows abstain.",
+        help="Maximum fraction of wrong answers, with 95 % confidence. Less certain rows abstain.",
     )
     promise: Literal["wrong", "missed"] | None = option(
         None,
         metavar="wrong|missed",
         recorded=True,
-        unset="wrong",
-        help="Entities: meaning of --risk, the fraction of answers that are wrong or of true entities that are missed.",
+        help="Entities: whether --risk limits wrong entities or missed ones. Default: wrong.",
     )
     words: Literal["auto", "off", "beside", "first"] = option(
         "auto",
         metavar="auto|off|beside|first",
         recorded=True,
-        help="Fit a linear reader of words to --fit-data. beside: it answers together with the model; first: alone where it is sure, and the model the rest; auto: as the file has it, else beside if texts gain by it.",
+        help="Texts: fit a bag-of-words model to --fit-data. beside averages it with the model; first lets it answer confident rows and the model the rest; auto keeps what the file has, else uses beside if NLL improves.",
     )
     max_loss: float | None = option(
         None,
         gt=0,
         metavar="NATS",
         recorded=True,
-        unset="0.01",
-        help="Maximum increase of the NLL where a first reader answers alone.",
+        help="Maximum rise of NLL by a cascade or --words first. Default: 0.01.",
     )
     budget: str | None = option(
         None,
         metavar="time=N|on=N",
         recorded=True,
-        help="With --words first, instead of --max-loss: maximum time of an answer relative to the model in float32, or maximum fraction that goes on to the model.",
+        help="With --words first, instead of --max-loss: maximum time per answer relative to the model in float32, or the fraction of rows that go on to the model.",
     )
     cascade: bool = option(
         False,
         recorded=True,
-        help="Let a hydra's first member answer alone where it is sure.",
+        help="Hydras: let the first member answer alone where it is confident.",
     )
     out: PathLike = output()
 
@@ -226,7 +225,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
 
 
 class PredictOptions(Engines, ModelOrPredictions, Force):
-    """Answer every sample: label, prediction set, uncertainty and OOD score, or an abstention."""
+    """Answer every sample with a label, prediction set, uncertainty and OOD score, or abstain."""
 
     requires: ClassVar = {
         "decision": ("predictions",),
@@ -245,38 +244,40 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         None,
         metavar="D",
         group=UNLABELLED,
-        help="Data, labelled or not; - reads stdin, one text per line, or two separated by a tab.",
+        help="Data, with or without labels. - reads stdin: one text a line, or two separated by a tab.",
     )
     text: Texts = option(
-        (), metavar="TEXT", group=READ, help="Text to answer for, instead of D; repeatable."
+        (), metavar="TEXT", group=READ, help="Answer this text, instead of --data; repeatable."
     )
     text_pair: Texts = option(
         (),
         metavar="TEXT",
         group=READ,
-        help="Second text for a model that reads pairs; one for each --text.",
+        help="Models of text pairs: the second text, one for each --text.",
     )
     decision: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help="Decision file of calibrate --predictions, instead of CKPT.",
+        help="Instead of CKPT: the file that calibrate --predictions wrote.",
     )
     predictions: PathLike | None = option(
-        None, metavar="G", group=READ, help=f"Instead of D: any model's {PREDICTIONS}."
+        None, metavar="G", group=READ, help=f"Instead of --data: any model's {PREDICTIONS}."
     )
     id_column: str | None = option(
         None,
         metavar="NAME",
         group=READ,
-        unset="id, if there is one",
-        help="Column that names the rows.",
+        help="Column with the ids of the rows. Default: `id`, if there is one.",
     )
     keep_columns: str | None = option(
         None, metavar="A,B", group=READ, help="Columns of the data to copy into the answers."
     )
     shard: str | None = option(
-        None, metavar="I/N", group=READ, help="Answer only the Ith of N contiguous parts."
+        None,
+        metavar="I/N",
+        group=READ,
+        help="Answer only part I of N contiguous parts of the data.",
     )
     top: int = TOP
     cascade: bool | None = CASCADE
@@ -284,7 +285,7 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         None,
         metavar="F.npz",
         group=WRITTEN,
-        help="Also write the classifier's input for each row: embeddings [row, width], and ids.",
+        help="Also write the embedding of each row: embeddings [row, width], and ids.",
     )
     each: Callable[[str], None] | None = None
     """Function that is called with each row, a line of JSON, if there is no `out`; without either,
@@ -295,8 +296,7 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         flags=("-o", "--out"),
         metavar="F|DIR/",
         group=WRITTEN,
-        unset="lines on stdout",
-        help="A .jsonl, .csv or .parquet file, or a folder of .parquet.",
+        help="A .jsonl, .csv or .parquet file, or a folder of .parquet files. Default: JSON lines on stdout.",
     )
 
     def printing(self, line: Callable[[str], None], *, json: bool) -> Self:
@@ -309,12 +309,12 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
 
 
 class ServeOptions(Engines, ClassNames, Bare):
-    """Answer over HTTP like `predict`: POST /v1/predict, GET /health, /ready, /metrics and
-    /openapi.json; also by the Open Inference Protocol v2 (/v2) and, for texts, by System One
-    (/v1/systemone). System One uses all checkpoints, everything else the first.
+    """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
+    /openapi.json. The Open Inference Protocol v2 (/v2) works too and, for text models, System One
+    (/v1/systemone). Of several checkpoints the first answers all but System One.
 
-    There is no TLS, and no authentication but --token-env: put the server behind a proxy that has
-    them. SIGTERM stops it once all accepted requests are answered.
+    There is no TLS, and no authentication but --token-env: use a proxy for these. SIGTERM stops
+    the server after it has answered the requests that it accepted.
     """
 
     checkpoints: Paths = argument(
@@ -326,7 +326,7 @@ class ServeOptions(Engines, ClassNames, Bare):
         "127.0.0.1",
         metavar="H",
         group=RUNS,
-        help="Address to listen at; 0.0.0.0 means all addresses.",
+        help="Address to listen on; 0.0.0.0 accepts connections from everywhere.",
     )
     port: int = option(
         8000,
@@ -334,7 +334,7 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=65535,
         metavar="N",
         group=RUNS,
-        help="Port to listen at; 0 takes any free one.",
+        help="Port to listen on; 0 takes any free one.",
     )
     cascade: bool | None = CASCADE
     top: int = TOP
@@ -347,7 +347,7 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=256,
         metavar="N",
         group=RUNS,
-        help="Number of processes that answer, each with its own copy of the model and its own limits.",
+        help="Number of processes, each with its own copy of the model. Limits hold for each process.",
     )
     wait: float = option(
         0.0,
@@ -355,7 +355,7 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=10_000,
         metavar="MS",
         group=RUNS,
-        help="Time that a pass waits for more inputs; they also gather while another pass runs.",
+        help="Time that a pass waits for more inputs.",
     )
     max_body: int | None = option(
         None,
@@ -363,14 +363,13 @@ class ServeOptions(Engines, ClassNames, Bare):
         le=4096,
         metavar="MB",
         group=RUNS,
-        unset="1 for texts, 32 for pictures",
-        help="Maximum size of a request in megabytes.",
+        help="Maximum size of a request in megabytes. Default: 1 for texts, 32 for images.",
     )
     token_env: str | None = option(
         None,
         metavar="NAME",
         group=RUNS,
-        help="Environment variable with the token that requests must carry; health needs none.",
+        help="Environment variable that holds a bearer token which requests must carry, except /health.",
     )
     device: str = DEVICE
     dtype: Dtype = DTYPE
@@ -378,17 +377,17 @@ class ServeOptions(Engines, ClassNames, Bare):
         None,
         metavar="F.jsonl",
         group=WRITTEN,
-        help="Append every answer to this file, without its input, for `monitor`.",
+        help="Append every answer to this file, without its input, to this file for `monitor`.",
     )
     say: Callable[[str], None] = lambda _: None
     """Function that is called with a line about each action."""
 
 
 class MonitorOptions(Options):
-    """Compare answers with the data and the promises of calibration; exit 1 if they drifted.
+    """Compare answers with those on the validation rows; exit with code 1 if they drifted.
 
-    The tests compare the fraction of unfamiliar inputs, the predicted classes and, with labels, the
-    promised risk. Their error probability holds for all looks together, however many there are.
+    The tests compare the share of unfamiliar inputs, the predicted classes and, with --labels, the
+    promised risk. A false alarm stays unlikely (--alpha) however often you run the command.
     """
 
     answers: PathLike = argument(
@@ -404,19 +403,19 @@ class MonitorOptions(Options):
         ge=0.001,
         le=0.5,
         metavar="P",
-        unset="the state's, 0.01 in a new one",
-        help="Maximum probability of ever raising a false alarm.",
+        help=(
+            "Maximum probability of a false alarm over all runs. Default: the state file's; 0.01 in a new one."
+        ),
     )
     state: PathLike | None = option(
         None,
         metavar="F",
         group=WRITTEN,
-        unset="ANSWERS.state.json",
-        help="File that keeps the counts of earlier looks.",
+        help="File that keeps the counts of earlier runs. Default: ANSWERS.state.json.",
     )
     labels: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help="True labels of some answers, by `id` and `label`, to test the promised risk.",
+        help="True labels of some answers (columns `id` and `label`), to check the promised risk.",
     )

@@ -73,9 +73,9 @@ AMOUNTS = ("keep", "remove", "sample", "mask")
 class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     """Measure how much each head matters, and write it into the manifest.
 
-    With --keep, taylor works layer by layer: heads that a layer loses are off before the next layer
-    is scored. circuit finds the order in which heads can be removed; a killed search continues when
-    the command is repeated.
+    With --keep, taylor works layer by layer: the heads that a layer loses are switched off before
+    the next layer is scored. circuit finds an order in which heads can be removed; repeat the
+    command to continue an interrupted search.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -90,17 +90,16 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     part: Literal["heads", "neurons"] = option(
         "heads",
         recorded=True,
-        help="Parts to score: heads, or the neurons of the MLPs (by taylor or magnitude).",
+        help="Score heads, or (taylor, magnitude) the neurons of the MLPs.",
     )
     remove: int | None = option(
         None,
         metavar="N",
         recorded=True,
-        unset="all but one",
-        help="Number of heads in a circuit's removal order.",
+        help="circuit: length of the removal order. Default: all heads but one.",
     )
     out: PathLike | None = output(
-        None, help="Write the scores into a copy; else into the checkpoint itself."
+        None, help="Write a copy with the scores. Default: write them into the checkpoint."
     )
 
     def recorded(self) -> dict[str, Any]:
@@ -114,8 +113,7 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
 class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     """Remove the least important heads or neurons of a checkpoint; the result is a member.
 
-    Without -o the member is written beside the input, with the method in its name:
-    vit-taylor-k8.safetensors.
+    The default name of the member says what was done: vit-taylor-k8.safetensors.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -133,13 +131,13 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         metavar="M",
         reads=CRITERIA,
         recorded=True,
-        help="Criterion that ranks heads; its scores come from the manifest or from --data.",
+        help="Criterion. Its scores come from the manifest, or are computed on --data.",
     )
     sample: str | None = option(
         None,
         metavar="N/P",
         recorded=True,
-        help="Remove N random ones of the first P heads in removal order.",
+        help="Take the P least important heads and remove N of them, chosen at random by --seed.",
     )
     mask: PathLike | None = option(
         None,
@@ -159,14 +157,14 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
     even: bool = option(
         False,
         recorded=True,
-        help="Keep the same number in every layer, at a size that the model's own library can build.",
+        help="Keep the same number in every layer, so that the model's own library can load the result.",
     )
     vocabulary: Specs = option(
         (),
         metavar="D,D",
         group=UNLABELLED,
         recorded=True,
-        help="Remove the tokens that these texts do not use, from the embedding and the tokenizer.",
+        help="Texts: remove tokens that these texts do not use from the embedding and the tokenizer.",
     )
     keep_tokens: Annotated[
         Annotated[int, Field(ge=1)] | Literal["all-seen"], BeforeValidator(number_or_word)
@@ -174,14 +172,14 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         "all-seen",
         metavar="N|all-seen",
         recorded=True,
-        help="Tokens of --vocabulary to keep: all, or the N most frequent.",
+        help="--vocabulary: keep all tokens of the texts, or the N most frequent.",
     )
     compensate: Literal["none", "lstsq"] | None = option(
         None,
         metavar="HOW",
         recorded=True,
-        unset="lstsq with --data",
-        help="Refit the remaining weights on --data by least squares, without training: lstsq or none.",
+        unset="lstsq where --data is given",
+        help="lstsq: refit the output projections on --data by least squares, without training.",
     )
     out: PathLike | None = output(None)
 
@@ -226,14 +224,14 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Training data, labelled or with --teacher.",
+        help="Training rows, with labels or with --teacher.",
     )
     val: str | None = option(
         None,
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Labelled data to evaluate each epoch; the best epoch is written.",
+        help="Validation rows: each epoch is measured on them, and the best epoch is written.",
     )
     teacher: Paths = option(
         (),
@@ -241,7 +239,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         group=CHECKPOINTS,
         spread=True,
         recorded=True,
-        help="Learn from the mean of these checkpoints too, or from predictions files; repeatable.",
+        help=("Also learn from the mean of these checkpoints or predictions files; repeatable."),
     )
     alpha: float = option(
         0.9,
@@ -249,7 +247,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         le=1,
         metavar="X",
         recorded=True,
-        help="Weight of the teachers; labels have the rest.",
+        help="Weight of the teachers; labels have weight 1 − alpha.",
     )
     temperature: float = option(
         1.0,
@@ -257,14 +255,14 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         gt=0,
         metavar="T",
         recorded=True,
-        help="Distillation temperature.",
+        help="--teacher: distillation temperature.",
     )
     unlabelled: str | None = option(
         None,
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="Unlabelled data that the teachers label, with or without --data.",
+        help="--teacher: unlabelled data, with or without --data, which the teachers label.",
     )
     recipe: PathLike | None = option(
         None,
@@ -278,20 +276,21 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         None,
         metavar="KEY=VALUE",
         recorded=True,
-        help="Override a field of the recipe; repeatable. lr=A,B,C tries all of these rates and keeps the best.",
+        help="Override a field of the recipe; repeatable. lr=A,B,C tries each and keeps the best.",
     )
     freeze: Commas = option(
         None,
         repeatable=True,
         metavar="PART",
         recorded=True,
-        help="Parts that are not trained: embeddings, norms, mlp, attention, readout, classifier. Frozen MLPs make fusing exact.",
+        help="Parts that are not trained: embeddings, norms, mlp, attention, readout, classifier. "
+        "With frozen MLPs fusing is exact.",
     )
     select: Literal["nll", "accuracy"] | None = option(
         None,
         recorded=True,
         unset="nll",
-        help="Criterion for the best epoch or rate on --val: calibrated NLL or accuracy.",
+        help="Metric on --val that chooses the epoch and the rate: calibrated NLL or accuracy.",
     )
     patience: int | None = option(
         None,
@@ -307,21 +306,19 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         metavar="N",
         group=RUNS,
         recorded=True,
-        unset="the recipe's",
-        help="Samples in one training step.",
+        help="Samples in one step. Default: the recipe's.",
     )
     track: Tracker | None = option(
         None,
         metavar="NAME",
         group=WRITTEN,
-        help="Write training curves to tensorboard, wandb, mlflow, trackio, …",
+        help="Log training curves to tensorboard, wandb, mlflow, trackio, …",
     )
     save_every: int | None = option(
         None,
         metavar="N",
         group=RUNS,
-        unset="one state per epoch",
-        help="Steps between resumable states.",
+        help="Save a resumable state every N steps. Default: after each epoch.",
     )
     resume: bool = option(
         False, group=RUNS, help="Continue an interrupted run of the same command."
@@ -353,43 +350,48 @@ class FuseOptions(ClassNames, Bare, Run, Force):
     conflicts: ClassVar = [("mean", "mlp"), ("mean", "norms"), ("mean", "mean_trunk")]
 
     members: Paths = argument(
-        reads=CHECKPOINTS, metavar="M1 M2 ...", help="Members of one backbone, two or more."
+        reads=CHECKPOINTS, metavar="M1 M2 ...", help="Two or more members of one backbone."
     )
     mlp: Literal["average", "separate"] | None = option(
         None,
         recorded=True,
-        unset="average, or separate behind a mean trunk",
-        help="MLPs of the hydra: average (as in the paper) or separate (exact).",
+        unset="average; separate with --mean-trunk",
+        help="average: smaller, changes the answers. separate: exact, larger.",
     )
     norms: Literal["separate", "average"] | None = option(
         None,
         recorded=True,
         unset="separate",
-        help="Norms of the hydra: separate (exact), or average (one set, as in the paper).",
+        help="Norms of the hydra: separate: exact. average: one set, as in the paper.",
     )
     mean: bool = option(
         False,
         recorded=True,
-        help="Write one ordinary model with the mean of the weights; for several fine-tunings of one start.",
+        help=(
+            "Write one ordinary model with the mean weights of members that were tuned from one backbone."
+        ),
     )
     mean_trunk: int | None = option(
         None,
         ge=1,
         metavar="N",
         recorded=True,
-        help="Give all members the mean of their embeddings and first N layers, stored and computed once; for fine-tunings of one start.",
+        help=(
+            "Average the embeddings and first N layers of all members, so that they are stored and computed "
+            "once. For members that were tuned from one backbone."
+        ),
     )
     check: str | None = option(
         None,
         metavar="D",
         group=LABELLED,
-        help="Compare the result with the members on this data.",
+        help="Compare the answers with the members' on this data.",
     )
     tolerance: float = option(
         0.02,
         ge=0,
         metavar="X",
-        help="Largest mean difference of a class probability that --check accepts.",
+        help="--check: maximum mean difference of a class probability.",
     )
     out: PathLike = output()
 
@@ -411,8 +413,8 @@ class BuildOptions(ClassNames, Bare, Run, Force):
     """Make the best classifier within a budget: the checkpoint itself, a smaller one, the mean of
     several, or a hydra.
 
-    Several checkpoints must be fine-tunings of one architecture. Results that take seconds are
-    written first; a stopped build continues when the command is repeated.
+    Several checkpoints must be fine-tunings of one architecture. The quickest candidates are tried
+    and written first. Repeat the command to continue an interrupted build.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -432,25 +434,24 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         (),
         metavar="D",
         group=UNLABELLED,
-        help="OOD data for choosing too; repeatable, needs no labels, at least 20 samples.",
+        help="OOD data that the choice considers too: at least 20 samples, no labels; repeatable.",
     )
     budget: str = option(
         "macs=1",
         metavar="UNIT=N[,N]",
-        help="Maximum cost relative to one model: macs=, params= or time= (measured); a list builds the front.",
+        help="Maximum cost relative to one model, in macs, params or (measured) time. A list writes a model for each.",
     )
     objective: Objective | None = option(
         None,
         metavar="NAME",
-        unset="avg with --ood, else nll",
-        help="Objective of the choice: acc, nll, ood, avg or an OOD score; for numbers rmse.",
+        help="Metric to optimise: acc, nll, ood, avg or an OOD score; rmse for regression. Default: avg with --ood, else nll.",
     )
     risk: float | None = option(
         None,
         gt=0,
         lt=1,
         metavar="R",
-        help="Maximum fraction of wrong answers, with 95 % confidence; less certain rows abstain. Two thirds of VAL then only certify.",
+        help="Maximum fraction of wrong answers, with 95 % confidence; less certain rows abstain. Less certain rows abstain; two thirds of --val then only certify.",
     )
     coverage: float | None = option(
         None,
@@ -458,7 +459,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         lt=1,
         metavar="P",
         unset="0.9",
-        help="Probability that a prediction set holds the true label; if given, two thirds of VAL only certify.",
+        help="Fraction of prediction sets that contain the true label. If given, two thirds of --val only certify.",
     )
     seeds: int | None = option(
         None,
@@ -466,14 +467,13 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         le=16,
         metavar="N",
         unset="3",
-        help="Number of models to tune from a body without a classifier, each with its own order of the data.",
+        help="Body without a classifier: number of models to tune, each with its own order of the data.",
     )
     cache: PathLike | None = option(
         None,
         metavar="DIR",
         group=WRITTEN,
-        unset="NAME.build beside -o",
-        help="Folder of intermediate files and measurements.",
+        help="Folder for intermediate models and results. Default: NAME.build beside -o.",
     )
     max_minutes: float = option(
         10.0,
@@ -481,10 +481,10 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         le=1e6,
         metavar="M",
         group=RUNS,
-        help="Stop with the best result so far, once each budget has a file; the same command continues.",
+        help="Time limit; each budget gets a model nevertheless. The same command goes on later.",
     )
     dry_run: bool = option(
-        False, group=RUNS, help="Print the stages and how long they take, and stop."
+        False, group=RUNS, help="Print the stages and their estimated time, and stop."
     )
     out: PathLike = output(help=f"{OUT} A folder for a front.")
 

@@ -15,6 +15,7 @@ from hydrasurgeon.options.base import (
     LABELLED,
     READ,
     RUNS,
+    SPECIAL,
     UNLABELLED,
     WRITTEN,
     PathLike,
@@ -53,7 +54,7 @@ REPORT = option(
 class EvaluateOptions(Engines, Bare, Run, Force):
     """Compare accuracy, calibration, OOD detection, diversity and cost in one table.
 
-    OOD sets, shifts, temperature and cost refer to the first of several data sets.
+    OOD sets, shifts, temperature and cost are measured for the first --data only.
     """
 
     requires: ClassVar = {
@@ -98,66 +99,69 @@ class EvaluateOptions(Engines, Bare, Run, Force):
         None,
         metavar="D",
         group=LABELLED,
-        help="Labelled data for --temperature fit.",
+        help="Validation rows for --temperature fit.",
     )
     classes: Texts = option(
         (),
         metavar="[NAME=]A,B,…|FILE|data",
-        group=READ,
-        unset="the recorded ones, else the data's",
-        help="Class names for CLIP, of all data sets or of one; repeatable.",
+        group=SPECIAL,
+        help=(
+            "CLIP: class names, of all data sets or of one; repeatable. Default: those in the "
+            "checkpoint, then those in the data."
+        ),
     )
     template: Texts = TEMPLATE
     predictions_in: Paths = option(
-        (), metavar="F", group=READ, help="Evaluate the logits of a predictions file; repeatable."
+        (),
+        metavar="F",
+        group=READ,
+        help="Evaluate the logits in a file that eval --predictions wrote; repeatable.",
     )
     ensemble: bool = option(
         False,
-        help="Treat all checkpoints, or else all files of --predictions-in, as one Deep Ensemble.",
+        help="Evaluate all checkpoints, or all files of --predictions-in, as one Deep Ensemble.",
     )
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] | Literal["fit"] | None = option(
         None,
         metavar="fit|T",
-        unset="the decision state's, or 1",
-        help="Temperature of the averaged prediction.",
+        help="Temperature of the averaged prediction. Default: that of the decision state, or 1.",
     )
     ood_score: str | None = option(
         None,
         metavar="NAME,…|all",
-        unset="the fitted one, else msp",
-        help=f"OOD scores: {', '.join(LOGITS)}, or the fitted one.",
+        help=(
+            f"{', '.join(LOGITS)}, or the score that calibrate fitted. Default: the latter, else msp."
+        ),
     )
     no_decision: bool = option(False, help="Ignore decision states.")
-    no_words: bool = option(False, help="Measure models without their readers of words.")
-    cascade: bool = option(
-        False, help="Measure the cascades of checkpoints, and the whole models next to them."
-    )
+    no_words: bool = option(False, help="Texts: measure models without their bag-of-words models.")
+    cascade: bool = option(False, help="Measure cascades too, next to the full models.")
     ci: float | None = option(
         None,
         gt=0,
         lt=1,
         metavar="P",
-        help="Level of bootstrap confidence intervals, for metrics and paired differences.",
+        help="Add bootstrap confidence intervals of level P to metrics and paired differences.",
     )
     reference: str | None = option(
-        None, metavar="NAME", unset="the first", help="Result that the others are compared with."
+        None, metavar="NAME", help="Result that the others are compared with. Default: the first."
     )
     asserts: Texts = option(
         (),
         flags=("--assert",),
         metavar="[NAME:]PATH<=X",
-        help='Exit 1 unless a number keeps this limit: "id.ece<=0.02", or that of another result, '
+        help='Exit with code 1 unless this holds: "id.ece<=0.02", or relative to another result, '
         '"next:id.accuracy>=base-0.01"; repeatable.',
     )
     time: bool = option(
-        False, group=RUNS, help="Time all models in turn, on a batch of 16 samples."
+        False, group=RUNS, help="Measure the time of all models, on a batch of 16 samples."
     )
     json_: PathLike | None = REPORT
     html: PathLike | None = option(
         None,
         metavar="F|-",
         group=WRITTEN,
-        help="Write the report as one page that opens offline; - is stdout.",
+        help="Write the report as one HTML page; - is stdout.",
     )
     markdown: PathLike | None = option(
         None,
@@ -172,36 +176,39 @@ class EvaluateOptions(Engines, Bare, Run, Force):
 
 
 class BenchOptions(Engines, Bare, Device, Columns, Force):
-    """Measure latency, throughput, memory and multiply-adds on this machine, all models in turn."""
+    """Measure latency, throughput, memory and multiply-adds of models on this machine."""
 
     engine: Engine | Literal["all"] = option(  # type: ignore[assignment]
         "auto",
         metavar="auto|torch|onnx|int8|all",
         group=RUNS,
-        help="Engine, as for predict; all measures every engine of this machine and recommends one.",
+        help="What computes, as for predict; all compares the engines of this machine and names the "
+        "fastest.",
     )
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,
         metavar="CKPT...",
-        help="Checkpoints, as files, names, directories or hub ids.",
+        help="Checkpoints: files, names, directories or hub ids.",
     )
     vs: Paths = option(
         (),
         metavar="M1 M2 ...",
         group=CHECKPOINTS,
         spread=True,
-        help="Members, run one after another for comparison.",
+        help="Members to run one after another, for comparison.",
     )
     backbone: PathLike | None = option(
-        None, metavar="CKPT", group=CHECKPOINTS, help="The single model that ratios refer to."
+        None, metavar="CKPT", group=CHECKPOINTS, help="Single model that ratios refer to."
     )
     data: str | None = option(
         None, metavar="D", group=UNLABELLED, help="Real samples instead of random inputs."
     )
     batch: str = option("1,4,16", metavar="N,N,…", group=RUNS, help="Batch sizes.")
-    dtype: str = option("float32", metavar="T,T,…", group=RUNS, help="float32, bfloat16, float16.")
+    dtype: str = option(
+        "float32", metavar="T,T,…", group=RUNS, help="Data types: float32, bfloat16, float16."
+    )
     runs: int = option(
-        7, ge=1, metavar="N", group=RUNS, help="Interleaved runs behind each median."
+        7, ge=1, metavar="N", group=RUNS, help="Number of interleaved runs behind each median."
     )
     json_: PathLike | None = REPORT
 
@@ -209,8 +216,9 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
 class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     """Write a model or a hydra for other runtimes (onnx) or for its own library (stock).
 
-    The result is checked first. With -o DIR/ onnx is a folder that optimum, sentence-transformers
-    and transformers.js read; it and stock are calibrated for clients that read logits alone.
+    The result is checked before it is written. With -o DIR/ onnx writes a folder for optimum,
+    sentence-transformers and transformers.js. It and stock contain the calibration, so that clients
+    that only read logits get calibrated ones.
     """
 
     writes_manifest: ClassVar[bool] = True
@@ -219,34 +227,38 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     format: Literal["onnx", "stock"] = option(
         "onnx",
         recorded=True,
-        help="Format: onnx, or stock (no code of ours, calibrated).",
+        help="Format: onnx: a graph. stock: a folder that the model's own library loads without hydrasurgeon.",
     )
     int8: bool = option(
         False,
         also=("quantize", "quantise"),
-        help="onnx: store weights in 8 bits, if answers stay as good.",
+        help="onnx: store weights in 8 bits, if --check finds the answers as good.",
     )
     check: str | None = option(
-        None, metavar="D", group=LABELLED, help="onnx: labelled data to compare answers on."
+        None,
+        metavar="D",
+        group=LABELLED,
+        help="onnx: labelled data on which the graph is compared with the model.",
     )
     ood: Texts = option(
         (),
         metavar="[near|far:]NAME=D",
         group=UNLABELLED,
-        help="--check: OOD data that must be detected as well as before; repeatable.",
+        help="--check: OOD data on which AUROC is compared; repeatable.",
     )
     tolerance: float = option(
         0.01,
         ge=0,
         le=1,
         metavar="X",
-        help="--check: maximum loss of accuracy, ECE and AUROC.",
+        help="--check: maximum loss of accuracy, ECE or AUROC.",
     )
     limit: int | None = option(
-        None, ge=0, metavar="N", group=READ, help="Use a random subset of N samples."
+        None, ge=0, metavar="N", group=READ, help="Use N randomly chosen samples."
     )
     out: PathLike | None = output(
-        None, help="File, or DIR/ for stock and for other programs' clients; else beside CKPT."
+        None,
+        help="FILE.onnx, or DIR/ for stock and for ONNX clients that read folders. Default: a file beside CKPT.",
     )
 
 
@@ -276,8 +288,7 @@ class InspectOptions(Bare):
 
 
 class VerifyOptions(Checkpoint, Bare):
-    """Check everything that can be checked about a checkpoint; exit 1 if a check fails.
+    """Check that a checkpoint is what its manifest says; exit with code 1 if it is not.
 
-    The checks cover hashes, finite weights, members, code in a directory, and the links of the
-    history.
+    It checks hashes, finite weights, members, code in a directory and the steps of the history.
     """

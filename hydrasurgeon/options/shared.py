@@ -19,6 +19,7 @@ from hydrasurgeon.options.base import (
     LABELLED,
     READ,
     RUNS,
+    SPECIAL,
     UNLABELLED,
     WRITTEN,
     Options,
@@ -53,7 +54,7 @@ DEVICE = option("auto", metavar="auto|cpu|cuda", group=RUNS, help="Device that m
 TEMPLATE = option(
     (),
     metavar="TEXT",
-    group=READ,
+    group=SPECIAL,
     recorded=True,
     help='Prompt of CLIP with {label} in it, such as "A photo of a {label}."; repeatable, or a file of prompts.',
 )
@@ -146,9 +147,9 @@ class Bare(Options):
         None,
         metavar="timm:NAME",
         unset="recognised by its tensors",
-        group=READ,
+        group=SPECIAL,
         recorded=True,
-        help="Architecture of a file without a manifest; may end in ,key=value….",
+        help="Architecture of a timm file without a manifest; may end in ,key=value….",
     )
 
 
@@ -158,10 +159,9 @@ class ClassNames(Options):
     classes: str | None = option(
         None,
         metavar="A,B,…|FILE|data",
-        group=READ,
+        group=SPECIAL,
         recorded=True,
-        unset="the recorded ones, else the data's",
-        help="Class names for CLIP.",
+        help="CLIP: class names. Default: those in the checkpoint, then those in the data.",
     )
     template: Texts = TEMPLATE
 
@@ -210,7 +210,7 @@ class Run(Device, Columns):
         unset="all",
         group=READ,
         recorded=True,
-        help="Use a random subset of N samples.",
+        help="Use N randomly chosen samples.",
     )
     dtype: Dtype = DTYPE
     batch_size: Batch = option(
@@ -258,7 +258,7 @@ class Scoring(Options):
     objective: str | None = option(
         None,
         metavar="acc|ood|avg",
-        help="Quality that a circuit preserves: accuracy, OOD separability or their mean (avg).",
+        help="circuit: metric that the circuit keeps: accuracy, OOD AUROC or their mean (avg).",
     )
     data: str | None = option(None, metavar="D", group=LABELLED, recorded=True, help=f"{DATA}.")
     ood: Texts = option(
@@ -266,20 +266,20 @@ class Scoring(Options):
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="OOD data for the objectives ood and avg; repeatable, needs no labels.",
+        help="OOD data for --objective ood and avg. Needs no labels; repeatable.",
     )
     search: Search | None = option(
         None,
         metavar="exact|attribution",
         unset="exact",
         recorded=True,
-        help="Method of the search for a circuit.",
+        help="circuit: how heads are searched.",
     )
     keep: Auto = option(
         None,
         metavar="K|auto",
         recorded=True,
-        help="Number of heads to keep in each layer; auto is the number that cahp finds.",
+        help="Number of heads to keep in each layer, on average; auto is the number that cahp finds.",
     )
     remove: int | None = option(
         None,

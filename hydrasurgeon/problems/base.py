@@ -557,6 +557,6 @@ def need_feature(
     """Raise an error if a kind of problem does not support a feature."""
     if feature in problem.lacks:
         raise error(
-            f"{feature}: is for models that choose one class, and {name} is {problem.name}",
+            f"{feature} is only for models that choose one class, and {name} is a {problem.name} model",
             hint=problem.lacks[feature],
         )

@@ -328,11 +328,11 @@ def fit_sets(chances: Chances, truth: Bool[ndarray, "sample label"], coverage: f
     count, missed = len(truth), 1 - coverage
     if 1 / (count + 1) > missed:
         message = (
-            f"{count} samples with a label cannot promise that at most {missed:g} of the labels "
+            f"{count} rows with a label are too few to certify that at most {missed:g} of the labels "
             "are missed"
         )
         raise DataError(
-            message, hint="Give more --data (two thirds certify), or a smaller --coverage."
+            message, hint="Give more --data (two thirds of it certify), or a smaller --coverage."
         )
     # What a sample's labels lose as λ passes each of their probabilities.
     weights = truth.astype(np.float64) / truth.sum(axis=1, keepdims=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.render.console import (
+    NEXT,
     as_json,
     failed,
     finish_streams,

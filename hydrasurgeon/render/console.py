@@ -10,9 +10,12 @@ import io
 import json as jsonlib
 import math
 import os
+import shlex
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,6 +34,8 @@ Part = str | tuple[str, str]
 """Piece of a line, optionally with its style."""
 
 
+COLUMNS = 80
+"""The width of wrapped sentences."""
 MOST_SKIPPED = 20
 """Maximum number of skipped samples that are named."""
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
@@ -61,6 +66,30 @@ def parted(part: Part) -> tuple[str, str]:
 def show(*parts: Part) -> None:
     """Print a line of the result on stdout."""
     _print(parts)
+
+
+def show_wrapped(text: str, indent: str = "  ") -> None:
+    """A sentence of the result in lines of at most 80 columns, the first of them less indented."""
+    for line in textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+    ):
+        show(line)
+
+
+NEXT = ContextVar("next", default=True)
+"""Whether commands print which one usually follows."""
+
+
+def show_next(*words: str) -> None:
+    """Print the command that usually follows, on stderr as it is no result; a word in capitals stands
+    for a file of the user.
+    """
+    if NEXT.get():
+        say(f"next: {shlex.join(['hydrasurgeon', *words])}", style="dim")
 
 
 def put(renderable: RenderableType, cells: int) -> None:

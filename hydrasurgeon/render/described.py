@@ -22,6 +22,7 @@ from hydrasurgeon.render.console import (
     raw,
     say_skipped,
     show,
+    show_wrapped,
     view,
 )
 from hydrasurgeon.render.tables import millions, picture, show_table, size
@@ -43,6 +44,8 @@ OUTCOMES = {
     None: ("not checked", "yellow"),
 }
 """Mark and style of the outcome of a check."""
+SMALLEST_P = 0.0001
+"""A p-value below it is printed as a bound."""
 MARK_CELLS = 15
 """Width of the longest mark with a gap, in characters."""
 
@@ -83,7 +86,9 @@ def _checkpoint(inspection: Inspection) -> None:
     show(f"  {manifest.kind} of {model.family}:{model.arch}, {model.num_classes} classes")
     copies = ""
     if inspection.in_memory != inspection.parameters:
-        copies = f" ({millions(inspection.in_memory)} at work, where members have copies of heads)"
+        copies = (
+            f" ({millions(inspection.in_memory)} in memory, where members have copies of heads)"
+        )
     dtypes = ", ".join(inspection.dtypes)
     show(
         f"  {millions(inspection.parameters)} parameters{copies}, {size(inspection.nbytes)} as "
@@ -105,7 +110,11 @@ def _checkpoint(inspection: Inspection) -> None:
             show(f"  member {i}: {count(member.kept)} heads, from {member.sha256[:12]}")
             picture(member.kept, manifest.towers)
         norms = ", norms average" if manifest.fusion.norms == "average" else ""
-        show(f"  MLPs {manifest.fusion.mlp}{norms}, trunk of {manifest.fusion.trunk} layers")
+        trunk = manifest.fusion.trunk
+        shared = (
+            f"the first {trunk} layers run once for all members" if trunk else "no shared layers"
+        )
+        show(f"  MLPs {manifest.fusion.mlp}{norms}, {shared}")
     else:
         picture(manifest.kept, manifest.towers)
         for name, rows in (manifest.kept_neurons or {}).items():
@@ -119,7 +128,7 @@ def _checkpoint(inspection: Inspection) -> None:
 
 def _decision(decision: Decision | None, history: Iterable[Step]) -> None:
     for line in () if decision is None else decision_lines(decision):
-        show(f"    {line}")
+        show_wrapped(line, "    ")
     for step in history:
         show(f"  ← {shlex.join(command_line(step))}")
 
@@ -169,11 +178,9 @@ def monitored(result: Monitored) -> None:
     title = f"{answers.rows:,} answers, look {result.drift.looks}"
     show_table(title, ["", "answers", "validation", "promised"], rows)
     for test in result.drift.tests:
-        mark, style = ("drifted", "bold red") if test.drifted else ("no drift shown", "green")
-        show(
-            (mark.ljust(MARK_CELLS), style),
-            f"{test.name}: p = {test.p_value:.3g}",
-        )
+        mark, style = ("drifted", "bold red") if test.drifted else ("no drift", "green")
+        p_value = f"p = {test.p_value:.2g}" if test.p_value >= SMALLEST_P else f"p < {SMALLEST_P:g}"
+        show(f"{test.name}: ", (mark, style), f" ({p_value})")
 
 
 def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
@@ -244,7 +251,7 @@ def _engines(benched: Benched) -> None:
         rows.append([engine.engine, *times, difference])
     show_table("", [*heads, ("largest difference", "of a probability")], rows)
     show("")
-    show(f"use --engine {benched.use}: it takes least in batches of {max(batches)}")
+    show(f"use --engine {benched.use}: it is the fastest in batches of {max(batches)}")
 
 
 def _times(ratio: float | None) -> str:

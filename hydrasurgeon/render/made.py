@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.heads import count
-from hydrasurgeon.lookup import format_number
 from hydrasurgeon.render.console import (
     Part,
     as_json,
@@ -17,9 +17,11 @@ from hydrasurgeon.render.console import (
     raw,
     say_skipped,
     show,
+    show_next,
+    show_wrapped,
     view,
 )
-from hydrasurgeon.render.tables import Head, picture, show_table, size
+from hydrasurgeon.render.tables import Head, bounded, picture, show_table, size
 
 if TYPE_CHECKING:
     from hydrasurgeon.building.table import Row as BuildRow
@@ -52,6 +54,21 @@ TRIMMED = ("tokens", "texts", "changed", "rare")
 """Fields that are shown of a trimmed vocabulary."""
 
 
+def _beside(path: Path, suffix: str) -> str:
+    """Return `m1-tuned.safetensors` for m1.safetensors."""
+    return f"{str(path).removesuffix('.safetensors')}-{suffix}.safetensors"
+
+
+def _calibrate_next(path: Path, manifest: Manifest) -> None:
+    """Print how to calibrate a model, on the validation rows of its training if it had some."""
+    used = [entry.args["val"] for entry in manifest.history if "val" in entry.args]
+    risk = ["--risk", "0.05"] if manifest.model.problem == "single_label" else []
+    data = str(used[-1]) if used else "VAL"
+    if not data.startswith("demo:") and not Path(data).exists():
+        data = "VAL"
+    show_next("calibrate", str(path), "--data", data, *risk, "-o", _beside(path, "ready"))
+
+
 def identity(manifest: Manifest | None) -> dict[str, str]:
     """Return the kind and hash of the written file; nothing for a decision state for any model."""
     if manifest is None:
@@ -70,8 +87,9 @@ def identity(manifest: Manifest | None) -> dict[str, str]:
 def scored(result: Scored) -> None:
     score = result.result
     notes(score.settings.get("notes", ()))
+    show((str(result.written or result.path), "bold"), f": {result.method} scores written")
     for tower, rows in (score.values or {}).items():
-        _by_head(f"{result.method} scores, {tower}, by layer and head (bold: matters most)", rows)
+        _by_head(f"{tower}, by layer and head, in % of the highest score", rows)
     if score.order is not None:
         _removals(result.method, score)
     if result.method == "cahp":
@@ -82,32 +100,42 @@ def scored(result: Scored) -> None:
             f"{len(settings['clusters'])} clusters; "
             f"its own number of clusters is {settings['automatic']} ({why})"
         )
-    show("written into ", (str(result.written or result.path), "bold"))
+    amount = "--remove" if score.order is not None else "--keep"
+    show_next("prune", str(result.path), "--method", result.method, amount, str(_few(result)))
+
+
+def _few(result: Scored) -> int:
+    """Return an amount that every model can lose: half of the order, or to keep: half of a layer."""
+    if result.result.order is not None:
+        return max(len(result.result.order) // 2, 1)
+    rows = [row for rows in (result.result.values or {}).values() for row in rows]
+    return max(max(map(len, rows), default=2) // 2, 1)
 
 
 def _by_head(title: str, rows: Sequence[Sequence[float]]) -> None:
     flat = [value for row in rows for value in row]
     low, high = min(flat, default=0.0), max(flat, default=0.0)
+    top = max(abs(low), abs(high)) or 1.0
 
     def cell(value: float) -> Part:
         # Bold in the upper third, dim in the lower: it shows on dark and on light terminals.
         third = (high - low) / 3
         style = "bold" if value >= high - third else "dim" if value <= low + third else ""
-        return format_number(value), style
+        return f"{100 * value / top:.0f}", style
 
     heads = [str(head) for head in range(max(map(len, rows), default=0))]
     show_table(title, heads, [[f"layer {at}", *map(cell, row)] for at, row in enumerate(rows)])
 
 
 def _removals(method: str, result: Score) -> None:
-    """Show the removal order, with the objective after each step."""
+    """Print the removal order, and what was left of the objective after each step."""
     start = result.settings.get("start")
-    before = f", {start:.4f} before the first removal" if start is not None else ""
-    show(f"{method}, heads in the order in which they go (layer.head){before}")
+    before = f" ({start:.3f} before the first)" if start is not None else ""
+    show(f"{method}: layer.head in removal order, and the objective after each removal{before}")
     steps = list(zip(result.order or (), result.trace or (), strict=True))
     several = len({tower for (tower, _, _), _ in steps}) > 1
     entries = [
-        f"  {f'{tower} ' if several else ''}{layer}.{head} {score:.4f} "
+        f"  {f'{tower} ' if several else ''}{layer}.{head} {score:.3f} "
         for (tower, layer, head), score in steps
     ]
     longest = max(map(len, entries), default=1)
@@ -131,10 +159,12 @@ def pruned(result: Pruned) -> None:
         before, after = result.parameters
         show(
             (str(result.path), "bold"),
-            f": tokens {trimmed.tokens[0]:,} → {trimmed.tokens[1]:,}, parameters "
-            f"{before:,} → {after:,} (−{100 * (1 - after / before):.0f} %); "
-            f"{trimmed.changed:,} of {trimmed.texts:,} texts lost a token, of new ones "
-            f"{100 * trimmed.rare:.0f} % or more will",
+            f": {trimmed.tokens[1]:,} of {trimmed.tokens[0]:,} tokens kept, parameters "
+            f"{before:,} → {after:,} (−{100 * (1 - after / before):.0f} %)",
+        )
+        show(
+            f"  {trimmed.changed:,} of these {trimmed.texts:,} texts lost a token; expect the same for "
+            f"at least {100 * trimmed.rare:.0f} % of new texts"
         )
         if not result.removed and manifest.kept_neurons is None:
             return
@@ -144,7 +174,11 @@ def pruned(result: Pruned) -> None:
         (str(result.path), "bold"),
         f": {result.removed} heads removed, {count(manifest.kept)} kept{also}",
     )
-    picture(manifest.kept, manifest.towers)
+    if result.removed:
+        picture(manifest.kept, manifest.towers)
+    if manifest.kind == "member":
+        out = _beside(result.path, "tuned")
+        show_next("finetune", str(result.path), "--data", "TRAIN", "--val", "VAL", "-o", out)
 
 
 ACROSS = 4
@@ -163,30 +197,30 @@ TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
     say_skipped(result.skipped)
-    kept = ""
+    done = f"trained for {trained.steps:,} steps"
+    if trained.stopped_early:
+        done += " and stopped, as it got no better"
     if trained.kept_epoch == 0 and trained.steps:
-        kept = ", of which none was better on --val: the start is written"
+        done += "; no epoch was better on --val than the start, which is written"
     elif trained.kept_epoch:
-        kept = f", the weights after epoch {trained.kept_epoch:g}, the best on --val"
-    ended = ", ended as it got no better" if trained.stopped_early else ""
-    done = f"{trained.steps} steps{ended}{kept}"
+        done += f"; epoch {trained.kept_epoch:g} was the best on --val and is written"
     if result.probed and not trained.steps:
-        done = f"a probe, {result.manifest.model.num_classes} outputs"
+        done = f"a probe with {result.manifest.model.num_classes} outputs"
     show((str(result.path), "bold"), f": {done}")
     measured = [entry for entry in trained.log if "val_nll" in entry]
     if measured:
-        at = next((e for e in measured if e["epoch"] == trained.kept_epoch), measured[-1])
-        show(f"val {_on_val(at)}")
-        if at is not measured[0]:
-            start = "the probe alone" if result.probed else "the start"
-            show(f"{start}: {_on_val(measured[0])}")
-
-
-def _on_val(entry: Mapping[str, float]) -> str:
-    names = [key for key in entry if key.startswith("val_")]
-    return ", ".join(
-        f"{name.removeprefix('val_').replace('_', ' ')} {entry[name]:.4f}" for name in names
-    )
+        best = next((e for e in measured if e["epoch"] == trained.kept_epoch), measured[-1])
+        names = [key for key in best if key.startswith("val_")]
+        heads = [
+            name.removeprefix("val_").replace("_", " ").replace("nll", "NLL") for name in names
+        ]
+        start = "the probe alone" if result.probed else "before training"
+        rows = {start: measured[0]}
+        if best is not measured[0]:
+            rows[f"after epoch {best['epoch']:g}"] = best
+        table = [[row, *(f"{rows[row][name]:.3f}" for name in names)] for row in rows]
+        show_table("on the validation rows", heads, table)
+    _calibrate_next(result.path, result.manifest)
 
 
 def _fused(result: Fused) -> dict[str, Any]:
@@ -206,28 +240,29 @@ def fused(result: Fused) -> None:
     contents = (
         f"{result.members} members" if manifest.fusion else f"the mean of {result.members} models"
     )
-    less = (
-        f"{size(result.bytes_stored)} instead of {size(result.bytes_members)} "
-        f"({100 * saved:.0f} % saved)"
-    )
-    trunk = f", trunk of {manifest.fusion.trunk} layers" if manifest.fusion else ""
+    less = size(result.bytes_stored)
+    if round(100 * saved):
+        less += f" instead of {size(result.bytes_members)} ({100 * saved:.0f} % saved)"
+    trunk = ""
+    if manifest.fusion and manifest.fusion.trunk:
+        layers = manifest.fusion.trunk
+        trunk = f"; the first {layers} layer{'s' * (layers > 1)} are shared and run once"
     show((str(result.path), "bold"), f": {contents}, {less}{trunk}")
     if agreement:
         show(
-            f"  against its members on {agreement.samples} samples: probabilities differ by"
-            f" {agreement.mean_difference:.2g} on average, {agreement.max_difference:.2g} at "
-            "most; KL"
-            f" {agreement.kl:.2g}"
+            f"  on {agreement.samples:,} rows its probabilities differ from its members' by "
+            f"{bounded(agreement.mean_difference)} on average (at most {bounded(agreement.max_difference)})"
         )
         if agreement.accuracy_members is not None and agreement.accuracy_fused is not None:
             show(
-                f"  accuracy {agreement.accuracy_members:.4f} unfused, "
-                f"{agreement.accuracy_fused:.4f} fused"
+                f"  accuracy {100 * agreement.accuracy_members:.1f} % before fusing, "
+                f"{100 * agreement.accuracy_fused:.1f} % after"
             )
+    _calibrate_next(result.path, result.manifest)
 
 
 def built(result: Built, *, json: bool, quiet: bool) -> None:
-    """Show the decision, next to the plain rivals."""
+    """Print what was built next to the baselines."""
     if not is_main_process():
         return None
     if json:
@@ -236,11 +271,13 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
         return raw("\n".join(result.plan))
     if quiet:
         return None
-    _table("plain rivals, calibrated, each half of VAL judged by the other", result.rows)
+    _table(
+        "baselines, calibrated (each half of the validation rows scored by the other)", result.rows
+    )
     show("")
-    _table("decided within each budget", result.front)
+    _table("chosen for each budget", result.front)
     show("")
-    show(f"made of {', '.join(result.members)}")
+    show(f"it contains: {', '.join(result.members)}")
     notes(result.notes)
     show("")
     for line in result.summary.splitlines():
@@ -275,10 +312,17 @@ def calibrated(result: Calibrated) -> None:
     say_skipped(result.skipped)
     show((str(result.path), "bold"), ": calibrated")
     for line in decision_lines(result.decision):
-        show(f"  {line}")
+        show_wrapped(line)
     if result.decision.ood.auroc:
         ranked = sorted(result.decision.ood.auroc.items(), key=lambda pair: -pair[1])
-        show("  AUROC: " + ", ".join(f"{name} {value:.3f}" for name, value in ranked))
+        best = ", ".join(f"{name} {value:.3f}" for name, value in ranked[:RANKED])
+        show(f"  AUROC of OOD scores: {best}")
+    if result.manifest is not None:
+        show_next("predict", str(result.path), "--data", "DATA", "-o", "answers.csv")
+
+
+RANKED = 4
+"""OOD scores whose AUROC is printed; --json has all."""
 
 
 @view(fields("rows", "answers", "cut", "notes"))
@@ -287,7 +331,7 @@ def predicted(result: Predicted) -> None:
     if result.path is None:
         return
     counts = ", ".join(f"{count} {kind}" for kind, count in result.answers.items())
-    show((str(result.path), "bold"), f": {result.rows} rows{f' ({counts})' if counts else ''}")
+    show((str(result.path), "bold"), f": {result.rows:,} rows{f' ({counts})' if counts else ''}")
 
 
 @view(fields("address", "inputs"))
@@ -307,17 +351,15 @@ def exported(done: Export) -> None:
     path = (str(done.path), "bold")
     if done.format == "stock":
         if done.calibrated:
-            differ = f"differ from the checkpoint's by at most {done.max_difference:.2g} in float64"
-            show(path, f": its library loads it, calibrated; probabilities {differ}")
+            differ = f"are those of the checkpoint (difference in float64: {bounded(done.max_difference)})"
+            show(path, f": its library loads it, with its calibration; probabilities {differ}")
         else:
             show(path, ": its library loads it; its answers are the model's own, not calibrated")
         return
-    graph = f": {', '.join(done.inputs)} → {', '.join(done.outputs)}"
-    ran, opset = "onnxruntime", f" (opset {done.opset})"
-    if done.quantised is not None:
-        ran = "in int8, a probability"
-    differs = f"{ran} differs from torch by at most {done.max_difference:.2g}"
-    show(path, f"{graph}{opset}; {differs}")
+    graph = f"{', '.join(done.inputs)} → {', '.join(done.outputs)}"
+    show(path, f": an ONNX graph ({graph}, opset {done.opset})")
+    outputs = "outputs" if done.quantised is None else "in 8 bits, probabilities"
+    show(f"  {outputs} differ from PyTorch's by {bounded(done.max_difference)}")
     for place, compared in (("in int8", done.quantised), ("in the file", done.checked)):
         if compared is not None:
             changes = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from hydrasurgeon.render.console import Part, put, show
 if TYPE_CHECKING:
     from hydrasurgeon.files.manifest import Tower
 
+SMALL = 0.001
+"""Differences below it are printed as a bound."""
 WIDEST = 1 << 16
 """Width that no table reaches, in characters."""
 GAP = "  "
@@ -63,6 +66,16 @@ def picture(kept: Kept, towers: Mapping[str, Tower]) -> None:
 def millions(count: int) -> str:
     """Return a count as 1.36 M, or in full if it is small."""
     return f"{count / 1e6:.2f} M" if count >= 5000 else f"{count:,}"
+
+
+def bounded(difference: float) -> str:
+    """0.0044; of what is tiny, a power of ten that it lies below: "less than 0.00001"."""
+    if difference == 0:
+        return "0"
+    if not 0 < difference < SMALL:
+        return f"{difference:.2g}"
+    places = min(math.floor(-math.log10(difference)), 12)
+    return f"less than {10**-places:.{places}f}"
 
 
 def size(nbytes: int) -> str:

@@ -276,16 +276,14 @@ def cost_notes(costs: Sequence[Any]) -> list[str]:
     lengths = sorted({cost.tokens for cost in present} - {None})
     if lengths:
         counts = " or ".join(map(str, lengths))
-        notes.append(f"Multiply-adds are of one text of {counts} tokens.")
+        notes.append(f"MACs are those of one text of {counts} tokens.")
     if any(cost.macs_all_tokens not in (None, cost.macs) for cost in present):
-        notes.append(
-            "In the last layer only tokens that the classifier reads count; --json has both."
-        )
+        notes.append("MACs of the last layer are counted for the tokens that the classifier reads.")
     batches = {getattr(cost, "latency_batch", None) for cost in present}
     sizes = sorted(size for size in batches if size is not None)
     if sizes:
         counts = " or ".join(map(str, sizes))
-        notes.append(f"Time is that of a batch of {counts} sample{'s' * (sizes != [1])}.")
+        notes.append(f"Times are those of a batch of {counts} sample{'s' * (sizes != [1])}.")
     return notes
 
 

@@ -141,12 +141,10 @@ class Engine(ABC):
         """Return True if the model answers by its cascade: it has one, and `cascade` is not False."""
         has = self.state is not None and self.state.record.cascade is not None
         if cascade and not has:
-            raise CheckpointError(
-                f"{self.name}: has no cascade in a decision state", hint=CALIBRATE
-            )
+            raise CheckpointError(f"{self.name}: its decision state has no cascade", hint=CALIBRATE)
         if cascade and self.first is None:
             raise UsageError(
-                f"--cascade: in this engine {self.name} answers whole",
+                f"--cascade: {self.name} has no cascade in this engine",
                 hint="Leave out --engine, or --cascade.",
             )
         return has and self.first is not None and cascade is not False

@@ -93,7 +93,7 @@ class _SideBySide:
         parameters = [p for p in held if isinstance(p, nn.Parameter)]
         if len(parameters) < len(modules):
             raise CannotGroup(
-                f"{name} of {type(modules[0]).__name__} is no parameter of all members"
+                f"{name} of {type(modules[0]).__name__} is not a parameter of all members"
             )
         places = [(module._parameters, name) for module in modules]
         ids = {id(p) for p in parameters}
@@ -466,7 +466,7 @@ def _aligned(parameter: Tensor | None, dims: int) -> Tensor:
     axis.
     """
     if parameter is None or parameter.dim() > 2:
-        raise CannotGroup("a parameter that is no vector")
+        raise CannotGroup("a parameter that is not a vector")
     if parameter.dim() < 2:
         return parameter
     return parameter.view(len(parameter), *[1] * (dims - 2), -1)

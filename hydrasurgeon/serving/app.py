@@ -262,7 +262,7 @@ class Service:
         except Full:
             status = 429
             raise HTTPException(
-                429, "too many inputs are waiting; come again", {"Retry-After": "1"}
+                429, "too many inputs are waiting; try again later", {"Retry-After": "1"}
             ) from None
         except TimeoutError:
             status = 408

@@ -279,7 +279,7 @@ def _entry(entry: Any, reads: str, at: int) -> Input:
         raise HTTPException(422, f'{where}: is neither {expected} nor {{"id": …, "{reads}": …}}')
     second = fields.pop(SECOND, None) if reads == "text" else None
     refuse_if(
-        second is not None and not isinstance(second, str), f"{where}: its {SECOND} is no text"
+        second is not None and not isinstance(second, str), f"{where}: its {SECOND} is not a text"
     )
     refuse_if(not set(fields) <= {"id", reads}, f'{where}: holds more than "id" and "{reads}"')
     if reads == "text":

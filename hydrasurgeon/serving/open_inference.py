@@ -89,7 +89,7 @@ class Signature:
         )
         tensors: dict[str, list[str | bytes]] = {}
         for name, values in _tensors(request["inputs"], body[length:], most):
-            refuse_if(name in tensors, f"input {name}: is there twice")
+            refuse_if(name in tensors, f"input {name}: occurs twice")
             tensors[name] = values
         names = self.inputs[: len(tensors)] or self.inputs
         if set(names) != set(tensors):
@@ -128,7 +128,7 @@ class Signature:
             listed = [{"name": name} for name in self.outputs]
         refuse_if(
             not isinstance(listed, list) or not all(isinstance(output, dict) for output in listed),
-            "outputs: is no list of objects",
+            "outputs: is not a list of objects",
         )
         for output in listed:
             if str(output.get("name")) not in self.outputs:
@@ -201,7 +201,7 @@ def _tensors(
         )
         count = _count(where, tensor.get("shape"), most)
         parameters = tensor.get("parameters") or {}
-        refuse_if(not isinstance(parameters, dict), f"{where}: its parameters are no object")
+        refuse_if(not isinstance(parameters, dict), f"{where}: its parameters are not an object")
         size, values = parameters.get("binary_data_size"), tensor.get("data")
         if size is not None:
             refuse_if(
@@ -213,7 +213,7 @@ def _tensors(
             values = [value for row in values for value in row]
         refuse_if(
             not isinstance(values, list) or not all(isinstance(v, str | bytes) for v in values),
-            f"{where}: its data are no list of strings",
+            f"{where}: its data are not a list of strings",
         )
         refuse_if(len(values) != count, f"{where}: {len(values)} values, {count} by its shape")
         yield tensor["name"], values

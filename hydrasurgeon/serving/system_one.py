@@ -99,7 +99,7 @@ def asked_of(models: Mapping[str, Model], body: bytes, most: int) -> Asked:
     questions = request["questions"]
     refuse_if(
         not isinstance(questions, dict) or not questions,
-        "questions: is no object of at least one question",
+        "questions: is not an object with at least one question",
     )
     check_count(len(questions), most)
     wanted = _wanted(request.get("model"), models)
@@ -135,7 +135,7 @@ def _content(state: Any) -> str | tuple[str, str]:
     if isinstance(state, str):
         return state
     if isinstance(state, dict) and isinstance(state.get("text"), str):
-        refuse_if(not isinstance(state.get(SECOND, ""), str), f"state: its {SECOND} is no text")
+        refuse_if(not isinstance(state.get(SECOND, ""), str), f"state: its {SECOND} is not a text")
         return (state["text"], state[SECOND]) if SECOND in state else str(state["text"])
     refuse_if(
         not isinstance(state, dict | list), "state: is neither a text, an object nor an array"
@@ -147,7 +147,7 @@ def _wanted(name: Any, models: Mapping[str, Model]) -> Model | None:
     """Return the model for questions whose id names none."""
     if name is None:
         return next(iter(models.values())) if len(models) == 1 else None
-    refuse_if(not isinstance(name, str), "model: is no name")
+    refuse_if(not isinstance(name, str), "model: is not a name")
     refuse_if(name not in models, f"no model {name[:LONGEST]!r}; here is {_listed([*models])}", 404)
     return models[name]
 
@@ -197,7 +197,7 @@ def _options(where: str, kind: str, criteria: Any) -> list[str]:
     if kind == "choice":
         refuse_if(
             not isinstance(criteria, dict) or not all(map(_is_content, criteria.values())),
-            f"{where}: its criteria are no object of option → description",
+            f"{where}: its criteria are not an object of option → description",
         )
         most, noun = OPTIONS, "options"
     else:
@@ -210,7 +210,7 @@ def _options(where: str, kind: str, criteria: Any) -> list[str]:
         not FEWEST <= len(criteria) <= most,
         f"{where}: {len(criteria)} {noun}; from {FEWEST} to {most} are answered",
     )
-    refuse_if(len({*criteria}) < len(criteria), f"{where}: a level is there twice")
+    refuse_if(len({*criteria}) < len(criteria), f"{where}: a level occurs twice")
     return [*criteria]
 
 
@@ -273,7 +273,7 @@ def _chances(row: Row) -> dict[str, float]:
 
 def _chance(p: float) -> float:
     if not math.isfinite(p):
-        raise ValueError("its probabilities are no numbers")
+        raise ValueError("its probabilities are not numbers")
     return p
 
 

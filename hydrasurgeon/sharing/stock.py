@@ -52,7 +52,7 @@ PROMISES = ("abstain", "cover", "entities", "limits", "labels", "conformal")
 """Rules that decide when to answer, and with which sets."""
 TOLERANCE = {"F64": 1e-6, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 """Largest difference of a probability that rounding to a type may make."""
-EVEN = "`prune --even` makes cuts that a library has a class for."
+EVEN = "`prune --even` makes members that their own library can load."
 GIVEN = "nothing: the graph's outputs ood_score and unfamiliar say it"
 GRAPH_USAGE = """
 from optimum.onnxruntime import ORTModelFor{kind}Classification
@@ -139,7 +139,7 @@ def _of_its_library(checkpoint: Checkpoint) -> Single:
     if manifest.kind == "hydra":
         subject = f"{name} is a hydra of {len(manifest.members)} members"
         raise SurgeryError(
-            f"{subject}, for which no library has a class", hint=_as_graph(checkpoint)
+            f"{subject}, which no other library can load", hint=_as_graph(checkpoint)
         )
     opened = as_single(checkpoint)
     hint = _as_graph(checkpoint)
@@ -246,7 +246,7 @@ def check_client(opened: Checkpoint) -> None:
     if opened.family.graph_clients:
         return
     raise SurgeryError(
-        f"{opened.name}: clients read folders with graphs of transformers' classifiers",
+        f"{opened.name}: -o DIR/ is only possible for transformers' classifiers",
         hint="Give -o FILE.onnx, which onnxruntime runs.",
     )
 

@@ -170,6 +170,6 @@ def answers(
     if bad:
         raise CheckFailed(
             f"export --check: {who} answers NaN for {bad:,} of {len(samples):,} samples of {samples.spec}",
-            hint="Nothing was written: `hydrasurgeon eval` says what the model answers there; try another --format.",
+            hint="Nothing was written: `hydrasurgeon eval` shows what the model answers there; try another --format.",
         )
     return table["probs"], table["scores"], table.get("labels")

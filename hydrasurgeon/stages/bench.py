@@ -324,7 +324,7 @@ def _entries(options: BenchOptions) -> list[_Entry]:
         name = name_of([one])
         entries.append(_Entry(name, one.manifest.kind, (one,)))
     if len({entry.name for entry in entries}) < max(1, len(entries)):
-        raise UsageError("bench: no checkpoint is named, or the same twice")
+        raise UsageError("bench: give at least one checkpoint, and each only once")
     return entries
 
 
@@ -339,6 +339,6 @@ def _check_alike(checkpoints: Sequence[Checkpoint]) -> None:
             about.preprocess.get("input_size"),
         ):
             raise UsageError(
-                f"bench: {first.name} and {other.name} do not read the same inputs",
+                f"bench: {first.name} and {other.name} read different inputs",
                 hint="Measure them one by one.",
             )

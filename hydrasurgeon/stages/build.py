@@ -246,7 +246,7 @@ def _body(options: BuildOptions) -> Single | None:
     if options.seeds is not None:
         raise UsageError(
             "--seeds requires one body without a classifier",
-            hint="Models that are tuned already need none.",
+            hint="It is only for models without a classifier.",
         )
     return None
 
@@ -303,8 +303,8 @@ def _for_numbers(model: Model, name: object, options: BuildOptions) -> BuildOpti
         return options.but(objective="rmse")
     if numbers != (options.objective == "rmse"):
         raise UsageError(
-            f"--objective {options.goal} is not for the problem of {name}",
-            hint="Models of numbers are chosen by rmse, and no others.",
+            f"--objective {options.goal} is not supported for {name}",
+            hint="Regression models are chosen by rmse, all others by another metric.",
         )
     return options
 
@@ -316,8 +316,8 @@ def _check(options: BuildOptions) -> None:
         raise UsageError(f"--objective {options.goal} requires OOD data", hint=hint)
     if process_count() > 1:
         raise UsageError(
-            "build runs in one process",
-            hint="Tune the models by torchrun -m hydrasurgeon finetune, and build of them.",
+            "build cannot run in several processes",
+            hint="Tune the models with torchrun -m hydrasurgeon finetune, then build from them.",
         )
 
 
@@ -355,15 +355,18 @@ def _data(
     notes = [samples.note for _, samples in in_turn if samples.note is not None]
     for samples in (data, val):
         notes += label_notes(samples)
-    notes += apart(in_turn, "What members are chosen by must be neither trained on nor OOD data.")
+    notes += apart(
+        in_turn,
+        "Validation rows must not occur in --data or --ood: split your table, for example 80/20.",
+    )
     chosen = val
     if options.certifying is not None:
         if options.risk is not None:
             need_feature(problem_of(model), "--risk", name, UsageError)
         chosen = part_of(val, f"0-{THIRD}")
     if len(chosen) < FEWEST:
-        hint = f"A choice that two halves judge needs at least {FEWEST}."
-        message = f"--val {options.val}: has {len(val)} samples"
+        hint = f"--val needs at least {FEWEST} rows, as it is split into two halves."
+        message = f"--val {options.val}: has {len(val)} rows"
         if chosen is not val:
             message += f", of which {len(chosen)} choose and {len(val) - len(chosen)} certify"
         raise DataError(message, hint=hint)

@@ -114,7 +114,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     options = [
         (option, samples) for option, sets_of_option in sets.items() for samples in sets_of_option
     ]
-    odd = apart(options, "What certifies must be neither what was fitted on nor OOD data.")
+    odd = apart(options, "Validation rows must be neither training rows nor OOD data.")
     if arguments.unlabelled is not None:
         texts = read_data(arguments.unlabelled, arguments, labelled=False)
         unlabelled, more = known.without(texts, "--unlabelled", val, "--data")
@@ -205,9 +205,7 @@ def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOption
         if arguments.words != "first":
             raise UsageError("--budget requires --words first", hint="Or leave it out.")
     if arguments.words not in ("auto", "off") and kind_read(source.manifest) != "text":
-        message = (
-            f"--words {arguments.words}: is for models of texts, and {source.name} reads images"
-        )
+        message = f"--words {arguments.words} is for text models, and {source.name} reads images"
         raise UsageError(message, hint="Leave it out.")
     return arguments
 
@@ -217,10 +215,7 @@ def _unused(arguments: CalibrateOptions, state: State) -> str | None:
     on_logits = arguments.ood_score not in ("auto", *FITTED)
     if arguments.fit_data is None or not on_logits or state.words is not None:
         return None
-    return (
-        f"--fit-data: changes nothing, for --ood-score {arguments.ood_score} is a "
-        "function of the logits alone"
-    )
+    return f"--fit-data has no effect: --ood-score {arguments.ood_score} uses only the logits"
 
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
@@ -233,7 +228,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     out, folder = named(arguments.out)
     if folder:
         raise UsageError(
-            f"-o {arguments.out}: a decision is one file", hint="Give NAME.safetensors."
+            f"-o {arguments.out}: a decision is a file, not a folder", hint="Give NAME.safetensors."
         )
     target = output_file(out, option="-o", force=arguments.force, inputs=arguments.sources)
     first = read_outputs(path, labelled=True)
@@ -249,9 +244,9 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     for name, predictions in more_files:
         source, names = predictions.source, names or predictions.names
         if predictions.names not in (None, names):
-            raise DataError(f"{name}: has other names than {path}")
+            raise DataError(f"{name}: has other class names than {path}")
         if source.sha256 in [record.sha256 for record in sources]:
-            hint = "What certifies must be neither what was fitted on nor OOD data."
+            hint = "Validation rows must be neither training rows nor OOD data."
             raise DataError(f"{name}: holds the same predictions as another file", hint=hint)
         sources.append(source)
     train, ids, shared = more_files[0][1] if fit else None, first.read, None
@@ -304,7 +299,7 @@ def _check_promise(
         f"--ood-score {score}": True,
     }
     for flag in (flag for flag, is_given in flags.items() if is_given and flag in why):
-        message = f"{flag}: is not for {problem.name} models, such as {name}"
+        message = f"{flag} is not supported for {problem.name} models ({name})"
         raise UsageError(message, hint=why[flag])
     if score != "auto":
         option = (
@@ -312,18 +307,18 @@ def _check_promise(
         )
         if option is not None:
             raise UsageError(
-                f"{option}: chooses among OOD scores, and --ood-score {score} is chosen",
+                f"{option} conflicts with --ood-score {score}, as it only serves to choose an OOD score",
                 hint="Leave one of them out.",
             )
     alone = "--ood-score mi" if score == "mi" else "--cascade" if arguments.cascade else None
     if alone is not None and not several:
         raise UsageError(
-            f"{alone} requires several members, and {name} has one", hint="Give a hydra."
+            f"{alone} requires several members, but {name} has one", hint="Give a hydra."
         )
     if score == "mcm" and not named:
         raise UsageError(
             (
-                f"--ood-score mcm: is for models that compare images with class names, and {name} "
+                f"--ood-score mcm is for models that compare images with class names, and {name} "
                 "does not"
             ),
             hint="Give another score.",
@@ -450,7 +445,9 @@ def _with_cascade(
     one = moved(one, weight.device, weight.dtype)
     expected = stage_macs(model, one).expected(fitted.cascade.share_on)
     if expected >= macs(model, one):
-        note = f"no cascade: none saves anything at a rise of the NLL of at most {MAX_LOSS:g}"
+        note = (
+            f"no cascade is written: none saves time without raising NLL by more than {MAX_LOSS:g}"
+        )
         return state, (note,)
     return with_seen(fitted, val.logits, val.features, first), ()
 

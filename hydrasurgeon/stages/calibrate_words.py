@@ -73,7 +73,7 @@ def reading_of(
         rows = split(outputs, arguments.seed)
         parts = seer(engine.transform), lesson(val), outputs, (rows.fitting, rows.certifying)
         reading, _ = weigh(stored, *parts)
-        return reading, "words: those of the file, for no --fit-data is given"
+        return reading, "the bag-of-words model of the file is kept, as no --fit-data is given"
     about = seer(engine.transform), model.preprocess.get("files_sha256")
     learnt = None if train is None else lesson(train)
     for samples, outputs_of in unlabelled:
@@ -95,13 +95,15 @@ def reading_alone(
 
     wanted, why, learnt = arguments.words, None, None
     if wanted == "first":
-        message = "--words first: saves nothing where the model has answered already"
+        message = "--words first: saves no time, as the model has answered already"
         raise UsageError(message, hint="Give --words beside.")
     if wanted == "off" or (wanted == "auto" and (ids is None or train is None)):
         return None, None
     read = None if train is None else train.read
     if ids is None or (train is not None and (read is None or read.made_of != ids.made_of)):
-        why = "words: require texts in both --predictions and --fit-predictions, or tokens in both"
+        why = (
+            "--words requires texts in both --predictions and --fit-predictions, or tokens in both"
+        )
     if train is not None:
         learnt = Lesson(read.ids if read is not None else [], train.outputs.labels)
     seen, tokenizer = ([], None) if ids is None else (ids.ids, ids.tokenizer)
@@ -135,10 +137,15 @@ def _weighed(
     about = (problem, see, tokenizer, train, val, outputs, parts)
     reading, worth = fit_reading(*about, first=wanted == "first")
     if worth.pays or wanted != "auto":
-        source = "learnt from --unlabelled too" if reading.taught else "better without --unlabelled"
-        return reading, None if train.more is None else f"words: {source}"
+        source = (
+            "also learnt from --unlabelled" if reading.taught else "is better without --unlabelled"
+        )
+        return reading, None if train.more is None else f"the bag-of-words model {source}"
     before, after = worth.without, worth.together
-    return None, f"words: left out, for the NLL is no lower with them ({before:.4f} → {after:.4f})"
+    return (
+        None,
+        f"the bag-of-words model is left out: it does not lower NLL ({before:.4f} → {after:.4f})",
+    )
 
 
 def most_on(
@@ -157,8 +164,8 @@ def most_on(
     model_cost = model_costs[arguments.engine].time if arguments.engine in model_costs else 1.0
     if most <= words:
         raise SurgeryError(
-            f"--budget {arguments.budget}: words alone take time={format_number(words, 2)} on this machine",
-            hint="Allow more than that.",
+            f"--budget {arguments.budget}: the bag-of-words model alone takes time={format_number(words, 2)} on this machine",
+            hint="Give a larger --budget.",
         )
     return min(1.0, (most - words) / model_cost)
 
@@ -197,12 +204,12 @@ def with_words_first(
     cascade, words = fitted.cascade, fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:
-        note = f"words come beside the model and not first: {100 * cascade.share_on:.0f} % of samples would go on"
+        note = f"--words first saves nothing: {100 * cascade.share_on:.0f} % of the rows would go on to the model. The bag-of-words model is averaged with it instead"
         return state, (note,)
     more = "a smaller --max-loss" if most_on is None else "a larger budget"
     advice = more if real_count else f"--ood or {more}"
     notes = tuple(
-        f"words first: {100 * share:.0f} % of perturbed samples stop at words, though unfamiliar to the model; {advice} lets more go on"
+        f"the bag-of-words model answers {100 * share:.0f} % of the perturbed rows that the model calls unfamiliar; {advice} sends more rows to the model"
         for share in (lost(fitted, *outputs) for outputs in foreign[real_count:])
         if share > LOST
     )

@@ -126,7 +126,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         notes += filter(None, [fitted_otherwise(checkpoint, engine)])
         decision = checkpoint.manifest.decision
         if not arguments.cascade and decision and decision.words and decision.words.mode == "first":
-            how = "measured whole; with --cascade as it answers, words first"
+            how = "measured without its cascade; --cascade measures it as deployed"
             notes.append(f"{name}: {how}")
     at = 0 if wanted is None else [row.name for row in rows].index(wanted)
     models = {
@@ -169,7 +169,7 @@ def _opened(arguments: EvaluateOptions) -> tuple[list[Checkpoint], list[TableEnt
         row_name = name or name_of([opened[at] for at in members])
         entries.append(TableEntry(row_name, members))
         if name is not None and [entry.name for entry in entries].count(name) > 1:
-            raise UsageError(f"eval: {name} is there twice", hint="Tell them apart by NAME=CKPT.")
+            raise UsageError(f"eval: {name} occurs twice", hint="Name them: NAME=CKPT.")
     if not (arguments.ensemble and entries):
         return opened, entries
     several = next((entry for entry in entries if entry.is_ensemble), None)
@@ -198,7 +198,7 @@ def _names(
         if not entry.is_ensemble and has_cascade(opened[entry.members[0]])
     ]
     if arguments.cascade and opened and not cascades:
-        message = f"--cascade: {opened[0].name} has no cascade in a decision state"
+        message = f"--cascade: the decision state of {opened[0].name} has no cascade"
         raise CheckpointError(message, hint=CALIBRATE)
     for checkpoint in opened:
         for option in (name for name, is_given in wanted.items() if is_given):

@@ -177,7 +177,7 @@ def _timed(rows: Sequence[Row], timed: SideBySide) -> tuple[list[Row], str | Non
         and row.result.cost.model_copy(update={} if row.timing is None else times[row.timing])
         for row in rows
     ]
-    note = "--time: these models are too large to be held together; `bench` knows no such limit"
+    note = "--time: these models do not fit into memory together; `bench` can measure them"
     done = [row.but(cost=cost) for row, cost in zip(rows, costs, strict=True)]
     return done, note if timed.too_large else None
 

@@ -52,14 +52,14 @@ class Export:
     """Assumptions about the checkpoint."""
 
 
-ALONE = "only hydrasurgeon decides by its state: other clients get the model's own logits"
+ALONE = "only hydrasurgeon uses the decision state; other clients get the model's own logits"
 """Note for a folder whose graph cannot hold the decision state."""
 
-WORDS = "the decision state stays out, for it reads words beside the model: answers are the model's own; -o DIR/ keeps it for predict and serve"
+WORDS = "the graph has no decision state, as that uses a bag-of-words model: its answers are those of the model alone; -o DIR/ keeps the state for predict and serve"
 """Note for an output that cannot hold a bag-of-words model."""
 
 
-PADDED = "its tokenizer pads on the left, where positions would depend on the texts beside; what is written pads on the right"
+PADDED = "its tokenizer pads on the left, so that answers would depend on the other texts of a batch; the exported one pads on the right"
 """Note for a tokenizer whose padding side is changed."""
 
 
@@ -199,7 +199,7 @@ def _place(opened: Checkpoint, arguments: ExportOptions, *, folder: bool) -> Pat
         assert arguments.out is not None
         return claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     if str(arguments.out) == "-":
-        raise UsageError("-o -: a graph is checked as a file", hint="Give -o FILE.")
+        raise UsageError("-o -: export cannot write to stdout", hint="Give -o FILE.")
     target = arguments.out or opened.home.with_name(f"{opened.home.stem}.{arguments.format}")
     return output_file(target, option="-o", force=arguments.force, inputs=arguments.sources)
 
@@ -209,7 +209,7 @@ def _stock(opened: Checkpoint, arguments: ExportOptions) -> Export:
     out = arguments.out or f"{opened.home.with_name(f'{opened.home.stem}-stock')}/"
     path = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
     if path.suffix == SUFFIX:
-        raise UsageError(f"-o {out}: libraries read directories", hint="Give -o DIR/.")
+        raise UsageError(f"-o {out}: --format stock writes a directory", hint="Give -o DIR/.")
     need_classes(opened.manifest, opened.path)
     opened.check_weights()
     from hydrasurgeon.sharing.stock import difference_when_folded, folded

@@ -195,13 +195,13 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         notes.append(material.held_out.note)
         if shared := material.held_out.shared_with(material.samples):
             notes.append(
-                f"--val: {shared:,} of its {len(material.held_out):,} samples are trained on too, and say "
-                "nothing of new ones"
+                f"--val: {shared:,} of its {len(material.held_out):,} rows are training rows too, so its "
+                "results are too good"
             )
     if chosen:
         notes.append(f"trained by the recipe {name}, as no --recipe was given")
     if arguments.resume and not interrupted:
-        notes.append("nothing was left to resume: trained from the beginning")
+        notes.append("there was no interrupted run to resume: trained from the beginning")
     notes += _assumed_orders(material)
     notes += _doubts(trained)
     sets = [samples for samples in (material.samples, material.held_out) if samples is not None]
@@ -332,7 +332,7 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         source = replace(source, checkpoint=opened, manifest=opened.manifest)
     if source.family.named_classes and recipe.classifier == "probe":
         raise UsageError(
-            f"--recipe {arguments.recipe}: the model's classifier follows from class names",
+            f"--recipe {arguments.recipe}: the classifier of this model is computed from class names",
             hint="Give another recipe, or --set classifier=keep.",
         )
     if source.family.named_classes:
@@ -383,9 +383,9 @@ def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
             continue
         logits, record = read_answers(Path(spec), samples)
         if logits.shape[-1] != model.num_classes or material.unlabelled is not None:
-            wrong = "answers for no --unlabelled data"
+            wrong = "does not contain answers for --unlabelled"
             if logits.shape[-1] != model.num_classes:
-                wrong = f"answers in {logits.shape[-1]} classes, the model in {model.num_classes}"
+                wrong = f"has {logits.shape[-1]} classes, the model {model.num_classes}"
             raise SurgeryError(
                 f"--teacher {spec}: {wrong}", hint="Give the checkpoint that answered."
             )

@@ -57,8 +57,8 @@ class Monitored:
         """Raise CheckFailed if the answers drifted."""
         if self.drift.drifted:
             hint = (
-                "Look at recent inputs; what is new in them calls for new data to calibrate or "
-                "train on."
+                "Look at recent inputs: if they have changed, label some of them, and calibrate or "
+                "train on these."
             )
             raise CheckFailed(f"{self.against}: {self.drift.sentence}", hint=hint)
 
@@ -104,8 +104,8 @@ def monitor(arguments: MonitorOptions) -> Monitored:
         state = state.with_look(look, answers.new, labelled)
     notes = []
     if answers.seen is None:
-        alone = "labels alone are counted" if labelled else "this is what earlier looks found"
-        notes.append(f"no answer is new: {alone}")
+        alone = "only labels were counted" if labelled else "these are the results of earlier runs"
+        notes.append(f"there are no new answers: {alone}")
     if arguments.labels is not None and not kept:
         notes.append(f"{arguments.labels}: no label is new, or of a row that was answered")
     if answers.errors:
@@ -167,7 +167,7 @@ class _Reader:
             label, kind, total = _answer(row, where, most, self.problem, self.decision)
             if label not in index:
                 raise DataError(
-                    f"{where}: {visible(label)[:80]} is no class of the checkpoint",
+                    f"{where}: {visible(label)[:80]} is not a class of the checkpoint",
                     hint=HINT,
                 )
             predicted[index[label]] += 1
@@ -192,15 +192,15 @@ class _Reader:
         """
         if not self.watched.promises:
             raise UsageError(
-                "--labels: the checkpoint promises no risk that one label a row could test",
-                hint="Leave them out; calibrate --risk promises such a risk of classes, and of yes and no.",
+                "--labels: the checkpoint has no promise that labels of rows could test",
+                hint="Leave --labels out, or run calibrate --risk on a classifier.",
             )
         names = {harmless(str(label)) for label in self.watched.names}
         truths: dict[str, str] = {}
         new: set[bytes] = set()
         for where, row in read_rows(labels):
             if not isinstance(row, dict) or not {"id", "label"} <= row.keys():
-                raise DataError(f"{where}: holds no id and label", hint=LABELS)
+                raise DataError(f"{where}: has no id and label", hint=LABELS)
             if row["label"] in (None, ""):
                 continue
             name, truth = str(row["id"]), harmless(str(row["label"]))
@@ -208,7 +208,7 @@ class _Reader:
                 truth = YES_NO.get(truth.lower(), truth)
             if truth not in names:
                 raise DataError(
-                    f"{where}: {visible(truth)[:80]} is no class of the checkpoint", hint=LABELS
+                    f"{where}: {visible(truth)[:80]} is not a class of the checkpoint", hint=LABELS
                 )
             digest = hash_of([name, truth])
             if digest in counted:
@@ -229,7 +229,7 @@ class _Reader:
                 continue
             digest = hash_of(row)
             if answered.get(name, digest) != digest:
-                raise DataError(f"{where}: {visible(name)[:80]} is there twice", hint=LABELS)
+                raise DataError(f"{where}: {visible(name)[:80]} occurs twice", hint=LABELS)
             if name in answered:
                 continue
             answered[name] = digest
@@ -242,7 +242,7 @@ class _Reader:
         if left:
             one = visible(min(left))[:80]
             raise DataError(
-                f"{path}: holds no answer to {len(left)} labels, {one} among them", hint=LABELS
+                f"{path}: has no answer for {len(left)} labels, such as {one}", hint=LABELS
             )
         return {promise: (count, broken[promise]) for promise, count in rows.items()}
 
@@ -264,7 +264,7 @@ def _answer(
     kind of file it stands in.
     """
     if not isinstance(row, dict):
-        raise DataError(f"{where}: is no answer of a calibrated checkpoint", hint=HINT)
+        raise DataError(f"{where}: is not an answer of a calibrated checkpoint", hint=HINT)
     named = _Row(row)
     try:
         label, total = problem.counted(decision, named), problem.unsure(named)

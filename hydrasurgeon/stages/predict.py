@@ -132,7 +132,7 @@ def predict(arguments: PredictOptions) -> Predicted:
             np.savez(file, embeddings=rows_read, ids=np.array(ids, dtype=str))
     notes = source.notes
     if model is not None and model.progress.kept:
-        notes += (f"{model.progress.kept:,} rows were there already, of an interrupted command",)
+        notes += (f"{model.progress.kept:,} rows were answered before, by an interrupted command",)
     if cut:
         texts, were = ("texts", "were") if cut > 1 else ("text", "was")
         limit = f"{source.max_tokens:,} tokens"
@@ -140,7 +140,7 @@ def predict(arguments: PredictOptions) -> Predicted:
     ordered = np.sort(hashes)  # np.unique imports numpy.ma
     repeated = int((ordered[1:] == ordered[:-1]).sum())
     if repeated:
-        notes += (f"{repeated:,} of {len(hashes):,} rows have the id of another row",)
+        notes += (f"{repeated:,} of {len(hashes):,} rows share an id with another row",)
     return Predicted(place, len(hashes), dict(sorted(counts.items())), cut, notes, returned)
 
 
@@ -439,7 +439,7 @@ def _opened(arguments: PredictOptions, place: Path | None) -> _Source:
     if arguments.embeddings is not None:
         need_feature(model.problem, "--embeddings", opened.name, UsageError)
         if arguments.engine not in ("auto", "torch") or model.in_stages(arguments.cascade):
-            message = "--embeddings: all members are read, by PyTorch"
+            message = "--embeddings requires PyTorch and all members"
             raise UsageError(message, hint="Leave --engine out, and give --no-cascade.")
     notes_of_model = [opened.note, fitted_otherwise(opened, engine), *model.notes]
     if model.state is None:

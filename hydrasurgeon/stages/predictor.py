@@ -103,7 +103,7 @@ class Predictor:
         engine, options = self._engine, self.options
         listed, has_id = isinstance(table, list | tuple), False
         if not (listed or isinstance(table, Mapping) or hasattr(table, "columns")):
-            message = f"{WHERE}: is no table but a {type(table).__name__}"
+            message = f"{WHERE}: is not a table but a {type(table).__name__}"
             hint = "Give a dict of columns, a frame, a pyarrow table, or a list."
             raise DataError(message, hint=hint)
         samples: Samples

@@ -104,14 +104,14 @@ def prune(arguments: PruneOptions) -> Pruned:
     repaired = _repaired(opened, cut, samples, arguments, notes)
     if repaired and arguments.compensate is None:
         notes.append(
-            "the output projections were refitted by least squares, which the paper does not do: "
-            "--compensate none leaves them as they are"
+            "the output projections were refitted by least squares, unlike in the paper; "
+            "--compensate none turns this off"
         )
     if repaired and samples is not None:
         fitted = known.record(samples)
         data = (*(record for record in data if record.sha256 != fitted.sha256), fitted)
     elif samples is None and arguments.compensate is None and key and criterion(key).needs_data:
-        notes.insert(0, "nothing was refitted: give --data D to repair what stays by least squares")
+        notes.insert(0, "the kept heads were not refitted: --data D repairs them by least squares")
     uses = ["torch", opened.manifest.model.family] if repaired else []
     uses += ["tokenizers"] if trimmed is not None else []
     args = {**arguments.recorded(), "method": arguments.method if key is None else str(key)}
@@ -166,7 +166,7 @@ def _repaired(
     except SurgeryError as error:
         if arguments.compensate is not None:
             raise
-        notes.append(f"nothing was refitted: {error.message}")
+        notes.append(f"the kept heads were not refitted: {error.message}")
         return {}
 
 
@@ -177,7 +177,7 @@ def _opened(arguments: PruneOptions) -> tuple[Single, ScoreKey | None, Samples |
     named = any(getattr(arguments, name) is not None for name in AMOUNTS)
     if not (arguments.cuts or arguments.vocabulary):
         hint = "Give --neurons SHARE, --keep K, --remove N, --sample N/P, --mask FILE or --vocabulary D."
-        raise UsageError("prune: no number of heads or neurons", hint=hint)
+        raise UsageError("prune: the number of heads or neurons is missing", hint=hint)
     method, data, repairs = arguments.method, arguments.data, arguments.repairs
     check_keep(method, arguments.keep)
     opened = undecided(open_single(arguments.checkpoint, arch=arguments.arch))
@@ -252,8 +252,8 @@ def _chosen(
         amount["even"] = True
     if str(key) == "taylor" and arguments.keep is not None and decided is None:
         notes.append(
-            "these taylor scores compare all heads of the unpruned model; the paper prunes a layer "
-            f"before it scores the next: score --keep {arguments.keep}, or give prune --data D"
+            "these taylor scores are of the unpruned model; to score layer by layer, as the paper does, "
+            f"use score --keep {arguments.keep} or prune --data D"
         )
     kept, more = chooser(key)(manifest, score, **amount)
     return kept, [*notes, *more]

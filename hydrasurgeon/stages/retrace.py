@@ -65,10 +65,12 @@ def retraced(checkpoint: Checkpoint) -> str:
     """
     where, steps = checkpoint.name, checkpoint.manifest.history
     if not steps:
-        raise ManifestError(f"{where}: has no history", hint="Only files that we made have one.")
+        raise ManifestError(
+            f"{where}: has no history", hint="Only files that hydrasurgeon wrote have one."
+        )
     check = history_check(checkpoint.manifest)
     if check.holds is False:
-        raise ManifestError(f"{where}: its history is not whole: {check.detail}")
+        raise ManifestError(f"{where}: its history is incomplete: {check.detail}")
     every = _linked(steps)
     every[-1].output.name = checkpoint.path.name
     needed = {every[-1].output}
@@ -82,7 +84,7 @@ def retraced(checkpoint: Checkpoint) -> str:
             fresh = count == 0 and start.startswith(FRESH) and start.isprintable()
             fresh = fresh and command == "finetune"
             if not fresh and ((count < 2) if command == "fuse" else (count != 1)):
-                raise ManifestError(f"{where}: its history's {command} read {count} files")
+                raise ManifestError(f"{where}: its history says that {command} read {count} files")
             runs.insert(0, run)
             run.output.of_step = True
             needed |= {*run.inputs}

@@ -119,18 +119,21 @@ def _opened(arguments: ServeOptions) -> Models:
         name = opened.path.name.removesuffix(".safetensors").removesuffix(".onnx")
         name = name if match is None else match[1]
         if name in models:
-            raise UsageError(f"{name}: is there twice", hint="Tell them apart by NAME=CKPT.")
+            raise UsageError(f"{name}: occurs twice", hint="Name them: NAME=CKPT.")
         models[name] = opened
     if not models:
         raise UsageError("CKPT is required")
     if len(models) > 1 and arguments.answers is not None:
         raise UsageError(
-            "--answers: keeps what one model answers, for `monitor`",
+            "--answers is for one model only, as `monitor` compares one",
             hint="Serve one checkpoint, or leave it out.",
         )
     for name, opened in models.items():
         if len(models) > 1 and kind_read(opened.manifest) != "text":
-            raise UsageError(f"{name}: reads images", hint="Of several, each must read texts.")
+            raise UsageError(
+                f"{name}: reads images",
+                hint="Several checkpoints can be served only if all read texts.",
+            )
     return models
 
 

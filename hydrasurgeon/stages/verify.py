@@ -53,7 +53,7 @@ class Verification:
         more = f", nor do {len(rest)} more" if rest else ""
         raise CheckFailed(
             f"{self.path}: {first.name} does not hold ({first.detail}){more}",
-            hint="Do not rely on it before you know why.",
+            hint="Do not use the file until you know why.",
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -51,10 +51,10 @@ def quantile(scores: Scores, coverage: float) -> float:
     rank = _rank(len(scores), coverage)
     if rank > len(scores):
         raise DataError(
-            f"{len(scores)} samples cannot promise a coverage of {coverage:g}",
+            f"{len(scores)} rows are too few to certify a coverage of {coverage:g}",
             hint=(
-                f"It takes at least {samples_needed(coverage)} that certify, which two thirds of the "
-                "validation data do."
+                f"Give at least {samples_needed(coverage)} rows that certify; two thirds of the "
+                "validation rows do."
             ),
         )
     return float(np.partition(scores, rank - 1)[rank - 1])

@@ -103,9 +103,9 @@ def check_stock(opened: Single, manifest: SingleManifest, *, hint: str) -> None:
     if opened.family.stock_sizes(manifest) is not None:
         return
     cut = [*manifest.kept.values(), *(manifest.kept_neurons or {}).values()]
-    reason = f"{opened.family.name} has no class with such a number of heads or neurons"
+    reason = f"{opened.family.name} cannot load a model with this number of heads or neurons"
     if manifest.model.pooling not in (None, OF_WORDS):
-        reason = f"its classifier reads pooled tokens, for which {opened.family.name} has no class"
+        reason = f"its classifier reads pooled tokens, which {opened.family.name} cannot load"
     elif any(even(rows) is None for rows in cut):
         reason = "its layers keep different numbers of heads or neurons"
     raise SurgeryError(f"{opened.name}: {reason}", hint=hint)

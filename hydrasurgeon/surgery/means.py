@@ -115,18 +115,18 @@ def check_common_start(models: Sequence[Single], names: Collection[str], option:
         fit = all(_shape(other, name) == _shape(first, name) for name in matrices)
         if not fit or any(other.kept[g][layer] != first.kept[g][layer] for g, layer in places):
             raise SurgeryError(
-                f"{option}: {first.name} and {other.name} differ in heads, neurons or sizes of what "
+                f"{option}: {first.name} and {other.name} differ in the heads, neurons or sizes that "
                 "would be averaged",
-                hint="Prune their mean, or behind the mean trunk (prune --layers).",
+                hint="Prune their mean instead, or only the layers behind the mean trunk (prune --layers).",
             )
     for part in PARTS:
         some = [name for name in matrices if kinds[name].part == part]
         distance = spread(models, some)
         if distance > FAR:
             raise SurgeryError(
-                f"{option}: their {part} weights lie {100 * distance:.0f} % of its norm from their "
-                "mean, as those of separate trainings do",
-                hint="Their mean is like none of them: fuse them into a hydra.",
+                f"{option}: their {part} weights differ from their mean by {100 * distance:.0f} % of its "
+                "norm, as in models that were trained separately",
+                hint="The mean of such models is useless: fuse them into a hydra.",
             )
 
 

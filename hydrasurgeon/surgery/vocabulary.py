@@ -90,7 +90,7 @@ def trim(opened: Single, arguments: PruneOptions) -> Trimmed:
             changed += 1
         elif not np.array_equal(new[ids], now):
             raise SurgeryError(
-                f"{opened.path}: its tokenizer makes other tokens of a text whose tokens all stay",
+                f"{opened.path}: its tokenizer would split texts differently after trimming",
                 hint="Its vocabulary cannot be trimmed.",
             )
     # Of the first texts those with a token that no other has, or that is gone.
@@ -113,7 +113,7 @@ def _texts(samples: Samples, *, skip: bool) -> Iterator[Any]:
     """Yield the texts of a set, pairs as pairs."""
     if samples.kind != "text":
         raise DataError(
-            f"{samples.spec}: holds no texts", hint="Give --vocabulary the texts of TRAIN."
+            f"{samples.spec}: holds no texts", hint="Give --vocabulary the training texts."
         )
     for i in range(len(samples)):
         try:

@@ -175,7 +175,7 @@ def open_teacher(
     ) != (model.labels or theirs.labels):
         raise SurgeryError(
             f"--teacher {spec}: answers in {_classes(theirs)}, the model in {_classes(model)}",
-            hint="Teachers have the classes of what they teach, in its order.",
+            hint="Give teachers with the same classes in the same order.",
         )
     texts = {theirs.inputs, model.inputs} - {None}
     if theirs.preprocess != model.preprocess or dict(opened.files) != dict(files) or len(texts) > 1:

@@ -220,7 +220,7 @@ def check_selection(start: Mapping[str, float], recipe: Recipe) -> None:
     """Refuse to choose epochs by a figure that the task does not have."""
     if len(start) > 1 and recipe.select == "accuracy" and "val_accuracy" not in start:
         raise UsageError(
-            "--select accuracy: is for labels; this task is measured by its loss",
+            "--select accuracy is not possible for this task, which has no accuracy",
             hint="Leave it out.",
         )
 
@@ -327,7 +327,7 @@ def _steps(training: Training, accelerator: Any) -> tuple[int, int]:
     per_epoch, total = recipe.steps_of(batches)
     if batches < recipe.accumulate and total:
         raise UsageError(
-            f"finetune: a step accumulates {recipe.accumulate} batches, the data has {batches}",
+            f"finetune: accumulate={recipe.accumulate} needs as many batches, but the data has {batches}",
             hint="Give more data, or --set accumulate=1 or a smaller --batch-size.",
         )
     return per_epoch, total
@@ -340,10 +340,10 @@ def _accelerator(device: str, dtype: str, tracking: Tracking | None) -> Any:
     precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
     able = [name for name in precision if name != "float16" or torch.cuda.is_available()]
     if dtype not in able:
-        raise UsageError(f"--dtype {dtype}: training on this machine knows {', '.join(able)}")
+        raise UsageError(f"--dtype {dtype}: training on this machine supports {', '.join(able)}")
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise UsageError(
-            "finetune: every process holds the whole model, and FSDP would split it",
+            "finetune does not support FSDP: every process needs the whole model",
             hint="Launch it without --use_fsdp.",
         )
     # The state is process-wide and remembers the first precision it was asked for.
@@ -368,7 +368,7 @@ def _optimizer(model: nn.Module, training: Training, on: torch.device) -> torch.
             decay /= pace
         paced.setdefault((pace, decay), []).append(parameter)
     if not paced:
-        raise UsageError("finetune: nothing is left to train", hint="Freeze less.")
+        raise UsageError("finetune: all parameters are frozen", hint="Freeze less.")
     groups = [
         {"params": parameters, "weight_decay": decay, "pace": pace}
         for (pace, decay), parameters in paced.items()

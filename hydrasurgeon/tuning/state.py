@@ -131,7 +131,7 @@ class TrainingState(Resumable):
             arrays = {name: file.read(name) for name in file.infos}
             texts = dict(file.metadata)
             if texts.pop("format", None) != "pt":
-                raise ValueError("it does not say what a state says")
+                raise ValueError("it is incomplete")
             digests = {name: digest(array) for name, array in arrays.items()}
             recorded = self.position(texts, weights_sha256(file.infos, digests), most=MAX_TEXT)
             position = TrainingPosition.model_validate(recorded)

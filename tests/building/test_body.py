@@ -78,13 +78,13 @@ WRONG = {
         "val",
         "cell",
         "row 0 has the class 'cell', which --data lacks",
-        "Leave such rows out, or move some of them to --data.",
+        "Delete such rows, or move some of them to --data.",
     ),
     "blanks in VAL": (
         "val",
         "alarm ",
         "row 0 has the class 'alarm ', which --data lacks; it differs only in blanks from 'alarm'",
-        "Write them alike.",
+        "Spell them alike.",
     ),
     "blanks in TRAIN": ("train", "alarm ", "differ only in blanks", "Write them alike"),
 }
@@ -150,9 +150,9 @@ def test_rows_of_train_in_val_are_said_first(place: Place) -> None:
     with pytest.raises(Ran):
         place.build(progress=progress)
     assert told[0].startswith("note: --val ")
-    assert "samples are in --data" in told[0]
+    assert "rows are in --data" in told[0]
     write(place.val, rows(2) + rows(1)[:20])
-    with pytest.raises(DataError, match=r"--val .*: 25 % of these samples are in --data"):
+    with pytest.raises(DataError, match=r"--val .*: 25 % of these rows are in --data"):
         place.build()
 
 

@@ -98,7 +98,7 @@ def test_two_parts_are_all_rows(limit: int | None, tmp_path: Path) -> None:
     assert sorted([*rows_of(first), *rows_of(rest)]) == sorted(rows_of(whole))
     assert rows_of(part_of(whole, "0-33")) == rows_of(first)
     for wrong in ("33", "50-20", "0-101", "a-b"):
-        with pytest.raises(UsageError, match="is no part"):
+        with pytest.raises(UsageError, match="is not a part of a data set"):
             open_data(f"{spec}#part,{wrong}")
 
 
@@ -151,7 +151,7 @@ def test_what_is_built_abstains(here: Place, capsys: pytest.CaptureFixture[str])
     certifying = open_data("val.csv#part,33-100")
     assert known.certifying(certifying, history) == (certifying, [])
     (note,) = known.certifying(open_data("val.csv#part,0-33"), history)[1]
-    assert "198 of its 198 samples" in note
+    assert "198 of its 198 rows" in note
     (seen,) = hs.evaluate("chosen", data="test.csv", device="cpu").report.results
     assert seen.id.wrong is not None
     assert seen.id.wrong <= 0.2
@@ -204,8 +204,8 @@ def fewer(rows: int) -> Callable[[Place], str]:
 @pytest.mark.parametrize(
     ("rows", "more", "says"),
     [
-        (55, ["--risk", "0.2"], "has 55 samples, of which 18 choose and 37 certify"),
-        (55, ["--coverage", "0.8"], "has 55 samples, of which 18 choose and 37 certify"),
+        (55, ["--risk", "0.2"], "has 55 rows, of which 18 choose and 37 certify"),
+        (55, ["--coverage", "0.8"], "has 55 rows, of which 18 choose and 37 certify"),
         (90, ["--risk", "0.01"], "the smallest risk that can be promised is"),
     ],
 )

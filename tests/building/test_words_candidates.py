@@ -95,7 +95,7 @@ def test_a_budget_chooses_the_threshold(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(SurgeryError, match=r"words alone take time=0\.05"):
+    with pytest.raises(SurgeryError, match=r"bag-of-words model alone takes time=0\.05"):
         calibrated(place, tmp_path / "first", budget="time=0.04")
     with pytest.raises(UsageError, match="--budget requires --words first"):
         hs.calibrate(
@@ -106,7 +106,7 @@ def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Pat
             calibrated(place, tmp_path / "first", budget=wrong)
     done = calibrated(place, tmp_path / "beside", budget="time=3", ood_score="msp")
     assert (done.decision.words.mode, done.decision.cascade) == ("beside", None)
-    assert any("words come beside the model and not first" in note for note in done.notes)
+    assert any("--words first saves nothing" in note for note in done.notes)
 
 
 @pytest.mark.slow
@@ -114,15 +114,15 @@ def test_invented_samples_take_nothing_from_a_budget(place: Path, tmp_path: Path
     """What of perturbed texts stops at words is told; the same texts as OOD data must go on."""
     budget, given = "time=0.06", tmp_path / "ood.jsonl"
     done = calibrated(place, tmp_path / "first", budget=budget)
-    (note,) = [note for note in done.notes if "perturbed samples stop at words" in note]
+    (note,) = [note for note in done.notes if "perturbed rows that the model calls" in note]
     val = Perturbed(open_data(str(place / "val.csv")), 0)
     first, off = hs.load(tmp_path / "first", device="cpu"), hs.load(place / "off", device="cpu")
     rows = [val.read(i) for i in range(len(val))]
     stops = np.asarray(first.decide(rows).members_run) == 0
     lost = 100 * (stops & np.asarray(off.decide(rows).unfamiliar)).mean()
-    assert note.startswith(f"words first: {lost:.0f} % of perturbed samples")
+    assert note.startswith(f"the bag-of-words model answers {lost:.0f} % of the perturbed rows")
     given.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    with pytest.raises(SurgeryError, match=r"of samples go on"):
+    with pytest.raises(SurgeryError, match=r"of the rows must go on"):
         calibrated(place, tmp_path / "other", budget=budget, ood=[str(given)])
 
 
@@ -141,9 +141,9 @@ def test_invented_samples_count_only_where_no_ood_is_given(place: Path, tmp_path
     stops = np.asarray(first.decide(rows).members_run) == 0
     lost = 100 * (stops & np.asarray(off.decide(rows).unfamiliar)).mean()
     assert given.decision.ood.score == decided(place / "off").ood.score
-    (note,) = [note for note in given.notes if "perturbed samples stop at words" in note]
-    assert note.startswith(f"words first: {lost:.0f} % of perturbed samples")
-    assert note.endswith("a smaller --max-loss lets more go on")
+    (note,) = [note for note in given.notes if "perturbed rows that the model calls" in note]
+    assert note.startswith(f"the bag-of-words model answers {lost:.0f} % of the perturbed rows")
+    assert note.endswith("a smaller --max-loss sends more rows to the model")
     careful = calibrated(place, tmp_path / "careful", max_loss=1e-6, ood=ood)
     assert careful.decision.cascade.share_on > 0
 

@@ -59,7 +59,7 @@ def test_a_foreign_name_is_refused_before_anything_is_written(
         lambda: hs.prune(bert, method="random", keep=1, out=f"{tmp_path}/out/"),
         lambda: hs.evaluate([bert], data=FAMILIES["BERT"].data(tmp_path)),
     ):
-        with pytest.raises(CheckpointError, match="no companion") as refused:
+        with pytest.raises(CheckpointError, match="does not belong to") as refused:
             use()
         assert refused.value.exit_code == 3
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "data.jsonl"])
@@ -67,19 +67,19 @@ def test_a_foreign_name_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "../victim"])
 def test_families_without_companions_carry_none(tiny: Callable[..., Path], name: str) -> None:
-    with pytest.raises(CheckpointError, match="no companion of a timm model"):
+    with pytest.raises(CheckpointError, match="does not belong to a timm model"):
         open_checkpoint(with_files(tiny(), {name: "x"}))
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "not a record of texts"),
-        ({"tokenizer.json": 1}, "not a record of texts"),
-        ({"tokenizer.json": {"a": "b"}}, "not a record of texts"),
+        ([], "not a JSON object of texts"),
+        ({"tokenizer.json": 1}, "not a JSON object of texts"),
+        ({"tokenizer.json": {"a": "b"}}, "not a JSON object of texts"),
         ("", "is empty"),
         ("{", "is not JSON"),
-        ('{"vocab.txt": "a", "vocab.txt": "b"}', "there twice"),
+        ('{"vocab.txt": "a", "vocab.txt": "b"}', "occurs twice"),
         ('{"vocab.txt": "\\ud800"}', "lone surrogate"),
         ("[" * 100_000, "nested more than 32 deep"),
     ],
@@ -112,7 +112,7 @@ def test_names_of_ours_are_on_no_familys_list(tmp_path: Path) -> None:
         companions = family_of(opened.manifest.model).companions(ours)
         assert set(companions) <= {"preprocessor_config.json"}
         for each in sorted(ours - set(companions)):
-            with pytest.raises(CheckpointError, match="no companion"):
+            with pytest.raises(CheckpointError, match="does not belong to"):
                 texts_beside(opened.manifest, {each: "attack"})
 
 

@@ -119,13 +119,13 @@ def test_scores_of_a_bare_file_are_written_beside_it(
     before = (tmp_path / "vit.safetensors").read_bytes()
     line = ["score", "vit", "--method", "magnitude"]
     assert run(line) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "written into vit.heads.json"
+    assert capsys.readouterr().out.splitlines()[0] == "vit.heads.json: magnitude scores written"
     assert (tmp_path / "vit.safetensors").read_bytes() == before
     assert run([*line, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert (made["path"], made["written"]) == ("vit.safetensors", "vit.heads.json")
     assert run(["score", "vit", "--method", "random", "-o", "copy"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "written into copy.safetensors"
+    assert capsys.readouterr().out.splitlines()[0] == "copy.safetensors: random scores written"
 
 
 @pytest.mark.parametrize("name", ["prune", "fuse", "predict"])

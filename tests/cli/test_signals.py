@@ -249,7 +249,7 @@ def test_a_prediction_goes_on_by_the_same_command(
         assert printed(done, "go on") == [*line.split(), "a.csv"]
     repeated = struck(tmp_path, 0, "the sixth answer", line=f"{line} a.csv")
     assert repeated.returncode == 0, repeated.stderr
-    assert "16 rows were there already" in repeated.stderr
+    assert "16 rows were answered before" in repeated.stderr
     assert struck(tmp_path, 0, "the sixth answer", line=f"{line} whole.csv").returncode == 0
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not [*tmp_path.glob(".*.unfinished")]

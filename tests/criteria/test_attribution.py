@@ -74,7 +74,7 @@ def test_heads_that_samples_do_not_run_through(tiny: MAKE, data: tuple[str, str]
     problem = problem_of(tiny(), *data)
     other = replace(problem, candidates=(*problem.candidates, Head("text", 0, 0)))
     with pytest.raises(
-        SurgeryError, match=r"--search attribution: samples do not run through tower text"
+        SurgeryError, match=r"--search attribution: no data runs through tower text"
     ) as caught:
         Attribution(other)
     assert "--tower vision" in str(caught.value.hint)

@@ -102,7 +102,7 @@ def test_prune_says_which_taylor_it_is(tiny: MAKE, images: SPEC, tmp_path: Path)
     about = {"method": "taylor", "keep": 2, "compensate": "none"}
     hs.score(path, method="taylor", data=data)
     at_once = hs.prune(path, **about, out=tmp_path / "once.safetensors")
-    assert any("score --keep 2, or give prune --data D" in note for note in at_once.notes)
+    assert any("score --keep 2 or prune --data D" in note for note in at_once.notes)
     by_data = hs.prune(path, **about, data=data, out=tmp_path / "data.safetensors")
     hs.score(path, method="taylor", keep=2, data=data)
     by_score = hs.prune(path, **about, out=tmp_path / "score.safetensors")

@@ -81,7 +81,7 @@ def test_messages_name_what_is_there(there: Path) -> None:
         "other.csv": "needs a column image or text (found: review, stars)",
         "other.csv#text,reviw": "--columns text=reviw: other.csv#text,reviw has no such column (did you mean review?)",
         "*r*.csv": "its files have other columns (found: review, stars; found: text, stars)",
-        "o*.*": "several files must all be tables, or all images",
+        "o*.*": "several files must be either all tables or all images",
         "x*.csv": "no file matches",
     }.items():
         with pytest.raises(DataError) as caught:
@@ -132,7 +132,7 @@ def test_ids_and_columns_of_answers(there: Path) -> None:
     )
     options = {"data": "a.jsonl", "keep_columns": "\uff1dcmd"}
     done = hs.predict("bert", **options, out="o.csv")
-    assert "2 of 4 rows have the id of another row" in done.notes
+    assert "2 of 4 rows share an id with another row" in done.notes
     head, row, *_ = csv.reader((there / "o.csv").read_text(encoding="utf-8").splitlines())
     assert "'\uff1dcmd" in head
     assert "'\uff1d1+1" in row

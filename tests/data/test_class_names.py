@@ -81,7 +81,7 @@ def test_one_side_has_names(tmp_path: Path) -> None:
     assert words.classes == NAMES
     assert (
         words.note
-        == "classes of b.npz, in this order, taken as the model's 0…4: ant, bee, cat, dog, eel"
+        == "the classes of b.npz are taken as the model's 0…4, in this order: ant, bee, cat, dog, eel"
     )
     with pytest.raises(DataError, match="has 3 classes, the model has 5"):
         fit_classes(open_data(npz(tmp_path / "c.npz", NAMES[:3], [0, 2])), named(None))
@@ -136,7 +136,7 @@ def test_data_that_names_the_classes_is_opened_once(
 
 def test_a_name_that_the_model_has_twice(tmp_path: Path) -> None:
     crane = ("crane", "crane", "cat", "dog", "eel")
-    with pytest.raises(DataError, match="more than one class crane"):
+    with pytest.raises(DataError, match="several classes named crane"):
         fit_classes(open_data(npz(tmp_path / "d.npz", ["crane", "cat"], [0, 1])), named(crane))
     same = fit_classes(open_data(npz(tmp_path / "e.npz", crane, [1])), named(crane))
     assert same.labels is not None

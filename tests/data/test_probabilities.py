@@ -180,7 +180,7 @@ def test_columns_that_are_no_probabilities_of_the_labels(tmp_path: Path) -> None
     alone = open_data(foreign, model=MODEL)
     assert alone.written is not None
     assert alone.written.chances is None
-    assert "p.raw, …: not read, for the label bad has no such column" in (alone.note or "")
+    assert "the columns p.raw, … are not read, as the label bad has none" in (alone.note or "")
     wrong = table(tmp_path / "w.jsonl", [{"label": "bad", "p.bad": 0.2, "p.good": 0.3}] * 4)
     assert len(open_data(wrong)) == 4  # where nothing asks for labels
     with pytest.raises(DataError, match=r"sum to 0\.5") as refused:

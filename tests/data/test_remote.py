@@ -82,7 +82,7 @@ def test_patterns_and_folders_are_all_their_files(memory: Any) -> None:
     [
         ("memory://none.parquet", "memory://none.parquet: no such data"),
         ("memory://set/*.parquet", "no such data"),
-        ("memory://picture.png", "picture.png is no table"),
+        ("memory://picture.png", "picture.png is not a table"),
         ("memory://damaged.parquet", "not a readable .parquet file"),
         ("zzz://a/b.parquet", "cannot be reached .*zzz"),
         ("http://127.0.0.1:9/a.parquet", "cannot be"),

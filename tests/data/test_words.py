@@ -107,12 +107,10 @@ def test_tags_become_the_models_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 0: the model has no class B-LOC"):
         fit_classes(open_data(spec), model(("O", "B-PER", "I-PER")))
     single = open_data(lines(tmp_path / "one.jsonl", [{"text": "a", "label": "b"}]))
-    with pytest.raises(DataError, match="where a tag for each word is due"):
+    with pytest.raises(DataError, match="expected a tag for each word"):
         fit_classes(single, model())
     many = model().model_copy(update={"problem": "multi_label", "pooling": None})
-    with pytest.raises(
-        DataError, match="row 0 has a tag for each word, where a list of labels is due"
-    ):
+    with pytest.raises(DataError, match="row 0 has a tag for each word, expected a list of labels"):
         fit_classes(open_data(spec), many)
 
 
@@ -139,7 +137,7 @@ def test_entities_take_whole_words(tmp_path: Path) -> None:
         ({"tokens": ["a", "b"], "tags": ["O"]}, "row 1 has 2 tokens and 1 tags"),
         ({"tokens": ["a"], "tags": "O"}, "row 1 has 1 tokens and no list of tags"),
         ({"tokens": ["a"], "tags": ["PER"]}, "row 1 has the tag 'PER'"),
-        ({"tokens": "ab", "tags": ["O"]}, "row 1 holds ab, no list of words"),
+        ({"tokens": "ab", "tags": ["O"]}, "row 1 holds ab, which is not a list of words"),
     ],
 )
 def test_tags_that_do_not_fit_name_their_row(
@@ -157,10 +155,10 @@ def test_tags_that_do_not_fit_name_their_row(
         ("\U0001f469\u200d\U0001f680 x", [(0, 1)], "1 lies within a character"),
         ("ab\u0939\u093f", [(3, 4)], "3 lies within a character"),
         ("abcd\U0001f44d\U0001f3fd", [(5, 6)], "5 lies within a character"),
-        ("Anna", [(2, 9)], "from 2 to 9 in 4 characters"),
+        ("Anna", [(2, 9)], "from 2 to 9, but the text has 4 characters"),
         ("Anna", [(2, 2)], "from 2 to 2"),
         ("Anna Bell", [(0, 6), (5, 9)], "overlap"),
-        ("Anna", [("0", 4)], "is no entity"),
+        ("Anna", [("0", 4)], "is not an entity"),
     ],
 )
 def test_entities_that_cannot_be_name_their_row(
@@ -241,8 +239,8 @@ def test_numbers_are_tags_of_the_model(tmp_path: Path) -> None:
         new_problem(spec, samples.written, None)
     fitted = fit_classes(samples, model())
     assert (np.asarray(fitted.labels).tolist(), fitted.classes) == ([[3, 0], [4, -1]], NAMES)
-    assert "in its order: 0 is O, 4 is I-PER" in (fitted.note or "")
-    with pytest.raises(DataError, match="row 1 has label 4, it has classes 0-3"):
+    assert "classes: 0 is O, 4 is I-PER" in (fitted.note or "")
+    with pytest.raises(DataError, match="row 1 has label 4, but the data has classes 0-3"):
         fit_classes(samples, model(NAMES[:4]))
 
 

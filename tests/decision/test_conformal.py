@@ -53,7 +53,9 @@ def test_the_threshold_is_the_order_statistic() -> None:
     # ⌈10 · 0.5⌉ = 5th smallest of 1 − p: 0.1 … 0.9
     assert fit_conformal(p, y, coverage=0.5).threshold == pytest.approx(0.5)
     assert fit_conformal(p, y, coverage=0.9).threshold == pytest.approx(0.9)
-    with pytest.raises(DataError, match=r"9 samples cannot promise a coverage of 0\.91") as caught:
+    with pytest.raises(
+        DataError, match=r"9 rows are too few to certify a coverage of 0\.91"
+    ) as caught:
         fit_conformal(p, y, coverage=0.91)
     assert "at least 11" in str(caught.value.hint)
 

@@ -125,6 +125,7 @@ def test_a_note_says_whether_copies_made_thresholds_stricter() -> None:
     options = promise(risk=0.2, ood_score="msp")
     _, notes = fit_state(repeating(1000, random), options, Grounds())
     (note,) = (note for note in notes if "copies" in note)
-    assert "copies within these 1,000 samples (stricter with them: " in note
+    assert "of these 1,000 rows are copies" in note
+    assert "(stricter with them: " in note
     _, notes = fit_state(copied(700, 1, random), options, Grounds())
     assert not any("copies" in note for note in notes)

@@ -116,7 +116,7 @@ def test_few_ood_samples_choose_nothing(tmp_path: Path) -> None:
     few, enough = calibrated(19), calibrated(20)
     assert few.decision.ood.chosen_by == "default"
     assert few.decision.ood.auroc == {}
-    assert any("19 OOD samples choose nothing" in note for note in few.notes)
+    assert any("19 OOD samples are too few" in note for note in few.notes)
     assert enough.decision.ood.chosen_by == "ood"
     assert set(enough.decision.ood.auroc) >= {"msp", "entropy"}
 

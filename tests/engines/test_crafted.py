@@ -156,7 +156,7 @@ def test_metadata_that_is_no_text(
     path.write_bytes(sealed(content.replace(*NOT_TEXT)))
     data = ["--data", "data.npz"] if command == "predict" else []
     assert run([command, "ready.onnx", *data, "--quiet"]) == 3
-    assert "is no graph" in capsys.readouterr().err
+    assert "is not an ONNX graph" in capsys.readouterr().err
 
 
 def test_what_is_cut_off_is_no_graph(folder: Path) -> None:

@@ -196,6 +196,6 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     bias = next(each for each in other.graph.initializer if each.name.endswith("classifier.bias"))
     bias.raw_data = bytes(reversed(bias.raw_data))
     path.write_bytes(other.SerializeToString())
-    with pytest.raises(Disagreement, match="is another graph than `export` wrote") as refused:
+    with pytest.raises(Disagreement, match="is not the graph that `export` wrote") as refused:
         open_graph(path)
     assert refused.value.exit_code == 3

@@ -63,7 +63,7 @@ def test_a_hydra_with_a_cascade_and_a_score_of_features(tmp_path: Path) -> None:
     check_alike(rows(ready, data, engine="onnx"), whole)
     graph = export(ready, out=tmp_path / "x.onnx").path
     check_alike(rows(graph, data), whole)
-    with pytest.raises(UsageError, match="--cascade: in this engine"):
+    with pytest.raises(UsageError, match="has no cascade in this engine"):
         rows(ready, data, engine="onnx", cascade=True)
 
 
@@ -82,11 +82,11 @@ def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     other = tmp_path / "other.onnx"
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     onnx.save(model, other)
-    with pytest.raises(CheckpointError, match="is no graph that `export` wrote") as refused:
+    with pytest.raises(CheckpointError, match="is not a graph that `export` wrote") as refused:
         rows(other, data)
     assert refused.value.exit_code == 3
     other.write_bytes(b"no graph")
-    with pytest.raises(CheckpointError, match="is no graph"):
+    with pytest.raises(CheckpointError, match="is not an ONNX graph"):
         rows(other, data)
     with pytest.raises(CheckpointError, match="cannot be read"):
         rows(tmp_path / "absent.onnx", data)

@@ -357,7 +357,7 @@ def test_what_is_in_the_folder_belongs_together(made: Made, tmp_path: Path) -> N
     assert "belongs to another graph" in done.stderr
     inspected = bare("inspect", str(graph))
     assert inspected.returncode == 3
-    assert "holds a graph, and no weights" in inspected.stderr
+    assert "holds a graph but no weights" in inspected.stderr
 
 
 def manifest(graph: Path, change: Callable[[str], str], entry: str = "manifest") -> None:

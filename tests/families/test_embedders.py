@@ -192,5 +192,5 @@ def test_a_vision_model_pools_by_itself(tmp_path: Path) -> None:
     FAMILIES["ViT"].write(tmp_path / "source")
     manifest = open_checkpoint(tmp_path / "source").manifest
     model = manifest.model.model_copy(update={"pooling": Pooling(mode="mean")})
-    with pytest.raises(ManifestError, match=r"reads otherwise"):
+    with pytest.raises(ManifestError, match=r"does not fit"):
         family_of(model).check(model, manifest.towers, "d")

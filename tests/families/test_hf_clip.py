@@ -86,7 +86,7 @@ def test_the_config_that_the_library_takes_of_two() -> None:
     """Files of version 4 may say it twice."""
     raw = OLD | {"vision_config_dict": {"num_hidden_layers": 3, "patch_size": 16}}
     assert flat(raw, "here")["num_hidden_layers"] == 3
-    with pytest.raises(CheckpointError, match="vision_config: is not a record"):
+    with pytest.raises(CheckpointError, match="vision_config: is not a JSON object"):
         flat(OLD | {"vision_config": [1]}, "here")
 
 

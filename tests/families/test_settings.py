@@ -101,11 +101,11 @@ CONTRADICTIONS = [
     ),
     ("BERT", {"model__config__num_attention_heads": 2}, r"towers\.text\.heads is 4"),
     ("BERT", {"model__config__hidden_size": 30}, "dim 30 is not a multiple of 4 heads"),
-    ("BERT", {"model__config__model_type": "roberta"}, "is no classifier of type 'roberta'"),
+    ("BERT", {"model__config__model_type": "roberta"}, "is not a classifier of type 'roberta'"),
     (
         "BERT",
         {"model__arch": "RobertaForSequenceClassification"},
-        "is no classifier of type 'bert'",
+        "is not a classifier of type 'bert'",
     ),
     ("BERT", {"model__preprocess__max_length": 33}, "33 tokens, the model has positions for 32"),
     ("BERT", {"model__config__pad_token_id": 14}, "pad_token_id 14 is none of 14 words"),

@@ -168,7 +168,7 @@ TEXTS = {
     "null": (b"null", "format None"),
     "half": (MEMBER_TEXT[:-20], "not JSON"),
     "UTF-16": (MEMBER_TEXT.decode().encode("utf-16"), "not UTF-8"),
-    "a key twice": (MEMBER_TEXT.replace(b'"kind"', b'"kind": "hydra", "kind"'), "there twice"),
+    "a key twice": (MEMBER_TEXT.replace(b'"kind"', b'"kind": "hydra", "kind"'), "occurs twice"),
     "deep": (b"[" * 100_000, "nested more than 32"),
     "large": (b'"' + b" " * (17 << 20) + b'"', "is too large"),
 }

@@ -73,7 +73,9 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
         }
         for option, error in refusals.items():
             more: dict[str, Any] = {option: True} if option else {}
-            with pytest.raises(error, match=r"t\.training.*is no state of an interrupted training"):
+            with pytest.raises(
+                error, match=r"t\.training.*is not the state of an interrupted training"
+            ):
                 hs.finetune(path, data=data, recipe="demo", set=SHORT, out=tmp_path / "t", **more)
         assert trained.read_bytes() == before
         assert not (tmp_path / "t.safetensors").exists()
@@ -90,9 +92,9 @@ def test_a_file_that_is_called_like_a_state_stays(tiny: MAKE, images: SPEC, tmp_
             {FORMAT: "others.state/1", "identity": "", "position": "", "sha256": ""},
             "its format is 'others.state/1'",
         ),
-        ({FORMAT: "kept.state/2"}, "it does not say what a state says"),
-        ({FORMAT: 2}, "it does not"),
-        ([], "it does not"),
+        ({FORMAT: "kept.state/2"}, "it is incomplete"),
+        ({FORMAT: 2}, "it is incomplete"),
+        ([], "it is incomplete"),
     ],
 )
 def test_a_state_that_is_none(says: Any, words: str, tmp_path: Path) -> None:
@@ -132,5 +134,5 @@ def test_resuming_nothing_says_so(tiny: MAKE, images: SPEC, tmp_path: Path) -> N
     tuned = hs.finetune(
         tiny(), data=images(), recipe="demo", set=SHORT, out=tmp_path / "t", resume=True
     )
-    assert tuned.notes == ("nothing was left to resume: trained from the beginning",)
+    assert tuned.notes == ("there was no interrupted run to resume: trained from the beginning",)
     assert open_checkpoint(tuned.path).manifest.history[-1].command == "finetune"

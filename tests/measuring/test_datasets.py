@@ -69,7 +69,7 @@ def test_names_of_data_sets(tmp_path: Path) -> None:
         ("b", "x/y.npz"),
         ("k=v", str(odd)),
     ]
-    with pytest.raises(UsageError, match="val is there twice"):
+    with pytest.raises(UsageError, match="val occurs twice"):
         labelled_sets(["a/val", "b/val"], None)
     with pytest.raises(UsageError, match="data is given already"):
         labelled_sets(["a=x", "b=y"], ["data", "c=names.txt"])

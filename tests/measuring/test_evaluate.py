@@ -98,7 +98,7 @@ def test_what_is_no_ensemble(
         (["m0+gone"], 3, "gone: no such checkpoint"),
         (["m0+"], 3, "'' is not a checkpoint's path"),
         (["m0+m1", "m2", "--ensemble"], 2, "--ensemble: m0 + m1 is an ensemble already"),
-        (["a=m0", "a=m1"], 2, "eval: a is there twice"),
+        (["a=m0", "a=m1"], 2, "eval: a occurs twice"),
         (["m0+m1", "--json", "m1.safetensors", "--force"], 2, "is an input of this command"),
         (["m0+m1", "m2", "--predictions", "p"], 2, "--predictions holds one model's logits"),
     ):
@@ -196,7 +196,7 @@ def test_the_table_says_what_it_counts_and_times(
     tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["eval", str(tiny()), "--data", images(rows=10), "--quiet"]
-    convention = "In the last layer only tokens that the classifier reads count; --json has both."
+    convention = "MACs of the last layer are counted for the tokens that the classifier reads."
     assert run(line) == 0
     plain = capsys.readouterr().out
     assert convention in plain.splitlines()
@@ -204,7 +204,7 @@ def test_the_table_says_what_it_counts_and_times(
     assert run([*line, "--time"]) == 0
     timed = capsys.readouterr().out
     assert " ms" in timed
-    assert "Time is that of a batch of 10 samples." in timed.splitlines()
+    assert "Times are those of a batch of 10 samples." in timed.splitlines()
     assert run([*line, "--assert", "cost.latency_ms<1e9"]) == 2
     assert "no time was measured" in capsys.readouterr().err
     assert run([*line, "--time", "--assert", "cost.latency_ms<1e9"]) == 0

@@ -143,7 +143,7 @@ MISTAKES: list[tuple[str, Tensors | dict[str, None], str]] = [
     ),
     ("an OOD set that is not there", {"ood.a.logits": None}, "tensor ood.a.logits is missing"),
     ("a name that moves the cursor", {"ood.\x1b[2J.logits": torch.randn(4, 2, 3)}, "is not a name"),
-    ("a name of blanks", {"ood. .logits": torch.randn(4, 2, 3)}, "is no name of a set"),
+    ("a name of blanks", {"ood. .logits": torch.randn(4, 2, 3)}, "is not a name of a set"),
 ]
 
 
@@ -168,11 +168,11 @@ DESCRIPTIONS: list[tuple[str, Any, str]] = [
     ("no record", [], "valid dictionary"),
     ("not JSON", "{", "is not JSON"),
     ("nested beyond reason", "[" * 100_000, "nested more than"),
-    ("a key twice", '{"name": "a", "name": "b"}', "there twice"),
+    ("a key twice", '{"name": "a", "name": "b"}', "occurs twice"),
     ("NaN", '{"cost": {"params": NaN, "macs": 1}}', "is not JSON"),
-    ("a name of two lines", {"name": "a\nb"}, "is no name"),
-    ("no name at all", {"name": ""}, "is no name"),
-    ("a name without end", {"name": "x" * 100_000}, "is no name"),
+    ("a name of two lines", {"name": "a\nb"}, "is not a valid name"),
+    ("no name at all", {"name": ""}, "is not a valid name"),
+    ("a name without end", {"name": "x" * 100_000}, "is not a valid name"),
     ("a kind that is a number", {"kind": 3}, "valid string"),
     ("OOD sets as a record", {"ood": {"a": "near"}}, "valid list"),
     ("a group of its own", {"ood": [["a", "middle"]]}, "'near' or 'far'"),
@@ -187,7 +187,7 @@ DESCRIPTIONS: list[tuple[str, Any, str]] = [
     (
         "a decision of other labels",
         {"decision": {**DECISION, "labels": {"temperatures": [1, 1], "thresholds": [0.5, 0.5]}}},
-        "its decision is of other than 3 labels",
+        "its decision is not for 3 labels",
     ),
 ]
 

@@ -119,8 +119,8 @@ def test_scores_are_columns_beside_functions_of_the_logits(tmp_path: Path) -> No
             r"scores\.vilu holds values that are not finite",
         ),
         ({"ood__a__scores__vilu": torch.full((30,), float("inf"))}, "not finite"),
-        ({"scores__  ": torch.zeros(40)}, "no name of a score"),
-        ({"ood__  __scores__v": torch.zeros(4)}, "no name of a set"),
+        ({"scores__  ": torch.zeros(40)}, "not a name of a score"),
+        ({"ood__  __scores__v": torch.zeros(4)}, "not a name of a set"),
         ({"logits": None}, "tensor logits is missing"),
     ],
 )

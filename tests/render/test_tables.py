@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hydrasurgeon.measuring.results import COST
-from hydrasurgeon.render.tables import show_table
+from hydrasurgeon.render.console import show_wrapped
+from hydrasurgeon.render.tables import bounded, show_table
 from hydrasurgeon.report.columns import columns
 
 
@@ -54,3 +55,26 @@ def test_costs_have_as_many_decimals_in_each_row(
 ) -> None:
     (column,) = columns(COST[1:2], [type("Cost", (), {"macs": value}) for value in values])
     assert [cell.text for cell in column.cells] == shown
+
+
+@pytest.mark.parametrize(
+    ("difference", "printed"),
+    [
+        (0.0, "0"),
+        (1.7e-6, "less than 0.00001"),
+        (0.00057, "less than 0.001"),
+        (0.0044, "0.0044"),
+        (0.33, "0.33"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_small_differences_are_bounds_without_exponents(difference: float, printed: str) -> None:
+    assert bounded(difference) == printed
+
+
+def test_sentences_wrap_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    show_wrapped("a sentence of many words " * 10)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()) == ("a sentence of many words " * 10).strip()

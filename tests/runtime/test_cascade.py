@@ -155,9 +155,9 @@ def test_without_a_cascade_there_is_none(tmp_path: Path) -> None:
     inputs = VIT.inputs(2, torch.float64)
     for given in (None, made_state()):
         model.state = given
-        with pytest.raises(CheckpointError, match="no cascade in a decision state"):
+        with pytest.raises(CheckpointError, match="its decision state has no cascade"):
             model.predict(inputs, cascade=True)
-    with pytest.raises(CheckpointError, match="no cascade in a decision state"):
+    with pytest.raises(CheckpointError, match="its decision state has no cascade"):
         model.decide(inputs, cascade=True)
 
 

@@ -82,9 +82,9 @@ def test_pictures_of_a_table(tmp_path: Path) -> None:
     [
         (pandas.DataFrame({"question": TEXTS}), "needs a column image or text"),
         ({"input_ids": [[1, 2]]}, "needs a column image or text"),
-        ({"text": "one"}, "the column text is no list"),
+        ({"text": "one"}, "the column text is not a list"),
         ({"text": ["a", "b"], "ticket": [1]}, "not equally long"),
-        (pandas.DataFrame(TEXTS), "their names are no texts"),
+        (pandas.DataFrame(TEXTS), "their names are not texts"),
         (pandas.DataFrame({"text": ["a", None]}), "row 1 has no text"),
         (pandas.DataFrame({"text": ["a", pandas.NA]}), "row 1 has no text"),
         (pandas.DataFrame({"text": TEXTS}).to_numpy(), "row 0 holds ndarray, not text"),

@@ -163,11 +163,11 @@ WRONG: list[tuple[Any, int, str]] = [
     ({"state": " ", "questions": QUESTIONS}, 422, "state: the text is missing"),
     ({"state": {"text": "a", "text_pair": 1}, "questions": QUESTIONS}, 422, "its text_pair"),
     ({"state": "a" * 20_001, "questions": QUESTIONS}, 413, "20,000 characters"),
-    ({"state": "a", "questions": {}}, 422, "questions: is no object"),
-    ({"state": "a", "questions": [CHOICE]}, 422, "questions: is no object"),
+    ({"state": "a", "questions": {}}, 422, "questions: is not an object"),
+    ({"state": "a", "questions": [CHOICE]}, 422, "questions: is not an object"),
     ({"state": "a", "questions": dict.fromkeys(map(str, range(257)), NOUL)}, 413, "at most 256"),
     ({"state": "a", "questions": QUESTIONS, "model": "jev"}, 404, "no model 'jev'; here is 'team'"),
-    ({"state": "a", "questions": QUESTIONS, "model": 1}, 422, "model: is no name"),
+    ({"state": "a", "questions": QUESTIONS, "model": 1}, 422, "model: is not a name"),
     ({"state": "a", "questions": {"x": CHOICE}}, 422, "'x': which of the models"),
     ({"state": "a", "questions": QUESTIONS, "assets": {"p": {}}}, 422, "assets: pictures"),
 ]
@@ -176,9 +176,9 @@ ASKED: list[tuple[str, Any, str]] = [
     ("team", {"type": "essay"}, "its type is none of"),
     ("team", {"type": "box"}, "box: pictures are not read"),
     ("team", {**CHOICE, "instructions": 3}, "its instructions are neither"),
-    ("team", {"type": "choice"}, "no object of option"),
-    ("team", {"type": "choice", "criteria": ["0", "1"]}, "no object of option"),
-    ("team", {"type": "choice", "criteria": {"0": 1, "1": None}}, "no object of option"),
+    ("team", {"type": "choice"}, "not an object of option"),
+    ("team", {"type": "choice", "criteria": ["0", "1"]}, "not an object of option"),
+    ("team", {"type": "choice", "criteria": {"0": 1, "1": None}}, "not an object of option"),
     ("team", {"type": "choice", "criteria": {"0": None}}, "1 options; from 2 to 255"),
     (
         "team",
@@ -193,7 +193,7 @@ ASKED: list[tuple[str, Any, str]] = [
     ("team", {"type": "score", "criteria": "0"}, "no list of levels, each a text"),
     ("team", {"type": "score", "criteria": [{}, "0"]}, "no list of levels, each a text"),
     ("team", {"type": "score", "criteria": [*map(str, range(11))]}, "11 levels; from 2 to 10"),
-    ("team", {"type": "score", "criteria": ["0", "0"]}, "a level is there twice"),
+    ("team", {"type": "score", "criteria": ["0", "0"]}, "a level occurs twice"),
     ("team", {"type": "score", "criteria": ["low", "1"]}, "was not trained on 'low'"),
     ("team", NOUL, "team cannot answer a noul; ask choice or score"),
     ("one", CHOICE, "one cannot answer a choice; ask noul"),
@@ -279,7 +279,7 @@ def test_probabilities_that_are_no_numbers_are_the_servers_fault() -> None:
 
     model = Model("m", {"logit": "number"}, [], "2026-01-01")
     body = json.dumps({"state": "a", "questions": {"q": NOUL}}).encode()
-    with pytest.raises(ValueError, match="its probabilities are no numbers"):
+    with pytest.raises(ValueError, match="its probabilities are not numbers"):
         asked_of({"m": model}, body, 8).reply([{"probability": math.nan}])
 
 
@@ -387,8 +387,8 @@ def test_what_several_models_cannot(models: dict[str, Path], tmp_path: Path) -> 
     FAMILIES["timm ViT"].write(vit)
     team, one = str(models["team"]), str(models["one"])
     for checkpoints, options, says in (
-        ((team, team), {}, "ready: is there twice"),
-        ((team, one), {"answers": tmp_path / "a.jsonl"}, "--answers: keeps what one model"),
+        ((team, team), {}, "ready: occurs twice"),
+        ((team, one), {"answers": tmp_path / "a.jsonl"}, "--answers is for one model only"),
         ((team, str(vit)), {}, "vit: reads images"),
     ):
         with pytest.raises(UsageError, match=says):

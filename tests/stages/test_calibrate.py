@@ -253,7 +253,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = {key: np.concatenate([np.load(data)[key], more[key]]) for key in ("images", "labels")}
     np.savez(tmp_path / "both.npz", **both)
     with pytest.raises(
-        DataError, match=r"--data val.npz: 100 % of these samples are in --fit-data both.npz too"
+        DataError, match=r"--data val.npz: 100 % of these rows are in --fit-data both.npz too"
     ):
         hs.calibrate(source, fit_data=str(tmp_path / "both.npz"), ood_score="rmds", **target)
     with monkeypatch.context() as patched:  # refused before a sample is run
@@ -262,12 +262,12 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             DataError, match="120 rows cannot promise it, even if no answer is wrong"
         ):
             hs.calibrate(source, risk=0.01, ood_score="msp", **target)
-        with pytest.raises(DataError, match="cannot promise a coverage"):
+        with pytest.raises(DataError, match="too few to certify a coverage"):
             hs.calibrate(source, coverage=0.999, ood_score="msp", **target)
-        with pytest.raises(DataError, match="are too few for a threshold"):
+        with pytest.raises(DataError, match="are too few for --id-flagged"):
             hs.calibrate(source, id_flagged=0.001, ood_score="msp", **target)
     notes = hs.calibrate(source, ood_score="msp", **target).notes
-    assert [note for note in notes if "calibrated on 120 samples, of which 80 certify" in note]
+    assert [note for note in notes if "120 validation rows are few (80 certify)" in note]
     target["out"] = tmp_path / "other.safetensors"
     with pytest.raises(UsageError, match="has one"):
         hs.calibrate(source, ood_score="mi", **target)

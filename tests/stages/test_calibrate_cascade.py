@@ -107,7 +107,7 @@ def test_where_nothing_is_saved_there_is_none(made: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("hydrasurgeon.decision.cascade_fit.MAX_LOSS", -10.0)
     done = hs.calibrate(hydra, data=data, cascade=True, out=folder / "none", **HOW)
     assert done.decision.cascade is None
-    assert any(note.startswith("no cascade: none saves anything") for note in done.notes)
+    assert any(note.startswith("no cascade is written: none saves time") for note in done.notes)
     with pytest.raises(CheckpointError, match="has no cascade"):
         hs.predict(done.path, data=data, cascade=True, out=folder / "p.jsonl")
     with pytest.raises(UsageError, match="--cascade requires several members"):

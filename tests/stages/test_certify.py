@@ -103,7 +103,7 @@ def test_what_cannot_certify(place: Path, tmp_path: Path) -> None:
         calibrated(place, tmp_path / "c", "fit", "fit")
     lines = (place / "fit.csv").read_text().splitlines()
     (tmp_path / "few.csv").write_text("\n".join(lines[:9]))
-    with pytest.raises(DataError, match="8 samples are too few to fit anything"):
+    with pytest.raises(DataError, match="8 rows are too few to fit a decision state"):
         calibrated(place, tmp_path / "c", str(tmp_path / "few"), "held")
     with pytest.raises(DataError, match=r"--risk 0\.01: 450 rows cannot promise it"):
         calibrated(place, tmp_path / "c", "fit", "held", risk=0.01)

@@ -86,7 +86,7 @@ def test_more_than_a_tenth_is_refused(
     command += ["--fit-predictions", str(paths["train"]), "-o", str(tmp_path / "d.safetensors")]
     assert run(command) == 5
     said = " ".join(capsys.readouterr().err.split())
-    assert f"{100 * share:.0f} % of these samples are in --fit-predictions train.npz too" in said
+    assert f"{100 * share:.0f} % of these rows are in --fit-predictions train.npz too" in said
     assert not (tmp_path / "d.safetensors").exists()
 
 
@@ -115,12 +115,12 @@ def test_features_tell_rows(shared: int, noise: float, tmp_path: Path) -> None:
         "out": tmp_path / "d.safetensors",
     }
     if shared == 60:
-        with pytest.raises(DataError, match=r"val\.npz: 50 % of these samples are in --fit-pred"):
+        with pytest.raises(DataError, match=r"val\.npz: 50 % of these rows are in --fit-pred"):
             hs.calibrate(**about)
         return
     done = hs.calibrate(**about)
     assert done.decision.fitted + done.decision.certified == 120 - shared
-    note = "val.npz: 6 of its 120 samples are in --fit-predictions train.npz too, and are left out"
+    note = "val.npz: 6 of its 120 rows are in --fit-predictions train.npz too, and are left out"
     assert (note in done.notes) == (shared > 0)
     kept = read_outputs(tmp_path / "val.npz", labelled=True)
     assert len(kept) == 120

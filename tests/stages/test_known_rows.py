@@ -69,25 +69,25 @@ def calibrated(model: Path, tmp_path: Path, rows: list[tuple[str, int]], **more:
 def test_copies_promise_no_more_than_what_they_are_of(trained: Path, tmp_path: Path) -> None:
     once = texts(24, 5)
     for rows in (once, once * 4):
-        with pytest.raises(DataError, match="too few for a threshold") as refused:
+        with pytest.raises(DataError, match="too few for --id-flagged") as refused:
             calibrated(trained, tmp_path, rows)
-        assert refused.value.message.startswith("16 samples")
+        assert refused.value.message.startswith("16 rows")
     # A third of the texts fits, and of the copies, but for copies of texts that certify.
     done = calibrated(trained, tmp_path, texts(60, 5) + texts(20, 5))
     assert 20 <= done.decision.fitted <= 26
     assert done.decision.certified == 54
-    told = "thresholds hold with and without the 20 copies within these 80 samples"
+    told = "20 of these 80 rows are copies of others; the promises hold with and without them"
     assert any(note.startswith(told) for note in done.notes)
 
 
 def test_what_it_was_trained_on_certifies_nothing(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="100 % of these samples trained the model"):
+    with pytest.raises(DataError, match="100 % of these rows trained the model"):
         calibrated(trained, tmp_path, texts(60, 1))
     done = calibrated(trained, tmp_path, texts(6, 1) + texts(94, 7))
     assert done.decision.fitted + done.decision.certified == 94
-    assert any("6 of its 100 samples trained the model" in note for note in done.notes)
+    assert any("6 of its 100 rows trained the model" in note for note in done.notes)
     done = calibrated(trained, tmp_path, texts(30, 2) + texts(60, 8))
-    assert any("30 of its 90 samples chose" in note for note in done.notes)
+    assert any("30 of its 90 rows chose" in note for note in done.notes)
 
 
 def test_surgery_keeps_what_was_seen_and_eval_says_it(trained: Path, tmp_path: Path) -> None:
@@ -96,11 +96,11 @@ def test_surgery_keeps_what_was_seen_and_eval_says_it(trained: Path, tmp_path: P
         for keep in (1, 2)
     ]
     hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors").path
-    with pytest.raises(DataError, match="100 % of these samples trained the model"):
+    with pytest.raises(DataError, match="100 % of these rows trained the model"):
         calibrated(hydra, tmp_path, texts(60, 1))
     data = written(tmp_path / "some.csv", texts(5, 1) + texts(15, 9))
     notes = hs.evaluate(hydra, data=data, device="cpu").notes
-    assert any("trained on 5 of these 20 samples" in note for note in notes)
+    assert any("trained on 5 of these 20 rows" in note for note in notes)
 
 
 @pytest.mark.usefixtures("labels_need_not_fit")
@@ -110,13 +110,13 @@ def test_scores_and_repairs_record_their_rows(tmp_path: Path) -> None:
     out = tmp_path / "s.safetensors"
     scored = hs.score(tmp_path / "source", method="taylor", data=data, out=out, device="cpu").path
     done = calibrated(scored, tmp_path, texts(60, 1) + texts(30, 3))
-    assert any("60 of its 90 samples chose the model's heads" in note for note in done.notes)
+    assert any("60 of its 90 rows chose the model's heads" in note for note in done.notes)
     plain = hs.prune(scored, method="taylor", keep=2, out=tmp_path / "plain.safetensors").path
     again = calibrated(plain, tmp_path, texts(60, 1) + texts(30, 3))
-    assert any("60 of its 90 samples chose the model's heads" in note for note in again.notes)
+    assert any("60 of its 90 rows chose the model's heads" in note for note in again.notes)
     fitted = {"data": data, "device": "cpu", "out": tmp_path / "refitted.safetensors"}
     refitted = hs.prune(scored, method="taylor", keep=2, **fitted).path
-    with pytest.raises(DataError, match="67 % of these samples trained the model"):
+    with pytest.raises(DataError, match="67 % of these rows trained the model"):
         calibrated(refitted, tmp_path, texts(60, 1) + texts(30, 3))
 
 
@@ -130,9 +130,9 @@ def test_what_fitted_a_decision_state_is_said_while_it_decides(
     done = hs.calibrate(trained, data=val, out=out, device="cpu", **fitted)
     data = written(tmp_path / "some.csv", texts(5, 4) + texts(15, 9))
     notes = hs.evaluate(done.path, data=data, device="cpu").notes
-    assert any("trained on 5 of these 20 samples" in note for note in notes)
+    assert any("trained on 5 of these 20 rows" in note for note in notes)
     # Words that stay have learnt from them; a state without is made anew.
-    with pytest.raises(DataError, match="100 % of these samples trained the model"):
+    with pytest.raises(DataError, match="100 % of these rows trained the model"):
         calibrated(done.path, tmp_path, texts(90, 4))
     again = calibrated(done.path, tmp_path, texts(90, 4), words="off")
     assert not any("trained" in note for note in again.notes)
@@ -153,12 +153,12 @@ def test_rows_of_fit_data_certify_nothing(trained: Path, tmp_path: Path, words: 
     val, fit = shared_files(tmp_path, 5)
     done = hs.calibrate(trained, data=val, fit_data=fit, out=out, **about)
     assert done.decision.fitted + done.decision.certified == 95
-    assert f"--data {val}: 5 of its 100 samples are in --fit-data {fit} too, and are left out" in (
+    assert f"--data {val}: 5 of its 100 rows are in --fit-data {fit} too, and are left out" in (
         note.replace("v.csv", val).replace("f.csv", fit) for note in done.notes
     )
     for count in (30, 80):
         val, fit = shared_files(tmp_path, count)
-        with pytest.raises(DataError, match=f"{count} % of these samples are in --fit-data"):
+        with pytest.raises(DataError, match=f"{count} % of these rows are in --fit-data"):
             hs.calibrate(trained, data=val, fit_data=fit, out=out, **about)
 
 
@@ -169,7 +169,7 @@ def test_more_than_a_tenth_by_the_command_line(
     files = ["--data", val, "--fit-data", fit, "-o", str(tmp_path / "c.safetensors")]
     assert run(["calibrate", str(trained), *files]) == 5
     said = " ".join(capsys.readouterr().err.split())
-    assert "11 % of these samples are in --fit-data" in said
+    assert "11 % of these rows are in --fit-data" in said
     assert not (tmp_path / "c.safetensors").exists()
 
 
@@ -179,7 +179,7 @@ def test_a_tenth_is_of_all_that_was_fitted_on(trained: Path, tmp_path: Path) -> 
     fit = written(tmp_path / "f.csv", texts(6, 1) + texts(8, 7) + texts(60, 12))
     done = calibrated(trained, tmp_path, texts(4, 1) + texts(5, 7) + texts(91, 8), fit_data=fit)
     assert done.decision.fitted + done.decision.certified == 91
-    with pytest.raises(DataError, match="14 % of these samples trained the model or are in"):
+    with pytest.raises(DataError, match="14 % of these rows trained the model or are in"):
         calibrated(trained, tmp_path, texts(6, 1) + texts(8, 7) + texts(86, 8), fit_data=fit)
 
 
@@ -194,13 +194,13 @@ def test_unlabelled_rows_of_val_are_not_learnt_from(trained: Path, tmp_path: Pat
         assert done.decision.fitted + done.decision.certified == count
         record = done.manifest.history[-1].data[-1]
         assert record.rows == 30
-    assert any("100 of its 130 samples are in --data" in note for note in done.notes)
-    with pytest.raises(DataError, match="all of its 100 samples are in --data"):
+    assert any("100 of its 130 rows are in --data" in note for note in done.notes)
+    with pytest.raises(DataError, match="all of its 100 rows are in --data"):
         calibrated(trained, tmp_path, rows, unlabelled=written(tmp_path / "u.csv", rows), **fit)
     place = tmp_path / "again"
     place.mkdir()
     again = calibrated(done.path, place, texts(20, 13) + texts(60, 14))
-    assert any("20 of its 80 samples taught the bag-of-words model" in n for n in again.notes)
+    assert any("20 of its 80 rows taught the bag-of-words model" in n for n in again.notes)
     assert again.decision.fitted + again.decision.certified == 80
 
 

@@ -53,11 +53,13 @@ def test_exit_codes_and_what_is_said(
         shutil.copy(ready / f"{name}.jsonl", tmp_path)
     against = ["--against", str(ready / "c.safetensors")]
     assert run(["monitor", str(tmp_path / "same.jsonl"), *against]) == 0
-    assert "no drift shown" in capsys.readouterr().out
+    assert "no drift (" in capsys.readouterr().out
     state = tmp_path / "same.jsonl.state.json"
     before = state.read_bytes()
     assert run(["monitor", str(tmp_path / "same.jsonl"), *against]) == 0
-    assert "no answer is new: this is what earlier looks found" in capsys.readouterr().err
+    assert (
+        "there are no new answers: these are the results of earlier runs" in capsys.readouterr().err
+    )
     assert state.read_bytes() == before
     command = ["monitor", str(tmp_path / "noise.jsonl"), *against, "--state", str(state)]
     for _ in range(2):
@@ -121,7 +123,7 @@ def test_a_state_of_an_older_version_is_compared_by_what_it_has(
         ),
         (
             '{"id": 1, "label": "cat", "total": 0.1, "unfamiliar": false}\n',
-            "line 1: cat is no class of the checkpoint",
+            "line 1: cat is not a class of the checkpoint",
         ),
         (
             '{"label": 0, "total": -5.0, "unfamiliar": false, "answer": "abstain"}\n',
@@ -131,7 +133,7 @@ def test_a_state_of_an_older_version_is_compared_by_what_it_has(
             '{"label": 0, "total": 1e308, "unfamiliar": false}\n' * 3,
             "line 1: a total uncertainty of 1e+308",
         ),
-        ("3\n", "line 1: is no answer of a calibrated checkpoint"),
+        ("3\n", "line 1: is not an answer of a calibrated checkpoint"),
     ],
 )
 def test_what_is_no_file_of_answers(
@@ -195,7 +197,7 @@ def test_labels_show_a_broken_promise(
     result = monitor(
         ready / "same.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
     )
-    assert result.notes == ("no answer is new: labels alone are counted",)
+    assert result.notes == ("there are no new answers: only labels were counted",)
     again = monitor(
         ready / "same.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
     )
@@ -223,10 +225,10 @@ def test_labels_show_a_broken_promise(
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        ("id,label\n0,9\n", "line 2: 9 is no class of the checkpoint"),
-        ("id,truth\n0,1\n", "line 2: holds no id and label"),
+        ("id,label\n0,9\n", "line 2: 9 is not a class of the checkpoint"),
+        ("id,truth\n0,1\n", "line 2: has no id and label"),
         ("id,label\n0,1\n0,1\n", "line 3: 0 has a label twice"),
-        ("id,label\n0,1\nx,1\n", "holds no answer to 1 labels, x among them"),
+        ("id,label\n0,1\nx,1\n", "has no answer for 1 labels, such as x"),
     ],
 )
 def test_labels_that_do_not_fit_lose_nothing(
@@ -266,9 +268,14 @@ def older(text: str) -> str:
         (another, "0.01", 5, "was changed since monitor wrote it"),
         (edited_by_hand, "0.01", 5, "was changed since monitor wrote it"),
         (older, "0.01", 5, "format: Input should be 'hydrasurgeon.monitor/2'"),
-        (lambda text: "3", "0.01", 5, "is no state of monitor, or damaged"),
-        (lambda text: '{"format": "x"}', "0.01", 5, "is no state of monitor, or damaged"),
-        (str, "0.05", 2, "was begun with --alpha 0.01, which holds for all its looks"),
+        (lambda text: "3", "0.01", 5, "is not a state file of monitor, or is damaged"),
+        (
+            lambda text: '{"format": "x"}',
+            "0.01",
+            5,
+            "is not a state file of monitor, or is damaged",
+        ),
+        (str, "0.05", 2, "was started with --alpha 0.01, which cannot be changed"),
     ],
 )
 def test_a_state_that_cannot_be_used_stays_as_it_is(
@@ -306,4 +313,4 @@ def test_a_state_belongs_to_a_checkpoint_and_keeps_its_alpha(
     (tmp_path / "l.csv").write_text("id,label\n0,1\n")
     labels = ["--labels", str(tmp_path / "l.csv"), "--state", str(tmp_path / "other.json")]
     assert run([*line, *labels]) == 2
-    assert "the checkpoint promises no risk" in capsys.readouterr().err
+    assert "the checkpoint has no promise that labels" in capsys.readouterr().err

@@ -243,7 +243,7 @@ def test_anyones_regressor_gets_intervals(ending: str, tmp_path: Path) -> None:
     odd = drawn(60, "odd", shift=8.0, labelled=False)
     out = tmp_path / "decision.safetensors"
     done = hs.calibrate(predictions=val, ood_predictions=[odd], out=out)
-    assert "intervals that hold the truth in 90 % of cases" in [*decision_lines(done.decision)]
+    assert "intervals hold the truth in 90 % of cases" in [*decision_lines(done.decision)]
     assert done.decision.ood.score in ("mds", "maha++", "residual", "knn")
     rows = list(hs.predict(decision=out, predictions=test))
     held = [row["low"] <= y <= row["high"] for row, y in zip(rows, truth["test"], strict=True)]

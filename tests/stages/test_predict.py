@@ -145,7 +145,7 @@ def test_a_repeated_run_goes_on_to_the_same_bytes(
     assert not Path(out).exists()
     done = hs.predict(source, out=out, **options)
     assert asked.batches == batches - 4
-    assert f"{16} rows were there already, of an interrupted command" in done.notes
+    assert f"{16} rows were answered before, by an interrupted command" in done.notes
     assert not [*ready.glob(".*")]
     asked.batches = 0
     fresh = hs.predict(source, out=f"{ready}/{names[1]}", **options)
@@ -202,7 +202,7 @@ def test_answers_of_other_work_are_not_taken(
     assert (texts / ".a.jsonl.unfinished").is_dir()
     options |= change(texts)
     done = hs.predict(texts / "bert", out=texts / "a.jsonl", **options)
-    assert not any("were there already" in note for note in done.notes)
+    assert not any("were answered before" in note for note in done.notes)
     hs.predict(texts / "bert", out=texts / "fresh.jsonl", **options)
     assert (texts / "a.jsonl").read_bytes() == (texts / "fresh.jsonl").read_bytes()
     assert not (texts / ".a.jsonl.unfinished").exists()
@@ -241,7 +241,7 @@ def test_rows_that_could_not_be_read_are_kept_for_who_leaves_them_out(
         hs.predict(texts / "bert", **options)
     done = hs.predict(texts / "bert", skip_bad=True, **options)
     assert done.answers["error"] == 1
-    assert "24 rows were there already, of an interrupted command" in done.notes
+    assert "24 rows were answered before, by an interrupted command" in done.notes
 
 
 def test_a_few_rows_leave_nothing_beside_the_output(

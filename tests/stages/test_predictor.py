@@ -145,7 +145,7 @@ def test_onnx_answers_as_torch_does(model: Path, expected: list[dict[str, Any]])
         ({"id": [1]}, "the table: needs a column image or text"),
         ({"text": [1.5]}, "row 0"),
         ({"text": ["a", "b"], "id": [1]}, "columns are not equally long"),
-        (3, "the table: is no table"),
+        (3, "the table: is not a table"),
     ],
 )
 def test_mistakes(model: Path, table: Any, message: str) -> None:

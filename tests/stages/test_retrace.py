@@ -89,7 +89,7 @@ def changed(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> Pat
         ({"args": {"method": "random\nrm -rf ~"}}, "control characters"),
         ({"args": {"out": "/etc/passwd"}}, "is not an option"),
         ({"args": {"trunk_cache": "off"}}, "is not an option"),
-        ({"command": "rm"}, "history is not whole|cannot be done again"),
+        ({"command": "rm"}, "history is incomplete|cannot be repeated"),
     ],
 )
 def test_a_hostile_history_becomes_no_script(

@@ -59,7 +59,7 @@ def test_entities_stand_in_their_text(
     assert same(answers, expected)
     assert [*answers[0]] == ["id", "x", "entities", "ood_score", "unfamiliar"]
     assert [row["id"] for row in answers] == ["t0", "t1", "t2", "t3"]
-    with pytest.raises(UsageError, match="--embeddings: is for models that choose one class"):
+    with pytest.raises(UsageError, match="--embeddings is only for models that choose one class"):
         hs.predict(tagger, data=data, device="cpu", embeddings=tmp_path / "read.npz")
     assert answers.answers == {"answered": 4}
     first = expected[0][0]["text"]

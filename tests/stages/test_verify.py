@@ -113,7 +113,7 @@ def test_a_tensor_that_was_added_to_a_file_of_ours(
     added = with_extra(sealed, tmp_path / "x.safetensors")
     (check,) = verify(added).checks
     assert (check.name, check.holds) == ("manifest", False)
-    assert "tensor bert.extra is under no hash" in check.detail
+    assert "tensor bert.extra has no hash" in check.detail
     assert run(["verify", str(added)]) == 1
     assert run(["predict", str(added), "--text", "a"]) == 3
     assert "bert.extra" in capsys.readouterr().err

@@ -127,7 +127,7 @@ def test_words_beside_are_a_sum(place: Path) -> None:
 def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, way: str) -> None:
     """By new data, without what they were fitted on: the reader is the file's, its weights are anew."""
     again = calibrated(place, place / way, tmp_path / "again", fit_data=None)
-    assert "words: those of the file, for no --fit-data is given" in again.notes
+    assert "the bag-of-words model of the file is kept, as no --fit-data is given" in again.notes
     before, after = decision(place / way), decision(tmp_path / "again")
     for name, part in parts_of(tmp_path / "again").items():
         assert np.array_equal(part, parts_of(place / way)[name])
@@ -188,7 +188,7 @@ def test_words_learn_what_the_model_answers_to_unlabelled_texts(
     more.write_text("\n".join(["text", *(line.split(",")[0] for line in lines[60:])]) + "\n")
     about = {"fit_data": str(few), "words": "first", "unlabelled": str(more), "max_loss": 9.0}
     made = calibrated(place, place / "off", tmp_path / "taught", **about)
-    assert "words: learnt from --unlabelled too" in made.notes
+    assert "the bag-of-words model also learnt from --unlabelled" in made.notes
     # Where the loss is least, W = −strength · Σ v (p − t), with the model's answers among the t.
     names = sorted({line.split(",")[1] for line in lines})
     rows = [line.split(",")[0] for line in lines]
@@ -370,7 +370,7 @@ def test_eval_can_leave_words_out(place: Path) -> None:
     assert alone.nll == pytest.approx(-np.log(own).mean(), abs=1e-5)
     done = hs.evaluate([place / "first"], **options)
     assert done.report.results[0].id.nll != alone.nll
-    told = "first: measured whole; with --cascade as it answers, words first"
+    told = "first: measured without its cascade; --cascade measures it as deployed"
     assert told in done.notes
     assert told not in hs.evaluate([place / "beside"], **options).notes
     staged = hs.evaluate([place / "first"], cascade=True, **options)
@@ -424,7 +424,7 @@ def test_refusals(place: Path, tmp_path: Path) -> None:
     images = FAMILIES["ViT"]
     images.write(tmp_path / "images")
     data = images.data(tmp_path, rows=20)
-    with pytest.raises(UsageError, match="--words beside: is for models of texts, and images"):
+    with pytest.raises(UsageError, match="--words beside is for text models, and images"):
         hs.calibrate(tmp_path / "images", data=data, words="beside", out=tmp_path / "z")
 
 

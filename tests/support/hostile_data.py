@@ -192,7 +192,7 @@ def _mistakes() -> Iterator[Mistake]:
     yield Mistake(
         "a class name that moves the cursor",
         _file("d.npz", npz(images=IMAGES, classes=np.array(["a", "\x1b[2J"]))),
-        "is no name of a class",
+        "is not a class name",
     )
     yield Mistake(
         "a header that lies about the size",
@@ -220,14 +220,14 @@ def _mistakes() -> Iterator[Mistake]:
         _file("d.jsonl", b'{"text": "caf\xe9", "label": 0}\n'),
         "d.jsonl, line 1: is not UTF-8 text",
     )
-    yield Mistake("jsonl of lists", _lines(["a", 0]), "d.jsonl, line 1: is no record")
+    yield Mistake("jsonl of lists", _lines(["a", 0]), "d.jsonl, line 1: is not a JSON object")
     yield Mistake(
         "jsonl nested beyond reason",
         _file("d.jsonl", '{"text": ' + "[" * 100_000 + "\n"),
         "nested more than",
     )
     yield Mistake(
-        "a key twice", _file("d.jsonl", '{"text": "a", "label": 0, "label": 1}\n'), "there twice"
+        "a key twice", _file("d.jsonl", '{"text": "a", "label": 0, "label": 1}\n'), "occurs twice"
     )
     yield Mistake(
         "jsonl without a text",
@@ -284,7 +284,7 @@ def _mistakes() -> Iterator[Mistake]:
         "its description",
     )
 
-    yield Mistake("a folder whose name is not UTF-8", _surrogates, "is no name of a class")
+    yield Mistake("a folder whose name is not UTF-8", _surrogates, "is not a class name")
     yield Mistake("an empty folder", str, "holds no samples")
     yield Mistake("a name of another demo set", lambda _: "demo:tets", "did you mean demo:test?")
     yield Mistake("a name longer than names are", lambda _: "x" * 5000 + ".npz", "cannot be read")
@@ -292,10 +292,12 @@ def _mistakes() -> Iterator[Mistake]:
         "a suffix that nobody reads", _file("d.txt", "x"), "files that end in .txt are not read"
     )
     yield Mistake(
-        "a packed table", _file("d.jsonl.gz", b"\x1f\x8b"), "d.jsonl.gz: packed files are not read"
+        "a packed table",
+        _file("d.jsonl.gz", b"\x1f\x8b"),
+        "d.jsonl.gz: compressed archives cannot be read",
     )
-    yield Mistake("a sheet", _file("d.xlsx", "x"), "spreadsheets are not read")
-    yield Mistake("blank lines", _file("d.jsonl", "\n" * 1_100_000), "blank lines")
+    yield Mistake("a sheet", _file("d.xlsx", "x"), "spreadsheets cannot be read")
+    yield Mistake("blank lines", _file("d.jsonl", "\n" * 1_100_000), "lines are blank")
     yield Mistake(
         "one long text in all rows of a small parquet",
         _equal_texts,

@@ -141,7 +141,7 @@ def test_lstsq_is_the_default_where_data_is_given(tiny: MAKE, images: SPEC, tmp_
     assert made[None].manifest.weights_sha256 != made["none"].manifest.weights_sha256
     hs.score(path, method="taylor", data=data)
     told = hs.prune(path, method="taylor", keep=2, out=tmp_path / "told.safetensors")
-    assert any("nothing was refitted" in note for note in told.notes)
+    assert any("were not refitted" in note for note in told.notes)
     with pytest.raises(UsageError, match="--compensate lstsq requires --data"):
         hs.prune(path, method="taylor", keep=2, compensate="lstsq", out=tmp_path / "x.safetensors")
 

@@ -33,7 +33,7 @@ def test_heads_in_another_order_are_another_training(tiny: MAKE, tmp_path: Path)
     x = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     one, other = (hs.load(tmp_path / f"{name}.safetensors")(x) for name in ("vit", "turned"))
     torch.testing.assert_close(one, other)
-    with pytest.raises(SurgeryError, match="their attention weights lie"):
+    with pytest.raises(SurgeryError, match="their attention weights differ"):
         hs.fuse([path, tmp_path / "turned.safetensors"], mean=True, out=tmp_path / "mean")
 
 
@@ -89,11 +89,11 @@ def test_no_mean_of_what_has_nothing_in_common(
     other = tiny("other.safetensors", seed=1)
     with pytest.raises(
         SurgeryError,
-        match=r"their attention weights lie \d+ % of its norm from their mean, as those of separate",
+        match=r"their attention weights differ from their mean by \d+ % of its norm, as in models that",
     ):
         hs.fuse([tuned[0], other], mean=True, out=out)
     member = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
-    with pytest.raises(SurgeryError, match="differ in heads, neurons or sizes"):
+    with pytest.raises(SurgeryError, match="differ in the heads, neurons or sizes"):
         hs.fuse([tuned[0], member], mean=True, out=out)
     with pytest.raises(UsageError, match="--mean conflicts with --mlp"):
         hs.fuse(tuned, mean=True, mlp="separate", out=out)
@@ -103,5 +103,5 @@ def test_no_mean_of_what_has_nothing_in_common(
         return values.roll(1) if ".mlp." in name else values
 
     edited(tuned[1], tmp_path / "mlps.safetensors", mlps_of_its_own)
-    with pytest.raises(SurgeryError, match="their mlp weights lie"):
+    with pytest.raises(SurgeryError, match="their mlp weights differ"):
         hs.fuse([tuned[0], tmp_path / "mlps.safetensors"], mean=True, out=out)

@@ -78,10 +78,12 @@ def test_no_mean_trunk_of_what_has_nothing_in_common(
 ) -> None:
     out = tmp_path / "hydra.safetensors"
     other = tiny("other.safetensors", seed=1)
-    with pytest.raises(SurgeryError, match=r"--mean-trunk: their attention weights lie \d+ %"):
+    with pytest.raises(
+        SurgeryError, match=r"--mean-trunk: their attention weights differ from their mean by \d+ %"
+    ):
         hs.fuse([tuned[0], other], mean_trunk=1, out=out)
     cut = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
-    with pytest.raises(SurgeryError, match="differ in heads, neurons or sizes"):
+    with pytest.raises(SurgeryError, match="differ in the heads, neurons or sizes"):
         hs.fuse([tuned[0], cut], mean_trunk=2, out=out)
     with pytest.raises(UsageError, match="--mean conflicts with --mean-trunk"):
         hs.fuse(tuned, mean=True, mean_trunk=1, out=out)

@@ -139,7 +139,7 @@ def test_a_norm_over_neurons_keeps_them_together(
         str(tmp_path / "m"),
     ]
     assert run(command) == 4
-    assert "have a norm over their neurons" in " ".join(capsys.readouterr().err.split())
+    assert "normalise over all neurons" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("row", [[3, 1], [0, WHOLE], []])

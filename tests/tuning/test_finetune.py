@@ -166,7 +166,7 @@ def test_fsdp_is_refused(
     tiny: MAKE, images: SPEC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(UsageError, match="holds the whole model"):
+    with pytest.raises(UsageError, match="needs the whole model"):
         hs.finetune(tiny(), data=images(), recipe="demo", out=tmp_path / "t.safetensors")
 
 

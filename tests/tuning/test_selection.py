@@ -135,7 +135,7 @@ def test_selection_by_accuracy_needs_labels(tmp_path: Path) -> None:
     family.write(tmp_path / "s")
     rows = "".join(f'{{"text": "a film {i}", "label": {i / 7}}}\n' for i in range(24))
     (tmp_path / "d.jsonl").write_text(rows)
-    with pytest.raises(UsageError, match="--select accuracy: is for labels"):
+    with pytest.raises(UsageError, match="--select accuracy is not possible"):
         hs.finetune(
             tmp_path / "s",
             data=str(tmp_path / "d.jsonl"),

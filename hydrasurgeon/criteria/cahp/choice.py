@@ -188,12 +188,12 @@ def number_of_clusters(
         wanted, option = int(keep) * layers, f"--keep {keep}"
     else:
         raise UsageError(
-            "--sample: draws from heads in order, and cahp clusters them",
+            "--sample: cahp has no removal order to draw from",
             hint="Give --keep auto, --keep K or --remove N.",
         )
     if not 0 < wanted <= len(candidates) or remove == 0:
         raise SurgeryError(
-            f"{option}: makes {wanted} clusters of {len(candidates)} heads in {layers} layers",
+            f"{option}: {wanted} clusters are not possible with {len(candidates)} heads in {layers} layers",
             hint=f"There can be 1 to {len(candidates)}.",
         )
     return wanted

@@ -97,9 +97,8 @@ class Attribution(Search):
         beyond = sorted({head.tower for head in problem.candidates} - reached)
         if beyond:  # its heads have one factor for all samples
             raise SurgeryError(
-                f"--search attribution: samples do not run through tower {beyond[0]}, so one "
-                "backward pass does not"
-                " tell what its heads do to each",
+                f"--search attribution: no data runs through tower {beyond[0]}, so its heads cannot "
+                "be scored",
                 hint=f"Give --tower {' or '.join(sorted(reached))}, or another --search.",
             )
         super().__init__(problem)

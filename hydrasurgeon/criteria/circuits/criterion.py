@@ -190,5 +190,5 @@ def _notes(problem: Problem) -> list[str]:
             "and equal heads go by their number"
         )
     if objective.needs_ood and few < FEW:
-        notes.append(f"{few} OOD samples are few: the AUROC depends on which they are")
+        notes.append(f"{few} OOD samples are few: the AUROC is uncertain")
     return notes

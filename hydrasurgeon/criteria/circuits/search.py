@@ -55,7 +55,7 @@ class Circuit(Record):
     def only(self, candidates: Sequence[Head]) -> Circuit:
         """Return the circuit; raise ValueError if it names a head twice, or no candidate."""
         if len(set(self.order)) != len(self.order) or not set(self.order) <= set(candidates):
-            raise ValueError("names heads twice, or heads that are no candidates")
+            raise ValueError("names heads twice, or heads that are not candidates")
         return self
 
 

@@ -104,7 +104,7 @@ def read_towers(config: Mapping[str, Any], where: str) -> Towers:
     kind, at = config["model_type"], f"{where}: config.json"
     text = config.get("text_config_dict") or config.get("text_config") or {}
     if not isinstance(text, Mapping):
-        raise CheckpointError(f"{at}: text_config: is not a record")
+        raise CheckpointError(f"{at}: text_config: is not a JSON object")
     towers = {
         "vision_config": stock_config(
             flat(config, where), f"{at}: vision_config", images.KINDS

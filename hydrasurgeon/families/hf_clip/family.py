@@ -86,7 +86,7 @@ def flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         else config.get("vision_config_dict") or config.get("vision_config") or {}
     )
     if not isinstance(tower, Mapping):
-        raise CheckpointError(f"{where}: config.json: vision_config: is not a record")
+        raise CheckpointError(f"{where}: config.json: vision_config: is not a JSON object")
     facts = Facts.names()
     outside = {key: value for key, value in config.items() if key in (*facts, "auto_map")}
     return {

@@ -195,7 +195,9 @@ def _processor(files: Mapping[str, str], where: str) -> Processor:
 def _mapping(files: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
     raw = parse_json(files.get(name, "{}"), f"{where}: {name}", most=MAX_BYTES)
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{where}: {name}: is not a record (it is a {type(raw).__name__})")
+        raise CheckpointError(
+            f"{where}: {name}: is not a JSON object (it is a {type(raw).__name__})"
+        )
     if "auto_map" in raw:
         # We execute nothing, but who loads what we write may trust its code: ours.
         message = f"{where}: {name}: runs code of its own (auto_map), which is not executed"

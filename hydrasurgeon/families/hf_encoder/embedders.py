@@ -47,7 +47,7 @@ def _mode(described: Mapping[str, str], where: str) -> str:
     at = f"{where}: {POOLING}"
     record = parse_json(described.get(POOLING, "null"), at, most=MAX_BYTES)
     if not isinstance(record, dict):
-        raise CheckpointError(f"{at}: is missing, or no record")
+        raise CheckpointError(f"{at}: is missing or not a JSON object")
     modes = record.get("pooling_mode")
     if modes is None:
         modes = [word for key, word in OLD_MODES.items() if record.get(key) is True]

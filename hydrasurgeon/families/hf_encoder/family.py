@@ -201,13 +201,13 @@ class HFEncoder(OfImages):
         config = self.config(model, f"{where}: model.config")
         classes = self.kinds[config.model_type].all_classes
         if model.arch not in classes:
-            message = f"{where}: model.arch: {model.arch[:60]!r} is no classifier of type {config.model_type!r}"
+            message = f"{where}: model.arch: {model.arch[:60]!r} is not a classifier of type {config.model_type!r}"
             raise ManifestError(message, hint=f"Known: {', '.join(classes)}.")
         super().check(model, towers, where)
         pooled = model.pooling not in (None, OF_WORDS)
         words = model.arch == self.kinds[config.model_type].of_words
         if words != by_words(model) or (pooled and not self.pools(config)):
-            raise ManifestError(f"{where}: model.pooling: {model.arch} reads otherwise")
+            raise ManifestError(f"{where}: model.pooling: does not fit {model.arch}")
         at = f"{where}: model.preprocess"
         if isinstance(config, ImageEncoder):
             check_size(

@@ -177,7 +177,7 @@ def stock_config(raw: Any, where: str) -> Config:
         if not isinstance(raw, dict) or not isinstance(raw.get(part), dict)
     ]
     if lacking:
-        raise CheckpointError(f"{where}: model_cfg: {lacking[0]} is missing or no record")
+        raise CheckpointError(f"{where}: model_cfg: {lacking[0]} is missing or not a JSON object")
     unsupported = [
         f"{part}.{key}"
         for part in PARTS[1:]

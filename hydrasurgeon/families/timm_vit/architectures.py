@@ -287,7 +287,9 @@ def only(
         ]
         listing = "; ".join(f"timm:{a.name} {[a.args[k] for k in differing]}" for a, _ in chosen)
         why = f"several architectures fit, which differ in {', '.join(differing)}: {listing}"
-        raise CheckpointError(f"{where}: {why}", hint=f"Say which: --arch timm:{chosen[0][0].name}")
+        raise CheckpointError(
+            f"{where}: {why}", hint=f"Choose one of them: --arch timm:{chosen[0][0].name}"
+        )
     architecture, overrides = chosen[0]
     (group,) = groups.values()
     return architecture, overrides, tuple(sorted(a.name for a, _ in group if a is not architecture))

@@ -87,7 +87,7 @@ class TimmViT(Family):
             name, arguments = registered.name, dict(differing)
             classes = arguments.pop("num_classes", None)
             also = f" (runs like {', '.join(alike[:3])})" if alike else ""
-            note = f"{where}: taken for timm:{name}{also}; its preprocessing is assumed"
+            note = f"{where}: assumed to be timm:{name}{also}, with its usual preprocessing"
         architecture, overrides = self._configured(name, arguments, where, CheckpointError)
         args = {**architecture.args, **overrides}
         num_classes = classes or next(iter(shapes.get("head.weight", (0,))), 0)

@@ -40,6 +40,11 @@ K = 50
 """The authors' k for CIFAR, OpenOOD's, and that of older states."""
 
 
+SHRUNK = (
+    "the covariance of the features is singular, so the OOD score uses Ledoit-Wolf's estimate of it"
+)
+
+
 def fit_mds(evidence: Evidence) -> tuple[Fit, list[str]]:
     evidence.need_every_class("mds")
     return _gaussian(evidence.moments, evidence.features, evidence.labels)
@@ -53,7 +58,7 @@ def fit_rmds(evidence: Evidence) -> tuple[Fit, list[str]]:
     evidence.need_every_class("rmds")
     state, notes = _gaussian(evidence.moments, evidence.features, evidence.labels)
     factor, shrunk = whitening(evidence.moments.total, evidence.features - evidence.moments.mean)
-    return {**state, "background": factor}, [*notes, *_shrunk("about the mean", shrunk)]
+    return {**state, "background": factor}, [*notes, *_shrunk(shrunk)]
 
 
 def score_rmds(state: Fit, features: ndarray, logits: ndarray) -> Scores:
@@ -75,17 +80,11 @@ def score_directions(state: Fit, features: ndarray, logits: ndarray) -> Scores:
 def _gaussian(moments: Moments, features: ndarray, labels: ndarray) -> tuple[Fit, list[str]]:
     factor, shrunk = whitening(moments.within, features - moments.means[labels])
     means = (moments.means - moments.mean) @ factor
-    return {"centre": moments.mean, "factor": factor, "means": means}, _shrunk(
-        "about the class means", shrunk
-    )
+    return {"centre": moments.mean, "factor": factor, "means": means}, _shrunk(shrunk)
 
 
-def _shrunk(kind: str, share: float | None) -> list[str]:
-    note = (
-        f"the covariance {kind} is singular: shrunk by Ledoit-Wolf, {share or 0:.2g} of it is "
-        "the identity"
-    )
-    return [] if share is None else [note]
+def _shrunk(share: float | None) -> list[str]:
+    return [] if share is None else [SHRUNK]
 
 
 def _nearest(state: Fit, features: ndarray) -> Scores:
