@@ -70,10 +70,10 @@ def decision_lines(decision: Decision) -> list[str]:
         lines.append(
             f"cascade: {who} from a probability of {decision.cascade.threshold:.3f} on; {100 * decision.cascade.share_on:.1f} % of samples go on to the whole model"
         )
-    return [
-        *lines,
-        f"fitted on {decision.fitted} samples, certified on {decision.certified} others",
-    ]
+    rows = f"{decision.fitted:,} validation rows fit, certified on {decision.certified:,} others"
+    if decision.estimated:
+        rows = f"estimated on {decision.fitted:,} training rows by classifiers of five folds: no promise"
+    return [*lines, rows]
 
 
 def _constants(decision: Decision) -> str:

@@ -19,6 +19,7 @@ from hydrasurgeon.data.samples import EMPTY
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import MOST_SEEN, DataRecord, Step
+from hydrasurgeon.options.columns import split_options
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -100,15 +101,19 @@ def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
     )
 
 
-def check_share(called: str, trained: Flags, told: Flags, reasons: Sequence[str]) -> None:
+def check_share(
+    called: str,
+    trained: Flags,
+    told: Flags,
+    reasons: Sequence[str],
+    hint: str = CERTIFIES_NOTHING,
+) -> None:
     """Refuse data of which more than a tenth was trained on, as far as that can be told."""
     share = max(float(trained.mean()), float(trained[told].mean()) if told.any() else 0.0)
     if share > MANY:
         about = "about " * (not told.all())
         why = " or ".join(dict.fromkeys(reasons))
-        raise DataError(
-            f"{called}: {about}{100 * share:.0f} % of these samples {why}", hint=CERTIFIES_NOTHING
-        )
+        raise DataError(f"{called}: {about}{100 * share:.0f} % of these samples {why}", hint=hint)
 
 
 def certifying(
@@ -140,7 +145,11 @@ def certifying(
             notes.append(f"{count}, and are left out")
             reasons.append(use)
             trained, told = trained | rows, told & sure
-    check_share(called, trained, told, reasons)
+    hint = CERTIFIES_NOTHING
+    if option == "--data":
+        both = split_options(samples.spec, ("finetune --data", "then calibrate --data"))
+        hint = f"{hint} Of one table: {both}."
+    check_share(called, trained, told, reasons, hint)
     keep = ~trained
     return (samples if keep.all() else samples.at(np.flatnonzero(keep))), notes
 

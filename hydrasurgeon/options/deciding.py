@@ -90,6 +90,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
     conflicts: ClassVar = (
         ("engine", "cascade"),
         ("budget", "max_loss"),
+        *(("cross", name) for name in ("risk", "certify", "fit_data", "unlabelled", "predictions")),
         *(
             ("predictions", name)
             for name in ("certify", "fit_data", "ood", "unlabelled", "cascade", "engine", "budget")
@@ -108,14 +109,19 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Labelled data that only certifies, such as rows that chose nothing; all of VAL then fits.",
+        help="Labelled data that only certifies, such as rows that chose nothing; all of --data then fits.",
+    )
+    cross: bool = option(
+        False,
+        recorded=True,
+        help="--data fitted CKPT's probe, too: classifiers of five folds answer for it. What they give are estimates, no promises.",
     )
     fit_data: str | None = option(
         None,
         metavar="TRAIN",
         group=LABELLED,
         recorded=True,
-        help="Labelled data for the class statistics of OOD scores; else a part of VAL.",
+        help="Labelled data for the class statistics of OOD scores; else a part of --data.",
     )
     ood: Texts = option(
         (),
@@ -123,7 +129,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         group=UNLABELLED,
         recorded=True,
         help=(
-            "OOD data to choose the OOD score by, beside perturbed VAL; "
+            "OOD data to choose the OOD score by, beside perturbed --data; "
             "repeatable, needs no labels."
         ),
     )

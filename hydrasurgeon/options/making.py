@@ -23,7 +23,7 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
-from hydrasurgeon.options.columns import DataSpec
+from hydrasurgeon.options.columns import CROSS, DataSpec
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     OUT,
@@ -229,7 +229,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Labelled data that each epoch is measured on; the best epoch is written.",
+        help="Labelled data that each epoch is measured on; the best epoch is written. A probe: cross takes five folds of --data.",
     )
     teacher: Paths = option(
         (),
@@ -424,8 +424,11 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         group=LABELLED,
         help="Labelled training data: heads are scored, members repaired and tuned on it.",
     )
-    val: str = option(
-        metavar="VAL", group=LABELLED, help="Labelled data by which members are chosen."
+    val: str | None = option(
+        None,
+        metavar="VAL|0.2|cross",
+        group=LABELLED,
+        help="Labelled data that choose and calibrate; a fraction of --data to hold out; or cross: five folds. By the number of rows if not given.",
     )
     ood: Texts = option(
         (),
@@ -448,7 +451,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         gt=0,
         lt=1,
         metavar="R",
-        help="Abstain so that at most this fraction of the answers is wrong, with 95 % confidence. Two thirds of VAL then only certify.",
+        help="Abstain so that at most this fraction of the answers is wrong, with 95 % confidence. Two thirds of the validation rows then only certify.",
     )
     coverage: float | None = option(
         None,
@@ -456,7 +459,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         lt=1,
         metavar="P",
         unset="0.9",
-        help="How often a prediction set holds the true label; if given, two thirds of VAL only certify.",
+        help="How often a prediction set holds the true label; if given, two thirds of the validation rows only certify.",
     )
     seeds: int | None = option(
         None,
@@ -501,8 +504,14 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         return self.goal not in ("acc", "nll", "rmse")
 
     @property
+    def crossed(self) -> bool:
+        """True if models of folds of --data take the place of validation data."""
+        return self.val == CROSS
+
+    @property
     def choosing(self) -> str:
         """The rows of VAL that choose: all of them, or a third where the others certify."""
+        assert self.val is not None
         return self.val if self.certifying is None else str(DataSpec.parse(self.val).part(0, THIRD))
 
     @property
@@ -510,7 +519,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         """The rows of VAL that choose nothing and certify what is promised; None without a promise."""
         if self.risk is None and self.coverage is None:
             return None
-        return str(DataSpec.parse(self.val).part(THIRD, 100))
+        return str(DataSpec.parse(self.val or self.data).part(THIRD, 100))
 
     @property
     def work(self) -> Path:

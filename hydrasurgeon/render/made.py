@@ -236,7 +236,10 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
         return raw("\n".join(result.plan))
     if quiet:
         return None
-    _table("plain rivals, calibrated, each half of VAL judged by the other", result.rows)
+    _table(
+        "plain rivals, calibrated; each half of the validation rows is judged by the other",
+        result.rows,
+    )
     show("")
     _table("decided within each budget", result.front)
     show("")

@@ -31,7 +31,7 @@ LEAST_SAVED = 0.05
 def begun_of(arguments: CalibrateOptions, source: Checkpoint, opened: Checkpoint) -> Checkpoint:
     """What the state is made of: the file, where its own words are weighed anew, else the model."""
     before = source.manifest.decision
-    fitted = arguments.words == "off" or arguments.fit_data is not None
+    fitted = arguments.words == "off" or arguments.fit_data is not None or arguments.cross
     if fitted or before is None or before.words is None:
         return opened
     return source
@@ -60,6 +60,7 @@ def reading_of(
     arguments: CalibrateOptions,
 ) -> tuple[Reading | None, str | None]:
     """The reader of words that answers beside the model, if there is to be one; and a note."""
+    from hydrasurgeon.data.folds import folds_of
     from hydrasurgeon.decision.reading import lesson, seer, weigh
     from hydrasurgeon.decision.split import split
 
@@ -74,6 +75,8 @@ def reading_of(
         return reading, "words: those of the file, for no --fit-data is given"
     about = seer(engine.transform), model.preprocess.get("files_sha256")
     learnt = None if train is None else lesson(train)
+    if arguments.cross and learnt is not None and train is not None:
+        learnt = replace(learnt, folds=folds_of(train))
     for samples, said in unlabelled:
         learnt = learnt and replace(learnt, more=(samples, said.logits))
     return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, None)
