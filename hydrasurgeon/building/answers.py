@@ -34,6 +34,7 @@ from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.statistics.scores.evidence import Evidence
+from hydrasurgeon.tuning.probe import cross_fitted
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class Asked:
     problem: Problem
     options: BuildOptions
     progress: Progress
+    crossed: Samples | None = None
+    """The training rows, where classifiers of folds answer for VAL, which are those with a fold."""
     known: dict[Path, Answers] = field(default_factory=dict)
 
     def words(self, read: Callable[[Samples], ndarray]) -> tuple[ndarray, ...]:
@@ -121,10 +124,15 @@ class Asked:
         live = as_classifier(opened, device=options.device, dtype=options.dtype)
         runs: Any = engine_of(opened, engine=engine) if engine == EIGHT_BITS else live
         sets = [self.val, *self.ood, *([self.train] if several else [])]
-        said = [
-            collected([runs], each, options, features=several, grouped=each is self.val)
-            for each in sets
-        ]
+        said = []
+        for each in sets:
+            is_val = each is self.val
+            if is_val and self.crossed is not None:
+                answers = collected([runs], self.crossed, options, features=True, grouped=True)
+                answers = cross_fitted(live, answers, self.crossed)
+                said.append(answers if several else replace(answers, features=None))
+                continue
+            said.append(collected([runs], each, options, features=several, grouped=is_val))
         more: dict[str, Any] = {f"features.{n}": each.features for n, each in enumerate(said)}
         if several:
             fit = said.pop()
@@ -153,5 +161,7 @@ class Asked:
             for n in range(sets[0].logits.shape[1])
         )
         fit = Outputs(held["fit.logits"], held[f"features.{len(sets)}"], held["fit.labels"])
+        if self.crossed is not None:  # scores are fitted to a part of VAL: the rest has not seen it
+            return Answers((*sets,), (), linear)
         evidence = evidence_of(self.problem.outputs(fit), linear, self.options.seed)
         return Answers((*sets,), (*evidence,), linear)

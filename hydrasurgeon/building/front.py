@@ -35,7 +35,7 @@ from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.measuring.results import COMPARED
-from hydrasurgeon.options.columns import LABELS, DataSpec
+from hydrasurgeon.options.columns import LABELS, PART, SPLIT, DataSpec
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 
@@ -120,7 +120,10 @@ class Front:
 
     def summary(self) -> str:
         """What was made, how it compares with the model as it is, and what to do next."""
-        lines = ["Written, compared with your calibrated model on held-out halves of VAL:"]
+        rows = "validation rows, each half judged by what the other chose"
+        if self.options.crossed:
+            rows = "the training rows, by models of the other folds"
+        lines = [f"Written, compared with your calibrated model on {rows}:"]
         references = {each.choice.name: each for each in self.references}
         single = references.get(SINGLE, references.get(PROBE))
         assert single is not None
@@ -150,13 +153,15 @@ class Front:
             models = shlex.quote(str(first.file))
         if any(entry.choice.words == "first" for entry in self.rungs.values()):
             page = f" --cascade{page}"
-        columns = dict(DataSpec.parse(options.val).columns)
+        columns = dict(DataSpec.parse(options.data).columns)
+        for part in (SPLIT, PART):
+            columns.pop(part, None)
         data = ["--data", "TEST", *typed("--labels", columns.pop(LABELS, None))]
         if columns:
             data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
         data += ["--skip-bad"] * options.skip_bad
         lines.append(
-            f"Next, on data that chose nothing: hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
+            f"Next, on rows that chose nothing (TEST): hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
         )
         if options.certifying is None and "--risk" not in self.search.asked.problem.lacks:
             lines.append(self._to_abstain(data[2:]))
@@ -184,9 +189,9 @@ class Front:
             *_, (budget, entry) = self.rungs.items()
             first = next(rung for rung, other in self.rungs.items() if other is entry)
             file = f"{file.rstrip('/')}/{budget.unit}-{first.most:g}{SUFFIX}"
-        data = ["--data", "VAL2", "--fit-data", DataSpec.parse(options.data).place, *columns]
+        data = ["--data", "UNUSED", "--fit-data", DataSpec.parse(options.data).place, *columns]
         words = ["calibrate", file, *data, "--risk", "0.05", "-o", "ready"]
-        return f"To abstain where it is unsure, by labelled rows that were not used yet: hydrasurgeon {shlex.join(words)}"
+        return f"To abstain where it is unsure, by labelled rows that were not used yet (UNUSED): hydrasurgeon {shlex.join(words)}"
 
     def settle(self) -> None:
         """Decide with what there is, and write what is better than before, one after the other: time
@@ -358,6 +363,8 @@ def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Comma
     """What writes a checkpoint with the decision state that the table's figures are of."""
     options, choice = search.options, entry.choice
     words: dict[str, Any] = {"data": options.choosing, **options.names, **options.running}
+    if options.crossed:
+        words |= {"data": options.data, "cross": True}
     promised = ("certifying", "certify"), ("risk", "risk"), ("coverage", "coverage")
     words |= {theirs: getattr(options, ours) for ours, theirs in promised}
     words |= {"limit": options.limit, "seed": options.seed, "arch": options.arch}
@@ -365,7 +372,7 @@ def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Comma
         words["ood_score"] = entry.score
     else:
         words["ood"] = list(options.ood)
-    if search.asked.problem.features or choice.words != "off":
+    if not options.crossed and (search.asked.problem.features or choice.words != "off"):
         words["fit_data"] = options.data
     if choice.engine == EIGHT_BITS:
         words["engine"] = EIGHT_BITS

@@ -30,6 +30,7 @@ from hydrasurgeon.building.table import Choice, Entry
 from hydrasurgeon.building.work import State, Workshop
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.data import Samples, first_batch
+from hydrasurgeon.data.folds import folds_of
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.reading import (
     Reading,
@@ -107,7 +108,7 @@ class Search:
         if self.words is not None:
             self.reads_words = True
             yield
-        if not self.models:
+        if not self.models and not self.options.crossed:
             self.plan.begin("tuned")
             yield from self._tuned()
         if len(self.models) > 1:
@@ -277,7 +278,10 @@ class Search:
         engine = self.computed(self.plain[0])[-1].engine
         outputs = self.asked.read(self.plain[0].members[0], engine).sets[0]
         parts = halves(len(val), self.options.seed, outputs.groups)
-        lessons = lesson(self.data), lesson(val), outputs, parts
+        learnt = lesson(self.data)
+        if self.options.crossed:
+            learnt = replace(learnt, folds=folds_of(self.data))
+        lessons = learnt, lesson(val), outputs, parts
         tokenizer = model.preprocess.get("files_sha256")
         return fit_reading(self.asked.problem, seer(self._transform), tokenizer, *lessons)[0]
 

@@ -68,10 +68,10 @@ def decision_lines(decision: Decision) -> list[str]:
         lines.append(
             f"cascade: {first} answers if it is at least {percent(decision.cascade.threshold)} sure; {percent(decision.cascade.share_on)} of the rows go on to the whole model"
         )
-    return [
-        *lines,
-        f"fitted on {decision.fitted:,} rows, certified on {decision.certified:,} others",
-    ]
+    rows = f"fitted on {decision.fitted:,} rows, certified on {decision.certified:,} others"
+    if decision.estimated:
+        rows = f"estimated on {decision.fitted:,} training rows by classifiers of five folds: no promise"
+    return [*lines, rows]
 
 
 def _constants(decision: Decision) -> str:

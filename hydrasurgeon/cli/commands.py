@@ -91,7 +91,7 @@ def _look(options: Options) -> None:
     from hydrasurgeon.checkpoints.folder import find, parts_of, present
     from hydrasurgeon.checkpoints.hub import is_hub_id
     from hydrasurgeon.data.places import is_there, located
-    from hydrasurgeon.options.columns import DataSpec
+    from hydrasurgeon.options.columns import DataSpec, is_share
 
     for flag, names in options.named(CRITERIA):
         from hydrasurgeon.criteria import criterion
@@ -107,7 +107,7 @@ def _look(options: Options) -> None:
             find(text.partition("#")[0])
     for text in options.reading(LABELLED, UNLABELLED):
         spec = text if is_there(Path(text)) else NAMED.sub("", text)
-        if spec != STDOUT:
+        if spec != STDOUT and not is_share(spec):
             located(DataSpec.parse(spec).place)
 
 

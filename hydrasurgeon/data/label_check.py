@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.data.labels import Column
+from hydrasurgeon.data.labels import UNLABELLED, Column
 from hydrasurgeon.data.matching import spelling_errors, unknown_classes
 from hydrasurgeon.data.samples import EMPTY, Samples
 from hydrasurgeon.errors import DataError
@@ -73,6 +73,12 @@ def new_class_errors(train: Samples, val: Samples | None) -> list[DataError]:
     class, and classes of the validation data that the training data lacks.
     """
     column = train.written
+    if column is not None and column.labels.ndim == 1 and column.labels.dtype.kind == "i":
+        values = np.unique(column.labels[column.labels != UNLABELLED])
+        if len(values) == 1:
+            what = f"all rows have one class, {_label(column, values[0])}"
+            hint = "A classifier needs two classes or more. Is --columns label=NAME another column?"
+            return [DataError(f"{visible(train.spec)}: {what}", hint=hint)]
     if column is None or column.names is None or column.numbers is not None:
         return []
     errors = spelling_errors(train.spec, column)
@@ -207,7 +213,7 @@ def _repeated(samples: Samples) -> Iterator[str]:
     if not copies:
         return
     conflicts: Mapping[int, int] = {}
-    if column is not None and column.chances is None and column.labels.ndim == 1:
+    if column is not None and column.labels.ndim == 1 and column.labels.dtype.kind == "i":
         labels = column.labels[rows]
         other = np.flatnonzero(labels != labels[first[place]])
         conflicts = {int(first[place[at]]): int(at) for at in other}

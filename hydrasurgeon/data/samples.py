@@ -478,10 +478,12 @@ def limited(samples: Samples, limit: int | None, seed: int) -> Samples:
 
 def part_of(samples: Samples, part: str) -> Samples:
     """Return the rows between two percentages of a random order that depends only on their number,
-    in their original order.
+    in their original order; `50-100+0-33` is a part of a part.
     """
-    first, last = (int(percent) * len(samples) // 100 for percent in part.split("-"))
-    return samples.at(np.sort(Drawing(0).order(len(samples))[first:last]))
+    for percents in part.split("+"):
+        first, last = (int(percent) * len(samples) // 100 for percent in percents.split("-"))
+        samples = samples.at(np.sort(Drawing(0).order(len(samples))[first:last]))
+    return samples
 
 
 def fit_classes(samples: Samples, model: Model) -> Samples:

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from hydrasurgeon.data.folds import split_of
 from hydrasurgeon.data.images import pixels
 from hydrasurgeon.data.labels import (
     array_labels,
@@ -50,7 +51,7 @@ from hydrasurgeon.files.foreign import (
 )
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.options.columns import LABELS, PART, DataSpec
+from hydrasurgeon.options.columns import LABELS, PART, SPLIT, DataSpec
 
 if TYPE_CHECKING:
     from hydrasurgeon.options.shared import Run
@@ -82,7 +83,7 @@ def open_data(
     """
     place, roles = DataSpec.parse(spec)
     roles = dict(roles)
-    part = roles.pop(PART, None)
+    split, part = roles.pop(SPLIT, None), roles.pop(PART, None)
     paths = located(place)
     columns = Columns(roles, carried, limit, labelled=labelled, skip_bad=skip_bad)
     tables = _tables(spec, place, paths, columns)
@@ -106,6 +107,8 @@ def open_data(
     if LABELS in roles and samples.written is not None:
         samples.written = replace(samples.written, reading=roles[LABELS])
     samples = limited(samples, limit, seed)
+    if split is not None:
+        samples = split_of(samples, split)
     if part is not None:
         samples = part_of(samples, part)
     return samples if model is None else fit_classes(samples, model)
@@ -147,7 +150,7 @@ def in_pieces(
     columns = Columns(roles, carried, at_once=at_once, labelled=False)
     paths = located(place)
     tables = _tables(spec, place, paths, columns)
-    if tables is None:
+    if tables is None or roles.keys() & {PART, SPLIT}:
         samples = open_data(spec, carried=carried, labelled=False)
         return len(samples), iter([samples])
     counts = [count_table(path) for path in paths] if count else []

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from hydrasurgeon.decision.ood_score import Grounds, choose, classifiers_of, evidence_of
 from hydrasurgeon.decision.promising import check_risk, promised, set_aside, with_copies
-from hydrasurgeon.decision.split import FEWEST, certified, check_enough, copies, split
+from hydrasurgeon.decision.split import FEWEST, certified, check_enough, copies, split, unsplit
 from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import (
@@ -109,7 +109,7 @@ def fit_state(
     score = promise.ood_score
     if score != "auto":
         check_score(score)
-    rows = split(val, promise.seed)
+    rows = (unsplit if promise.cross else split)(val, promise.seed)
     fitting, certifying = val.at(rows.fitting), val.at(rows.certifying)
     fit = problem.calibrated(fitting, certifying)
     model = model or val
@@ -157,6 +157,7 @@ def fit_state(
         nll={name: min(loss, LARGEST) for name, loss in fit.losses.items()},
         fitted=len(rows.fitting),
         certified=len(rows.certifying),
+        estimated=promise.cross or None,
     )
     state = State(record, choice.fitted, problem)
     return with_seen(state, val.logits, val.features), tuple(dict.fromkeys(notes))

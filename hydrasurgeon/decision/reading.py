@@ -14,7 +14,7 @@ from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import Tokens, reader_of
 from hydrasurgeon.decision.beside import Beside, fit_beside, losses, means, scaled
 from hydrasurgeon.decision.state import State, with_seen
-from hydrasurgeon.decision.words import FEWEST, Kind, fit_words
+from hydrasurgeon.decision.words import FEWEST, Kind, fit_words, fit_words_in_folds
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
 from hydrasurgeon.problems.base import Outputs, Problem
@@ -30,9 +30,13 @@ class Reading:
     see: Callable[[Any], Any]
     taught: bool = False
     """True if pseudo-labelled samples were used for training."""
+    out_of_fold: tuple[Any, ndarray] | None = None
+    """Samples that it was fitted to, and what readers of the other folds say of them."""
 
     def read(self, samples: Any) -> ndarray:
         """[sample, output], and in the last column how novel each sample is."""
+        if self.out_of_fold is not None and samples is self.out_of_fold[0]:
+            return self.out_of_fold[1]
         return self.reader.read(self.see(samples))
 
     def first(self, samples: Any, outputs: Outputs, problem: Problem) -> Outputs:
@@ -89,6 +93,8 @@ class Lesson:
     """Probabilities of classes, where labels are such."""
     more: tuple[Any, ndarray] | None = None
     """Samples without labels, and what the model says of them, [sample, member, output]."""
+    folds: NDArray[np.int64] | None = None
+    """The fold of each sample, where those that have one are VAL too."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -144,6 +150,13 @@ def fit_reading(
         worth = fit_beside(kind, logits, reader.outputs(val_seen), *parts_of_val)
         return fitted.loss if first else worth.fitted, reader, worth
 
+    if train.folds is not None:
+        folds, learnt = train.folds[labelled_train], targets[labelled_train]
+        fitted, read = fit_words_in_folds(train_seen, learnt, kind, loss, folds)
+        parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
+        worth = fit_beside(kind, logits, read[:, :-1], truth, fitting, certifying)
+        record = _record(reader_of(parts), tokenizer, logits.shape[-1], worth)
+        return Reading(record, reader_of(parts), see, out_of_fold=(val.samples, read)), worth
     every = [fit_candidate(train_seen, targets[labelled_train])]
     if train.more is not None:
         samples, model_outputs = train.more

@@ -50,6 +50,14 @@ def split(outputs: Outputs, seed: int) -> Split:
     return split_rows(len(outputs.logits), seed, inputs=outputs.inputs, groups=outputs.groups)
 
 
+def unsplit(outputs: Outputs, seed: int) -> Split:
+    """Let all rows fit, and take thresholds on the same ones: they are estimates then."""
+    check_enough(len(outputs.logits))
+    order = Drawing(seed).order(len(outputs.logits))
+    first = np.arange(len(order)) if outputs.inputs is None else first_rows(outputs.inputs)
+    return Split(order, order, order[first[order] == order])
+
+
 def split_rows(
     count: int, seed: int, *, inputs: ndarray | None = None, groups: ndarray | None = None
 ) -> Split:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hydrasurgeon.run.words import BUCKETS, Floats, Ids, Words, counted, unit
 
@@ -45,6 +46,43 @@ def fit_words(
     alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
     pairs = path(texts, targets, kind, ids, (alone.strength,), pairs=True)
     return min(alone, chosen(pairs, loss, val), key=lambda fitted: fitted.loss)
+
+
+def fit_words_in_folds(
+    texts: Sequence[Ids],
+    targets: Floats,
+    kind: Kind,
+    loss: Callable[[Floats], float],
+    folds: NDArray[np.int64],
+) -> tuple[Fitted, Floats]:
+    """Fit a reader to all texts, by the strength of least loss on texts that readers of the other
+    folds read; and return what these say of the texts that have a fold, and how novel they are.
+    """
+    judged = np.flatnonzero(folds >= 0)
+
+    def read(strengths: Sequence[float], *, pairs: bool) -> dict[float, Floats]:
+        reads = {strength: np.zeros((len(texts), targets.shape[1] + 1)) for strength in strengths}
+        for fold in np.unique(folds[judged]):
+            rest, held = (np.flatnonzero(rows).tolist() for rows in (folds != fold, folds == fold))
+            seen = [texts[row] for row in rest]
+            ids = np.unique(np.concatenate(seen))
+            readers = path(seen, targets[rest], kind, ids, strengths, pairs=pairs)
+            for strength, reader in readers.items():
+                reads[strength][held] = reader.read([texts[row] for row in held])
+        return {strength: values[judged] for strength, values in reads.items()}
+
+    def least(reads: Mapping[float, Floats]) -> tuple[float, float]:
+        return min((loss(values[:, :-1]), strength) for strength, values in reads.items())
+
+    alone = read(STRENGTHS, pairs=False)
+    value, strength = least(alone)
+    paired = read((strength,), pairs=True)
+    pairs = least(paired)[0] < value
+    strengths = STRENGTHS[: STRENGTHS.index(strength) + 1] if not pairs else (strength,)
+    ids = np.unique(np.concatenate(texts))
+    reader = path(texts, targets, kind, ids, strengths, pairs=pairs)[strength]
+    reads = paired if pairs else alone
+    return Fitted(reader, strength, least(reads)[0]), reads[strength]
 
 
 def chosen(readers: Mapping[float, Any], loss: Callable[[Floats], float], val: Any) -> Fitted:

@@ -404,6 +404,10 @@ class Decision(Record):
     """Answers on all validation samples, counted; absent from states of older versions."""
     engine: Literal["int8"] | None = None
     """Whose outputs it was fitted to; absent where they were in float32."""
+    estimated: Literal[True] | None = None
+    """True where classifiers of folds answered for rows that the model itself was fitted to: its
+    thresholds are estimates, which certify nothing; absent from others.
+    """
     _silent = silent_of(
         "accuracy",
         "cascade",
@@ -416,6 +420,7 @@ class Decision(Record):
         "cover",
         "levels",
         "engine",
+        "estimated",
     )
 
     def counts(self, classes: int) -> bool:

@@ -20,6 +20,7 @@ from hydrasurgeon.data.samples import EMPTY
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import MOST_SEEN, DataRecord, Step
+from hydrasurgeon.options.columns import split_options
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
@@ -103,15 +104,19 @@ def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
     )
 
 
-def check_share(called: str, trained: Flags, decidable: Flags, reasons: Sequence[str]) -> None:
+def check_share(
+    called: str,
+    trained: Flags,
+    decidable: Flags,
+    reasons: Sequence[str],
+    hint: str = CERTIFIES_NOTHING,
+) -> None:
     """Refuse data of which more than a tenth was trained on, as far as that can be told."""
     share = max(float(trained.mean()), float(trained[decidable].mean()) if decidable.any() else 0.0)
     if share > MANY:
         about = "about " * (not decidable.all())
         why = " or ".join(dict.fromkeys(reasons))
-        raise DataError(
-            f"{called}: {about}{100 * share:.0f} % of these rows {why}", hint=CERTIFIES_NOTHING
-        )
+        raise DataError(f"{called}: {about}{100 * share:.0f} % of these rows {why}", hint=hint)
 
 
 def certifying(
@@ -149,7 +154,11 @@ def certifying(
         f"{called}: {count:,} of its {len(samples):,} rows {_joined(names)}; {OPTIMISTIC}"
         for count, names in chose.items()
     ]
-    check_share(called, trained, decidable, reasons)
+    hint = CERTIFIES_NOTHING
+    if option == "--data":
+        both = split_options(samples.spec, ("finetune --data", "then calibrate --data"))
+        hint = f"{hint} Of one table: {both}."
+    check_share(called, trained, decidable, reasons, hint)
     keep = ~trained
     return (samples if keep.all() else samples.at(np.flatnonzero(keep))), notes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote, unquote
@@ -20,6 +21,12 @@ LABELS = "labels"
 """Key beside the roles: the meaning of labels that are numbers."""
 PART = "part"
 """Key beside the roles: the rows to use, `0-33`, in percent of a fixed random order."""
+SPLIT = "split"
+"""Beside the roles: which rows of each class, `80-100`, in percent of their order by a hash of the content."""
+CROSS = "cross"
+"""In place of validation data: models of folds answer for the rows that they were not fitted to."""
+SHARE = re.compile(r"[0-9]*\.?[0-9]+")
+"""A fraction as text."""
 PARTS = re.compile(r"([0-9]{1,3})-([0-9]{1,3})")
 """Pattern of a part."""
 OF_LABELLED = ("label", "group", LABELS)
@@ -65,37 +72,67 @@ class DataSpec(NamedTuple):
         columns = {}
         for part in parts:
             role, _, name = part.partition(",")
-            if role not in (*ROLES, LABELS, PART) or not name:
+            if role not in (*ROLES, LABELS, SPLIT, PART) or not name:
                 raise UsageError(
                     f"{text}: #{part} names no column",
                     hint="Write --columns text=NAME,label=NAME; or behind one data set "
                     "#text,NAME#label,NAME.",
                 )
             columns[role] = unquote(name)
-        if PART in columns and not _is_part(columns[PART]):
-            raise UsageError(
-                f"{text}: #{PART},{columns[PART]} is not a part of a data set",
-                hint=f"Such as #{PART},0-33, in percent.",
-            )
+        for role in columns.keys() & {SPLIT, PART}:
+            # A part of a part is one: `50-100+0-33`.
+            if not all(map(_is_part, columns[role].split("+"))):
+                raise UsageError(
+                    f"{text}: #{role},{columns[role]} is not a part of a data set",
+                    hint=f"Such as #{role},0-33, in percent.",
+                )
         return cls(place, columns)
 
     def __str__(self) -> str:
         # A dot would look like the ending of a file.
         names = {
-            role: quote(name, safe="").replace(".", "%2E") for role, name in self.columns.items()
+            role: quote(name, safe="+").replace(".", "%2E") for role, name in self.columns.items()
         }
-        parts = [f"#{role},{names[role]}" for role in (*ROLES, LABELS, PART) if role in names]
+        parts = [
+            f"#{role},{names[role]}" for role in (*ROLES, LABELS, SPLIT, PART) if role in names
+        ]
         return "".join([self.place, *parts])
 
     def reading(self, columns: Mapping[str, str]) -> DataSpec:
         """Return the spec with these columns, unless it names its own."""
         return (
-            self if {*self.columns} - {PART} else DataSpec(self.place, {**columns, **self.columns})
+            self
+            if {*self.columns} - {SPLIT, PART}
+            else DataSpec(self.place, {**columns, **self.columns})
         )
 
     def part(self, first: int, last: int) -> DataSpec:
         """Return the rows between these percentages of a fixed random order."""
-        return DataSpec(self.place, {**self.columns, PART: f"{first}-{last}"})
+        return self._narrowed(PART, first, last)
+
+    def split(self, first: int, last: int) -> DataSpec:
+        """Return the rows of each class between these percentages of their order by content."""
+        return self._narrowed(SPLIT, first, last)
+
+    def _narrowed(self, role: str, first: int, last: int) -> DataSpec:
+        part = f"{first}-{last}"
+        if role in self.columns:
+            part = f"{self.columns[role]}+{part}"
+        return DataSpec(self.place, {**self.columns, role: part})
+
+
+def is_share(text: str) -> bool:
+    """Return True for what stands in place of validation data: `cross`, or a fraction of --data."""
+    place = DataSpec.parse(text).place
+    return place == CROSS or SHARE.fullmatch(place) is not None
+
+
+def split_options(spec: str, options: tuple[str, str] = ("--data", "--val")) -> str:
+    """Return how two options are typed that take the rows of one table apart."""
+    parts = (DataSpec.parse(spec).split(*ends) for ends in ((0, 80), (80, 100)))
+    return " ".join(
+        f"{name} {shlex.quote(str(part))}" for name, part in zip(options, parts, strict=True)
+    )
 
 
 def _is_part(text: str) -> bool:
@@ -143,7 +180,7 @@ class Columns(Options):
         changed = {}
         for name in cls.model_fields.keys() & values.keys():
             kind, value = about(cls.model_fields[name]).get("reads"), values[name]
-            if kind not in (LABELLED, UNLABELLED) or value in (None, "-"):
+            if kind not in (LABELLED, UNLABELLED) or value in (None, "-", CROSS):
                 continue
             read = columns if kind == LABELLED else unlabelled
             if name == "data" and "group" in columns:

@@ -92,6 +92,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
     conflicts: ClassVar = (
         ("engine", "cascade"),
         ("budget", "max_loss"),
+        *(("cross", name) for name in ("risk", "certify", "fit_data", "unlabelled", "predictions")),
         *(
             ("predictions", name)
             for name in ("certify", "fit_data", "ood", "unlabelled", "cascade", "engine", "budget")
@@ -111,6 +112,11 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         group=LABELLED,
         recorded=True,
         help="Labelled rows that were not used before and that only certify; then all rows of --data fit.",
+    )
+    cross: bool = option(
+        False,
+        recorded=True,
+        help="--data also trained CKPT's probe: classifiers of five folds answer for its rows. The results are estimates, not promises.",
     )
     fit_data: str | None = option(
         None,

@@ -23,7 +23,7 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
-from hydrasurgeon.options.columns import DataSpec
+from hydrasurgeon.options.columns import CROSS, DataSpec
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     OUT,
@@ -231,7 +231,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Validation rows: each epoch is measured on them, and the best epoch is written.",
+        help="Validation rows: each epoch is measured on them, and the best epoch is written. A probe: cross takes five folds of --data.",
     )
     teacher: Paths = option(
         (),
@@ -429,7 +429,13 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         group=LABELLED,
         help="Labelled training data, to score heads, and to repair and tune members.",
     )
-    val: str = option(metavar="VAL", group=LABELLED, help="Labelled data for choosing members.")
+    val: str | None = option(
+        None,
+        metavar="VAL|0.2|cross",
+        group=LABELLED,
+        unset="by the number of rows",
+        help="Validation rows that choose and calibrate; a fraction of --data to hold out; or cross: five folds.",
+    )
     ood: Texts = option(
         (),
         metavar="D",
@@ -451,7 +457,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         gt=0,
         lt=1,
         metavar="R",
-        help="Maximum fraction of wrong answers, with 95 % confidence; less certain rows abstain. Less certain rows abstain; two thirds of --val then only certify.",
+        help="Maximum fraction of wrong answers, with 95 % confidence; less certain rows abstain. Two thirds of the validation rows then only certify.",
     )
     coverage: float | None = option(
         None,
@@ -459,7 +465,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         lt=1,
         metavar="P",
         unset="0.9",
-        help="Fraction of prediction sets that contain the true label. If given, two thirds of --val only certify.",
+        help="Fraction of prediction sets that contain the true label. If given, two thirds of the validation rows only certify.",
     )
     seeds: int | None = option(
         None,
@@ -504,8 +510,14 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         return self.goal not in ("acc", "nll", "rmse")
 
     @property
+    def crossed(self) -> bool:
+        """True if models of folds of --data take the place of validation data."""
+        return self.val == CROSS
+
+    @property
     def choosing(self) -> str:
         """Rows of VAL that choose: all of them, or a third if the others certify."""
+        assert self.val is not None
         return self.val if self.certifying is None else str(DataSpec.parse(self.val).part(0, THIRD))
 
     @property
@@ -513,7 +525,7 @@ class BuildOptions(ClassNames, Bare, Run, Force):
         """Rows of VAL that certify a promise and choose nothing; None without a promise."""
         if self.risk is None and self.coverage is None:
             return None
-        return str(DataSpec.parse(self.val).part(THIRD, 100))
+        return str(DataSpec.parse(self.val or self.data).part(THIRD, 100))
 
     @property
     def work(self) -> Path:

@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hydrasurgeon.building.answers import Asked
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, parse_budgets
 from hydrasurgeon.building.front import Front, claim_front, name_of
 from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of
+from hydrasurgeon.building.one_table import alone_note, with_val
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search import Search, averaged
 from hydrasurgeon.building.table import Row
@@ -20,6 +23,7 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.data import Samples, fit_classes, fit_held_out, read_data
+from hydrasurgeon.data.folds import NO_FOLD, folds_of
 from hydrasurgeon.data.label_check import (
     class_counts,
     collecting,
@@ -102,7 +106,11 @@ def build(options: BuildOptions) -> Built:
     _check(options)
     out, ours = _output(options, several=len(budgets) > 1)
     body = _body(options)
-    data, val = (read_data(spec, options) for spec in (options.data, options.val))
+    options, parted = with_val(
+        options, lambda: read_data(options.data, options), body=body is not None
+    )
+    data = read_data(options.data, options)
+    val = data if options.crossed else read_data(str(options.val), options)
     left_out = [left_out_note(samples) for samples in (data, val)]
     if body is None:
         models = _opened(options, val)
@@ -113,15 +121,24 @@ def build(options: BuildOptions) -> Built:
         model, data, val = _of_data(body.manifest.model, data, val, options)
     options = _for_numbers(model, models[0].name, options)
     shared: list[str] = []
+    if options.crossed:
+        val = data.at(np.flatnonzero(folds_of(data) != NO_FOLD))
+        shared += alone_note(data, val)
     for opened in models:  # calibrate would refuse, or leave out, the same after the work
+        if options.crossed:
+            certifying(val, opened.manifest.history, "--data")
+            continue
         val, more = certifying(val, opened.manifest.history, "--val", fitted=("--data", data))
         shared += more
     sets, notes = _data(model, models[0].name, data, val, options)
     notes = [*dict.fromkeys(filter(None, [*left_out, *shared, *notes]))]
+    if parted is not None:
+        options.note(parted)
     for note in notes:
         options.note(f"note: {note}")
-    for counts in filter(None, map(class_counts, (data, val))):
+    for counts in filter(None, map(class_counts, [data] if options.crossed else [data, val])):
         options.note(counts)
+    options.note(_rows(data, sets["val"][0], len(val), options))
     plan = _plan(options, budgets, models[0], sets, body)
     if options.dry_run:
         return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
@@ -150,9 +167,14 @@ def build(options: BuildOptions) -> Built:
     unpromised = {str(budget): why for budget, why in front.unpromised.items()}
     for budget, (why, _) in unpromised.items():
         notes.append(f"{budget}: written without --risk, which cannot be promised: {why}")
-    if options.certifying is None:
+    if options.crossed:
         notes.append(
-            "the decision state was fitted on --val, by which the members were chosen: run calibrate "
+            "figures and thresholds are estimates of five folds: the file promises nothing; --val 0.2 "
+            "holds rows out that certify"
+        )
+    elif options.certifying is None:
+        notes.append(
+            "the validation rows chose the model and fitted its decision state: run calibrate "
             "on fresh data for the full guarantee"
         )
     *_, last = front.rungs.values()
@@ -172,6 +194,16 @@ def build(options: BuildOptions) -> Built:
     )
 
 
+def _rows(data: Samples, chosen: Samples, count: int, options: BuildOptions) -> str:
+    """Say how many rows are for what; `count` is the number of validation rows."""
+    if options.crossed:
+        return f"{len(data):,} training rows; {count:,} of them are judged by models of other folds"
+    rows = f"{len(data):,} training rows, {count:,} validation rows"
+    if len(chosen) == count:
+        return rows
+    return f"{rows}: {len(chosen):,} choose, promises are certified on {count - len(chosen):,}"
+
+
 def _plan(
     options: BuildOptions,
     budgets: Sequence[Budget],
@@ -182,8 +214,11 @@ def _plan(
     """Plan the stages of the command, with the time of each."""
     timed = budgets[0].unit == "time"
     models = (options.seeds or SEEDS) if body is not None else len(options.checkpoints)
+    if options.crossed:  # what trains longer than a linear fit is not trained for each fold
+        body, models = None, 1
     # A budget above one is filled by several smaller models, where there are several.
     sizes = sum(1 + timed for budget in budgets if budget.most < 1 or models > 1)
+    sizes *= not options.crossed
     steps = steps_of(
         options,
         sets,
@@ -214,7 +249,8 @@ def _search(
     ood = [*sets["ood"]]
     if ood:  # those given are of one kind: what is chosen by them alone may tell no other
         ood.append(Perturbed(val, options.seed))
-    question = Asked(val, ood, train, problem, options, plan.tick)
+    crossed = sets["data"][0] if options.crossed else None
+    question = Asked(val, ood, train, problem, options, plan.tick, crossed)
     clock = None
     if budgets[0].unit == "time":
         clock = Clock(first, val, options, state)
@@ -351,9 +387,11 @@ def _data(
     must not overlap.
     """
     ood = [read_data(spec, options, labelled=False) for spec in options.ood]
-    in_turn = [("--val", val), ("--data", data), *(("--ood", samples) for samples in ood)]
+    in_turn = [("--data", data), *(("--ood", samples) for samples in ood)]
+    if not options.crossed:
+        in_turn.insert(0, ("--val", val))
     notes = [samples.note for _, samples in in_turn if samples.note is not None]
-    for samples in (data, val):
+    for _, samples in in_turn[: 1 if options.crossed else 2]:
         notes += label_notes(samples)
     notes += apart(
         in_turn,
@@ -367,6 +405,8 @@ def _data(
     if len(chosen) < FEWEST:
         hint = f"--val needs at least {FEWEST} rows, as it is split into two halves."
         message = f"--val {options.val}: has {len(val)} rows"
+        if options.crossed:
+            message = f"--data {options.data}: has {len(val)} rows whose class has other rows"
         if chosen is not val:
             message += f", of which {len(chosen)} choose and {len(val) - len(chosen)} certify"
         raise DataError(message, hint=hint)
@@ -379,9 +419,6 @@ def _data(
         except DataError as error:
             hint = (error.hint or "").replace("--data", "--val")
             raise DataError(f"--val {options.val}: {error.message}", hint=hint) from error
-        notes.append(
-            f"--val: {len(chosen):,} of its {len(val):,} rows choose, the others only certify"
-        )
     few = [too_few_ood(f"--ood {samples.spec}", len(samples)) for samples in ood]
     ood = [samples for samples, note in zip(ood, few, strict=True) if note is None]
     notes += [note for note in few if note is not None]

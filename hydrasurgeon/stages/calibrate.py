@@ -22,10 +22,11 @@ from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
 from hydrasurgeon.files.history import step
-from hydrasurgeon.files.manifest import DataRecord, Manifest, Model
+from hydrasurgeon.files.manifest import DataRecord, Manifest, Model, Step
 from hydrasurgeon.measuring import known
 from hydrasurgeon.measuring.sets import apart, kind_read
 from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.columns import split_options
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.stages.calibrate_words import (
     as_before,
@@ -103,7 +104,11 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         if line is not None:
             arguments.note(line)
     fitted = ("--fit-data", fit[0]) if fit else None
-    val, seen = known.certifying(val, begun.manifest.history, fitted=fitted)
+    if arguments.cross:
+        check_probe(begun.manifest.history, val, source.name)
+        seen = list[str]()
+    else:
+        val, seen = known.certifying(val, begun.manifest.history, fitted=fitted)
     for number, samples in enumerate(certify):
         certify[number], more = known.certifying(
             samples, begun.manifest.history, "--certify", fitted=fitted
@@ -123,12 +128,14 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         odd += more
     opened = with_inputs(with_data_names(opened, val), val)
     inputs = known.inputs_of(val).tolist()
-    few = check_count(
-        len({*inputs}) + sum(map(len, certify)),
-        arguments,
-        problem_of(model),
-        fitting=len(val) if certify else None,
-    )
+    few = None
+    if not arguments.cross:
+        few = check_count(
+            len({*inputs}) + sum(map(len, certify)),
+            arguments,
+            problem_of(model),
+            fitting=len(val) if certify else None,
+        )
     skipped = left_out_of(*(samples for _, samples in options))
     state, fitted_notes, arguments = _fit(opened, state_in(begun), sets, arguments, skipped)
     entry = step(
@@ -158,6 +165,25 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     )
     notes = (*doubts, opened.note, _unused(arguments, state), *seen, *odd, few, *fitted_notes)
     return Calibrated(target, state.record, written, tuple(filter(None, notes)), tuple(skipped))
+
+
+def check_probe(history: Sequence[Step], data: Samples, name: str) -> None:
+    """Refuse to cross-fit anything but a linear classifier whose last step was a fit to these rows.
+
+    Raises:
+        DataError: What lies below the classifier was trained on such rows too.
+    """
+    *earlier, last = history or (None,)
+    mine = data.fingerprint()["sha256"]
+    is_probe = (
+        last is not None and last.command == "finetune" and last.args.get("recipe") == "probe"
+    )
+    if last is None or not is_probe or [each.sha256 for each in last.data[:1]] != [mine]:
+        raise UsageError(
+            f"--cross: {name} is not what `finetune --recipe probe` made of --data {data.spec}",
+            hint=f"Its training rows tell nothing. Give other rows, without --cross; or split the table: {split_options(data.spec, ('finetune --data', 'and calibrate --data'))}",
+        )
+    known.certifying(data, [step for step in earlier if step is not None])
 
 
 def _labelled(
@@ -349,6 +375,7 @@ def _fit(
     """
     import numpy as np
 
+    from hydrasurgeon.data.folds import NO_FOLD, folds_of
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.data.samples import Joined
     from hydrasurgeon.decision.fitting import fit_state, too_few_ood
@@ -357,11 +384,13 @@ def _fit(
     from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
+    from hydrasurgeon.tuning.probe import cross_fitted
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     engine, how = _computing(opened, model, arguments)
     auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
     features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
+    features = features or arguments.cross
 
     def answer(samples: Samples, **more: Any) -> Outputs:
         return collected([engine], samples, arguments, features=features, skipped=skipped, **more)
@@ -378,9 +407,13 @@ def _fit(
         inputs=known.inputs_of(validation),
     )
     train = sets["--fit-data"][0] if sets["--fit-data"] else None
+    learnt = train
+    if arguments.cross:
+        learnt, raw = validation, cross_fitted(model, raw, validation)
+        validation = validation.at(np.flatnonzero(folds_of(validation) != NO_FOLD))
     unlabelled = () if arguments.words == "off" else sets.get("--unlabelled", ())
     taught = [(samples, answer(samples)) for samples in unlabelled]
-    lessons = train, validation, raw, taught
+    lessons = learnt, validation, raw, taught
     reading, words_note = reading_of(engine, problem, stored, *lessons, arguments)
     model_val = problem.outputs(raw)
     val = model_val if reading is None else problem.outputs(reading.beside(raw, validation))

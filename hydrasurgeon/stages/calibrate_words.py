@@ -33,7 +33,7 @@ def begun_of(arguments: CalibrateOptions, source: Checkpoint, opened: Checkpoint
     else `opened`.
     """
     before = source.manifest.decision
-    fitted = arguments.words == "off" or arguments.fit_data is not None
+    fitted = arguments.words == "off" or arguments.fit_data is not None or arguments.cross
     if fitted or before is None or before.words is None:
         return opened
     return source
@@ -62,6 +62,7 @@ def reading_of(
     arguments: CalibrateOptions,
 ) -> tuple[Reading | None, str | None]:
     """Return the bag-of-words reader that answers beside the model, or None, and a note."""
+    from hydrasurgeon.data.folds import folds_of
     from hydrasurgeon.decision.reading import lesson, seer, weigh
     from hydrasurgeon.decision.split import split
 
@@ -76,6 +77,8 @@ def reading_of(
         return reading, "the bag-of-words model of the file is kept, as no --fit-data is given"
     about = seer(engine.transform), model.preprocess.get("files_sha256")
     learnt = None if train is None else lesson(train)
+    if arguments.cross and learnt is not None and train is not None:
+        learnt = replace(learnt, folds=folds_of(train))
     for samples, outputs_of in unlabelled:
         learnt = learnt and replace(learnt, more=(samples, outputs_of.logits))
     return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, None)

@@ -26,6 +26,7 @@ from hydrasurgeon.files.manifest import (
 from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.measuring.known import record as recorded
 from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.columns import CROSS, split_options
 from hydrasurgeon.options.making import FinetuneOptions
 from hydrasurgeon.runtime.tensors import plan_tensors
 from hydrasurgeon.tuning.start import (
@@ -198,6 +199,10 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
                 f"--val: {shared:,} of its {len(material.held_out):,} rows are training rows too, so its "
                 "results are too good"
             )
+    if arguments.val is None and arguments.data is not None and material.recipe.epochs != 0:
+        notes.append(
+            f"no --val, so the last epoch is written; to hold a fifth out: {split_options(arguments.data)}"
+        )
     if chosen:
         notes.append(f"trained by the recipe {name}, as no --recipe was given")
     if arguments.resume and not interrupted:
@@ -255,7 +260,13 @@ def _begun(
     module = starting_module(material.source, material.model, classifier, arguments.seed)
     if classifier != "probe" or again:
         return module, lambda: None
-    return module, probe(material.live(module), material.samples, material.held_out, arguments)
+    return module, probe(
+        material.live(module),
+        material.samples,
+        material.held_out,
+        arguments,
+        cross=arguments.val == CROSS,
+    )
 
 
 def _pace(
@@ -322,7 +333,12 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
 
     source = starting_point(arguments.checkpoint, arguments.arch)
     read = partial(open_data, seed=arguments.seed, skip_bad=arguments.skip_bad)
-    held_out = None if arguments.val is None else read(arguments.val)
+    if arguments.val == CROSS and recipe.classifier != "probe":
+        raise UsageError(
+            f"--val {CROSS}: chooses the penalty of a probe, and the recipe trains the body",
+            hint=f"Give --recipe probe, or split the table: {split_options(arguments.training)}",
+        )
+    held_out = None if arguments.val in (None, CROSS) else read(str(arguments.val))
     labelled = arguments.data is not None
     samples = read(arguments.training, limit=arguments.limit, labelled=labelled)
     if arguments.data is None:

@@ -13,19 +13,23 @@ not survive dropout. A classifier that starts at random first pulls the body awa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.words import are_there
 from hydrasurgeon.data import Batches, by_length, moved
+from hydrasurgeon.data.folds import FOLDS, NO_FOLD, folds_of
 from hydrasurgeon.data.samples import UNLABELLED, Samples
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.problems import SINGLE, problem_of
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures, last_layers
 from hydrasurgeon.runtime.processes import own_device
@@ -50,9 +54,10 @@ Fit = tuple[Float[Tensor, "klass width"], Float[Tensor, " klass"]]
 
 @torch.no_grad()
 def probe(
-    model: LiveModel, samples: Samples, held_out: Samples | None, run: Run
+    model: LiveModel, samples: Samples, held_out: Samples | None, run: Run, *, cross: bool = False
 ) -> Callable[[], None]:
-    """Fit a single model's last layer to labelled samples, in place.
+    """Fit a single model's last layer to labelled samples, in place; its penalty is chosen on
+    `held_out`, or by folds of the samples if it is to `cross`.
 
     What is returned puts the fit by `PENALTY` there, which training goes on from: a weaker penalty
     may generalise better, and leave no loss for the body to learn from.
@@ -62,7 +67,7 @@ def probe(
             "--set classifier=probe: is fitted to labels, and the data has none",
             hint="Give labelled data; to learn from --teacher alone, --recipe text --set classifier=fresh.",
         )
-    features, labels = read(model, samples, run)
+    features, labels, rows = read(model, samples, run)
     (layers,), problem = last_layers(model), problem_of(model.manifest.model)
     losses = losses_of(problem).losses
 
@@ -83,7 +88,7 @@ def probe(
 
     usual = best = fitted(PENALTY, [None] * len(layers))
     if held_out is not None:
-        val_features, val_labels = read(model, held_out, run)
+        val_features, val_labels, _ = read(model, held_out, run)
         val_parts = val_features.chunk(len(layers), dim=1)
 
         def nll(fits: Sequence[Fit]) -> float:
@@ -92,12 +97,70 @@ def probe(
             return float(losses(logits, val_labels).mean())
 
         best = min((usual, *(fitted(penalty, usual) for penalty in PENALTIES)), key=nll)
+    elif cross:
+        check_one_layer(layers)
+        penalty, _ = out_of_fold(features, labels, folds_of(samples)[rows], layers[0], losses)
+        best = usual if penalty == PENALTY else fitted(penalty, usual)
     put(best)
     return partial(put, usual)
 
 
-def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "row width"], Tensor]:
-    """Return the features that the classifiers read of labelled samples, and the labels."""
+def check_one_layer(layers: Sequence[nn.Module]) -> None:
+    """Refuse to cross-fit what two classifiers answer together."""
+    if len(layers) > 1:
+        raise UsageError(
+            "--val cross: the model has two classifiers side by side",
+            hint="Give --val D, or no --val.",
+        )
+
+
+@torch.no_grad()
+def out_of_fold(
+    features: Float[Tensor, "row width"],
+    labels: Tensor,
+    folds: NDArray[np.int64],
+    layer: nn.Linear,
+    losses: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[float, Tensor]:
+    """Return the penalty of least loss on rows that the fits do not see, and the logits that it gives
+    them; those of rows without a fold stay 0.
+    """
+    judged = torch.from_numpy(folds != NO_FOLD)
+    penalties = (PENALTY, *PENALTIES)
+    logits = features.new_zeros(len(penalties), len(features), layer.out_features)
+    for fold in range(FOLDS):
+        held = torch.from_numpy(folds == fold)
+        usual: Fit | None = None
+        for number, penalty in enumerate(penalties):
+            fit = logistic(features[~held], labels[~held], layer, losses, penalty, usual)
+            usual = usual or fit
+            logits[number, held] = features[held] @ fit[0].T + fit[1]
+    means = [float(losses(each[judged], labels[judged]).mean()) for each in logits]
+    best = int(np.argmin(means))
+    return penalties[best], logits[best]
+
+
+def cross_fitted(model: LiveModel, outputs: Outputs, samples: Samples) -> Outputs:
+    """Return the outputs of a probe on the samples that it was fitted to, with the logits of
+    classifiers that were fitted to the other folds; rows without a fold are left out.
+    """
+    (layers,), problem = last_layers(model), problem_of(model.manifest.model)
+    check_one_layer(layers)
+    assert outputs.features is not None
+    assert samples.written is not None
+    folds = folds_of(samples)
+    features = torch.from_numpy(outputs.features[:, 0].astype(np.float64))
+    truth = torch.from_numpy(np.asarray(samples.written.held))
+    _, logits = out_of_fold(features, truth, folds, layers[0], losses_of(problem).losses)
+    shape = outputs.logits.shape
+    answers = logits.numpy().reshape(shape).astype(outputs.logits.dtype)
+    return replace(outputs, logits=answers).at(np.flatnonzero(folds != NO_FOLD))
+
+
+def read(
+    model: LiveModel, samples: Samples, run: Run
+) -> tuple[Float[Tensor, "row width"], Tensor, NDArray[np.int64]]:
+    """Return the features that the classifiers read of labelled samples, the labels, and the number of each sample."""
     device = device_of(own_device(run.device))
     model.to(device).eval()
     order = np.unique(np.linspace(0, len(samples) - 1, MOST).round().astype(int))
@@ -108,7 +171,7 @@ def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "r
         samples, model.transform, batch_size=run.batch_size, order=order, skip_bad=run.skip_bad
     )
     features_of = WithFeatures(model, each_word=True)
-    features, labels = list[Tensor](), list[Tensor]()
+    features, labels, numbers = list[Tensor](), list[Tensor](), list[Tensor]()
     for batch in fed(batches, run.but(progress=None), module=model):
         assert batch.truth is not None
         rows, truth = features_of(batch.inputs)[1][:, 0].cpu(), batch.truth
@@ -118,10 +181,13 @@ def read(model: LiveModel, samples: Samples, run: Run) -> tuple[Float[Tensor, "r
             labelled = are_there(rows) & (truth != UNLABELLED)
         features.append(rows[labelled].double())
         labels.append(truth[labelled])
-    rows, truth = torch.cat(features), torch.cat(labels)
+        index = torch.as_tensor(batch.index).cpu()
+        numbers.append(index if rows.dim() == 2 else index[:, None].expand(labelled.shape))
+        numbers[-1] = numbers[-1][labelled.cpu()]
+    rows, truth, index = torch.cat(features), torch.cat(labels), torch.cat(numbers)
     # Texts hold many words.
     kept = torch.linspace(0, len(rows) - 1, min(len(rows), 2 * MOST)).round().long()
-    return rows[kept], truth[kept]
+    return rows[kept], truth[kept], index[kept].numpy()
 
 
 @torch.no_grad()

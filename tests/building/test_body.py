@@ -195,7 +195,7 @@ def test_what_it_says_next_can_be_typed(
     for line, option in ((measure, ""), (abstain, " --risk 0.5")):
         _, _, command = line.partition("hydrasurgeon ")
         command = command.replace("TEST", shlex.quote(str(place.train)))
-        command = command.replace("VAL2", shlex.quote(str(fresh))).replace(" --risk 0.05", option)
+        command = command.replace("UNUSED", shlex.quote(str(fresh))).replace(" --risk 0.05", option)
         typed = subprocess.run(
             ["sh", "-c", f'printf "%s\\n" {command}'], capture_output=True, text=True, check=True
         )

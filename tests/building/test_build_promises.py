@@ -144,7 +144,7 @@ def test_what_is_built_abstains(here: Place, capsys: pytest.CaptureFixture[str])
     assert line in " ".join(said.out.split())
     assert "certified on 402 rows that chose nothing" in " ".join(said.out.split())
     assert "--risk 0.05" not in said.out
-    assert "note: --val: 198 of its 600 rows choose, the others only certify" in said.err
+    assert "600 validation rows: 198 choose, promises are certified on 402" in said.err
     assert "chosen by VAL" not in said.err
     # What certified has chosen no epoch, no penalty and no weight.
     history = open_checkpoint("chosen").manifest.history

@@ -1,0 +1,110 @@
+"""build of one table: hold rows out to choose and calibrate by, or cross-fit where rows are few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hydrasurgeon.data import Samples
+from hydrasurgeon.errors import UsageError
+from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.options.columns import CROSS, DataSpec
+from hydrasurgeon.options.making import BuildOptions
+
+HELD_OUT = 20
+"""Percent of the rows of each class that are held out."""
+ENOUGH = 1500
+"""Rows from which on some are held out: a fifth is then 300."""
+PER_CLASS = 20
+"""Rows per class, on average, from which on some are held out."""
+NAMED = 3
+"""Classes that a note names."""
+RULE = f"rows are held out from {ENOUGH:,} rows and {PER_CLASS} per class on"
+
+
+def with_val(
+    options: BuildOptions, table: Callable[[], Samples], *, body: bool
+) -> tuple[BuildOptions, str | None]:
+    """Return the options with specs of training and validation rows, and a sentence that says how a
+    `table` of both is used; None where two tables are given.
+    """
+    val = None if options.val is None else DataSpec.parse(options.val).place
+    if val is not None and val != CROSS and _percent(val) is None:
+        return options, None
+    percent, rule = HELD_OUT if val is None else _percent(val), ""
+    if val is None:
+        samples = table()
+        count, classes = len(samples), _count_classes(samples)
+        per_class = f", {count / classes:.0f} per class" if classes else ""
+        rule = f"{visible(samples.spec)} has {count:,} rows{per_class}; "
+        if not body:
+            rule += "a model with a classifier is not fitted anew"
+        elif options.certifying is not None:
+            rule += "promises need rows that trained nothing"
+        else:
+            rule += RULE
+            few = count < ENOUGH or (classes and count / classes < PER_CLASS)
+            percent = None if few and not _has_tags(samples) else percent
+    if percent is None:
+        if not body:
+            raise UsageError(
+                f"--val {CROSS}: fits new classifiers to parts of --data, and {options.checkpoints[0]} has one",
+                hint="Give --val 0.2, which holds a fifth of --data out.",
+            )
+        if options.certifying is not None:
+            flag = "--risk" if options.risk is not None else "--coverage"
+            raise UsageError(
+                f"{flag} is certified on rows that trained nothing, and --val {CROSS} trains on all rows",
+                hint="Give --val 0.2, which holds a fifth of --data out, or --val D.",
+            )
+        how = f"--val {CROSS}: all rows train the model, which is judged by models of five folds"
+        return options.but(val=CROSS), f"{how} ({rule or RULE})"
+    spec = DataSpec.parse(options.data)
+    data, held_out = spec.split(0, 100 - percent), spec.split(100 - percent, 100)
+    how = f"--val {percent / 100:g}: {percent} % of the rows of each class choose and calibrate"
+    return options.but(data=str(data), val=str(held_out)), f"{how} ({rule or RULE})"
+
+
+def alone_note(data: Samples, judged: Samples) -> list[str]:
+    """Return a note on classes that no fold can judge; empty where there are none."""
+    column, left = data.written, judged.written
+    if column is None or left is None or len(judged) == len(data) or column.names is None:
+        return []
+    names = [column.names[at] for at in sorted({*column.labels.tolist()} - {*left.labels.tolist()})]
+    listed = ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
+    return [f"{visible(data.spec)}: no other row shows {listed}: learnt, and judged by no fold"]
+
+
+def _percent(val: str) -> int | None:
+    """Return the percentage that a fraction such as 0.2 is; None for other texts."""
+    try:
+        fraction = float(val)
+    except ValueError:
+        return None
+    percent = round(100 * fraction) if 0 < fraction < 1 else 0
+    if not 1 <= percent <= 90:
+        raise UsageError(
+            f"--val {val}: expected a fraction from 0.01 to 0.9, {CROSS}, or data",
+            hint="--val 0.2 holds a fifth of --data out.",
+        )
+    return percent
+
+
+def _has_tags(samples: Samples) -> bool:
+    """Return True if labels are tags of words, for which nothing is cross-fitted."""
+    labels = samples.labels
+    return labels is not None and labels.ndim == 2 and labels.dtype.kind == "i"
+
+
+def _count_classes(samples: Samples) -> int:
+    """Count the classes or labels that occur; 0 for numbers and tags."""
+    column = samples.written
+    if column is None:
+        return 0
+    labels = column.labels
+    if labels.ndim == 1 and labels.dtype.kind == "i":
+        return len(np.unique(labels[labels >= 0]))
+    if labels.ndim == 2 and labels.dtype.kind == "f":
+        return int((labels > 0).any(axis=0).sum())
+    return 0
