@@ -51,7 +51,7 @@ types: $(STAMP)  ## strict types
 
 check: lint types test  ## what to run before a commit
 
-PROSE := README.md CONTRIBUTING.md SECURITY.md $(filter-out docs/reference/evidence.md,$(wildcard docs/reference/*.md))
+PROSE := README.md docs CONTRIBUTING.md SECURITY.md
 docs: $(STAMP)  ## build the site in build/site; a missing link or anchor fails, and a sentence that is hard to read
 	$(BIN)/python tools/readability.py $(PROSE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
