@@ -205,7 +205,8 @@ def finetuned(result: Finetuned) -> None:
     elif trained.kept_epoch:
         done += f"; epoch {trained.kept_epoch:g} was the best on --val and is written"
     if result.probed and not trained.steps:
-        done = f"a probe with {result.manifest.model.num_classes} outputs"
+        count = result.manifest.model.num_classes
+        done = f"a probe with {count} output{'s' * (count > 1)}"
     show((str(result.path), "bold"), f": {done}")
     measured = [entry for entry in trained.log if "val_nll" in entry]
     if measured:

@@ -86,7 +86,8 @@ def test_repeated_texts(tmp_path: Path) -> None:
         "2 texts have two labels, such as 'my card is lost and I cannot find it any…' (lost and stolen)",
         "4 of its 7 rows are copies of others",
     ]
-    assert notes(tmp_path, [1.5, 2.0, 1.5, 3.0, 4.5, 3.0, 3.0], texts)[0].startswith("1 texts have")
+    numbers = [1.5, 2.0, 1.5, 3.0, 4.5, 3.0, 3.0]  # two measurements of one text may differ
+    assert notes(tmp_path, numbers, texts) == ["4 of its 7 rows are copies of others"]
 
 
 def test_repeated_images(tmp_path: Path) -> None:

@@ -80,5 +80,5 @@ def test_mc_dropout(tmp_path: Path) -> None:
     assert row.members == 3
     assert [(each.name, each.group) for each in row.ood] == [("other", "near")]
     FAMILIES["timm ViT"].write(tmp_path / "vit")
-    with pytest.raises(SystemExit, match="without dropout"):
+    with pytest.raises(SystemExit, match="no layer drops anything"):
         mc_dropout.run(str(tmp_path / "vit"), 3, outs[0], data, [])

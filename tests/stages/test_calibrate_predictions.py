@@ -180,7 +180,7 @@ BROKEN: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "rows": (lambda a: a | {"features": a["features"][:-1]}, "features must be floating-point"),
     "one class": (
         lambda a: a | {"logits": a["logits"][..., :1], "labels": a["labels"] * 0},
-        "answers of one class",
+        "has only one class",
     ),
     "few": (lambda a: {k: v[:12] for k, v in a.items()}, "at least 20"),
     "other width": (
@@ -375,7 +375,7 @@ def test_a_decision_file_is_not_trusted(files: dict[str, Path], tmp_path: Path) 
     for logits, features, says in (
         (new["logits"][..., :2], new["features"], "expected .sample, 1, 3."),
         (new["logits"], None, "mds, requires features"),
-        (new["logits"], new["features"][1:], "50 rows of logits, 49 of features"),
+        (new["logits"], new["features"][1:], "50 rows of logits but 49 rows of features"),
         (new["logits"] * np.nan, new["features"], "row 0 of logits holds NaN"),
     ):
         with pytest.raises(DataError, match=says):

@@ -243,7 +243,7 @@ def test_any_model_s_answers_have_words_beside_them(
     plain = hs.calibrate(**about, words="off", out=tmp_path / "off").decision
     assert made.nll["temperature"] < plain.nll["temperature"]
     np.savez(files["test"], **told(place, "test", tokens=not tokens))
-    with pytest.raises(DataError, match="reads words beside"):
+    with pytest.raises(DataError, match="uses a bag-of-words model"):
         hs.predict(decision=tmp_path / "d.safetensors", predictions=files["test"])
     with pytest.raises(UsageError, match="tokens in both"):
         hs.calibrate(

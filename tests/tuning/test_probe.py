@@ -157,7 +157,7 @@ def test_a_number_is_fitted_and_shown_too(
     words = ["finetune", str(tmp_path / "bert"), "--data", str(tmp_path / "n.jsonl")]
     words += ["--val", str(tmp_path / "n.jsonl"), "--recipe", "probe", "--set", "problem=number"]
     assert run([*words, "--device", "cpu", "-o", str(tmp_path / "p")]) == 0
-    assert re.search(r"val nll \d+\.\d{4}\n", capsys.readouterr().out)
+    assert re.search(r"the probe alone +\d+\.\d{3}\n", capsys.readouterr().out)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -170,4 +170,4 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert run(command) == 0
     told = capfd.readouterr()
     assert "skipped: 1 sample\n  train.csv, line 9 has no text ('1')\n" in told.err
-    assert "probe.safetensors: a probe, 2 outputs" in told.out
+    assert "probe.safetensors: a probe with 2 outputs" in told.out
