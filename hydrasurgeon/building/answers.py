@@ -1,4 +1,4 @@
-"""What every model answered, kept as predictions files, and what of it fits OOD scores."""
+"""The answers of every candidate, stored as predictions files, and the data that fit OOD scores."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ from hydrasurgeon.tuning.probe import cross_fitted
 
 @dataclass(frozen=True)
 class Answers:
-    """What the members of one model, or of several side by side, say."""
+    """Outputs of the members of one model, or of several models side by side."""
 
     sets: tuple[Outputs, ...]
-    """Of VAL, and of each OOD set."""
+    """Outputs on VAL, then on each OOD set."""
     evidence: tuple[Evidence, ...] = ()
-    """What OOD scores are fitted on, a member each; empty where nothing is OOD."""
+    """Data that fit the OOD scores, one entry a member; empty without OOD data."""
     linear: tuple[Classifier, ...] = ()
     """Weight and bias of each member's classifier."""
 
     def beside(self, other: Answers) -> Answers:
-        """The same samples, answered by the members of both."""
+        """Return the outputs of the members of this model and of the other one, on the same
+        samples.
+        """
 
         def joined(one: Outputs, other: Outputs) -> Outputs:
             features = None
@@ -64,7 +66,7 @@ class Answers:
 
 @contextlib.contextmanager
 def _believed(place: Path) -> Iterator[None]:
-    """A file that cannot be what was written there is refused."""
+    """Raise CheckpointError if a stored file cannot be read back."""
     try:
         yield
     except (HydraError, SafetensorError, ValueError, KeyError, OSError) as error:
@@ -81,7 +83,7 @@ class Asked:
     val: Samples
     ood: Sequence[Samples]
     train: Samples
-    """What OOD scores are fitted on."""
+    """Training samples that fit the OOD scores."""
     problem: Problem
     options: BuildOptions
     progress: Progress
@@ -90,7 +92,9 @@ class Asked:
     known: dict[Path, Answers] = field(default_factory=dict)
 
     def words(self, read: Callable[[Samples], ndarray]) -> tuple[ndarray, ...]:
-        """What a reader of words says of all sets; it reads where that is not kept."""
+        """Return a word reader's outputs on VAL and each OOD set, from the stored file if there is
+        one.
+        """
         place, count = self._folder() / f"words{SUFFIX}", 1 + len(self.ood)
         if not place.exists():
             sets = {str(n): read(each) for n, each in enumerate((self.val, *self.ood))}
@@ -107,7 +111,7 @@ class Asked:
         return folder
 
     def read(self, member: Member, engine: str) -> Answers:
-        """What a model answers; it runs where that is not kept."""
+        """Return a model's answers, from the stored file if there is one."""
         name = f"{member.name}-{EIGHT_BITS}" if engine == EIGHT_BITS else member.name
         place = self._folder() / f"{name}{SUFFIX}"
         if place not in self.known:

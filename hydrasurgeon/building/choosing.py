@@ -22,7 +22,7 @@ MOST_MEMBERS = 5
 MARGIN = 1e-3
 """So little is no lead: a tenth of a point."""
 ROUNDING = 1e-4
-"""By so little a choice may be worth less than a plain rival: less than tables show."""
+"""Largest loss of value against a plain rival that still counts as equal; tables do not show it."""
 Members = tuple[Member, ...]
 
 
@@ -31,10 +31,12 @@ def propose(
     pools: Sequence[Sequence[Member]],
     affordable: Callable[[Members], bool],
 ) -> list[Choice]:
-    """A choice of each number of members that all samples, and each half of them, find affordable."""
+    """Return one choice for each number of members that is affordable on all samples and on each
+    half.
+    """
 
     def selected(half: int | None) -> dict[int, Members]:
-        """The best of each number that forward selection finds in any of the pools."""
+        """Return, for each number of members, the best that forward selection picks from any pool."""
         worth, best = partial(table.worth, half=half), dict[int, Members]()
         for pool in pools:
             chosen: Members = ()

@@ -1,5 +1,5 @@
-"""How long one sample takes from text or picture to decision, by engine, as multiples of the
-unpruned model's time in float32: measured as `bench --data` measures it, in turn with that model.
+"""Latency of one sample, from text or picture to decision, for each engine: a multiple of the
+unpruned model's time in float32, measured in turn with that model as `bench --data` does.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ UNPRUNED = "None"
 WORDS = "words"
 """The shape of a reader of words, and what computes it."""
 RUNS = 3
-"""How often each is timed."""
+"""Number of timed runs of each model."""
 SETS = Conformal(method="lac", coverage=0.9, threshold=1.0)
 """Prediction sets of a state, which nothing here looks at."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """How long one sample takes."""
+    """Latency of one sample."""
 
     ms: float
     time: float
@@ -73,28 +73,30 @@ class Clock:
 
     @cached_property
     def known(self) -> dict[str, dict[str, Taken]]:
-        """What was measured, by shape and engine."""
+        """Measured latencies by shape and engine."""
         kept = {} if self.state is None else self.state.known.get("times", {})
         return {s: {n: Taken(*taken) for n, taken in times.items()} for s, times in kept.items()}
 
     def times(self, shape: str, file: Callable[[], Checkpoint]) -> Mapping[str, Taken]:
-        """By engine, of models that are alike but for their weights."""
+        """Return the latency in each engine of models of one shape, which differ in their weights
+        alone.
+        """
         if not {*self.engines} <= self.known.get(shape, {}).keys():
             self._time(shape, self._unpruned if shape == UNPRUNED else self._live(file()))
         return self.known[shape]
 
     def unpruned(self) -> Mapping[str, Taken]:
-        """Of the model as it is."""
+        """Return the unpruned model's latency in each engine."""
         return self.times(UNPRUNED, lambda: self.opened)
 
     def words(self, reading: Callable[[], Reading]) -> Taken:
-        """Of a reader that answers alone."""
+        """Return the latency of a word reader that answers alone."""
         if WORDS not in self.known:
             self._time(WORDS, {WORDS: _alone(self._unpruned[self._fastest], reading().reader)})
         return self.known[WORDS][WORDS]
 
     def written(self, name: str, file: Path, engine: str) -> Taken:
-        """Of a file that is called so in the work folder."""
+        """Return the latency of a written file; `name` is its key in the work folder."""
         if engine not in self.known.get(name, {}):
             opened = open_checkpoint(file)
             live = engine_of(opened, engine=engine, device=self.options.device)
@@ -102,7 +104,9 @@ class Clock:
         return self.known[name][engine]
 
     def slow_words(self, late: float) -> None:
-        """A file shows that words take so much longer."""
+        """Raise the latency of the word reader by `late`, which a written file was slower than
+        expected.
+        """
         taken = self.known[WORDS][WORDS]
         self.known[WORDS] = {WORDS: taken * (1 + late / taken.time)}
         self._keep()
@@ -140,13 +144,13 @@ class Clock:
         return self._live(self.opened, keep=True)  # it answers soon, and is what may be written
 
     def _live(self, opened: Checkpoint, *, keep: bool = False) -> Mapping[str, Engine]:
-        """By engine."""
+        """Return a checkpoint in each engine that this machine can run."""
         device = self.options.device
         return engines_of(undecided(opened), self.engines, device=device, keep=keep)
 
 
 def _alone(engine: Engine, reader: Words) -> Engine:
-    """An engine of which words answer all that it is asked."""
+    """Return a copy of an engine in which the word reader answers every sample."""
     words: dict[str, Any] = {"mode": "first"}
     ood: dict[str, Any] = {"score": NOVELTY, "threshold": 2.0}
     state: dict[str, Any] = {"temperature": 1.0, "conformal": SETS}
@@ -160,6 +164,6 @@ def _alone(engine: Engine, reader: Words) -> Engine:
 
 
 def _engines() -> tuple[str, ...]:
-    """Those that run here."""
+    """Return the names of the engines that this machine can run."""
     graphs = all(find_spec(package) for package in PACKAGES)
     return ("torch", "onnx", EIGHT_BITS) if graphs else ("torch",)

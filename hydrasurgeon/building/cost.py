@@ -1,4 +1,4 @@
-"""What models will cost before any is made; budgets, and the sizes that fill them."""
+"""Predicted cost of models before they are made; budgets, and the sizes that fill them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 
 Unit = Literal["macs", "params", "time"]
-"""What a budget can be given in, times the backbone's; time is measured."""
+"""Units of a budget, relative to the unpruned model; time is measured."""
 UNITS: tuple[Unit, ...] = ("macs", "params")
 """Those that are counted."""
 BUDGET = re.compile(r"(macs|params|time)=([0-9.,e+-]+)")
@@ -42,7 +42,7 @@ NEAR = 1.1
 
 @dataclass(frozen=True)
 class Budget:
-    """What a hydra may cost, times the backbone's."""
+    """Largest cost of a model, relative to the unpruned model."""
 
     unit: Unit
     most: float
@@ -55,7 +55,7 @@ class Budget:
 
 
 def parse_budgets(text: str) -> list[Budget]:
-    """`macs=1.5`, or a list: a rising front."""
+    """Parse `macs=1.5`, or a list such as `macs=1,1.5`; return the budgets in rising order."""
     numbers: list[float] = []
     match = BUDGET.fullmatch(text)
     if match is not None:
@@ -69,7 +69,7 @@ def parse_budgets(text: str) -> list[Budget]:
 
 @dataclass(frozen=True, order=True)
 class Size:
-    """What each layer of a smaller model keeps."""
+    """Heads and neurons that each layer of a smaller model keeps."""
 
     heads: int
     neurons: float
@@ -110,16 +110,16 @@ class Sizes:
         }
 
     def _kept(self, heads: int) -> Kept:
-        """So many heads in every layer."""
+        """Return the kept heads of a model with this number of heads in every layer."""
         kept = self.opened.manifest.kept
         return {**kept, self.tower: (tuple(range(heads)),) * self.layers}
 
     def widths(self, size: Size) -> list[int]:
-        """Neurons of each layer that are kept."""
+        """Return the number of neurons that each layer keeps."""
         return [max(1, round(size.neurons * neurons)) for neurons in self.neurons]
 
     def cost(self, size: Size, unit: Unit) -> float:
-        """Times the unpruned model's."""
+        """Return the cost relative to the unpruned model."""
         saved = (self.heads - size.heads) * self.of_a_head[unit]
         layers = zip(self.neurons, self.widths(size), self.neuron_costs, self.tokens, strict=True)
         for before, after, each, tokens in layers:
@@ -127,9 +127,9 @@ class Sizes:
         return (self.full[unit] - round(saved)) / self.full[unit]
 
     def filling(self, budget: Budget) -> Size | None:
-        """The size that costs this much or a little less: of all numbers of heads the one whose
-        neurons are nearest to what goes with it, half of them with two thirds of the heads; None
-        where nothing is so cheap.
+        """Return the size that costs as much as the budget or a little less; None if no size is so
+        cheap. Of all numbers of heads it takes the one whose neurons are nearest to the usual
+        share: half of the neurons with two thirds of the heads.
         """
         fits = []
         for heads in range(1, self.heads + 1):
@@ -146,15 +146,15 @@ class Sizes:
         return min(fits)[1] if fits else None
 
     def ladder(self, budgets: Sequence[Budget], models: int) -> list[Size]:
-        """The sizes of which as many as there are models, or fewer, fill a budget, the unpruned
-        model not among them; a budget that no size is within is refused.
+        """Return the sizes of which as many as there are models, or fewer, fill a budget, without
+        the unpruned model. Refuse a budget below the smallest size.
         """
         for budget in budgets:
             if budget.most < 1 and self.filling(budget) is None:
                 least = self.cost(Size(1, 0.01), budget.unit)
                 raise UsageError(
-                    f"--budget {budget}: a model with one head a layer costs {budget.unit}={format_number(least, 2)}",
-                    hint="Allow more than that.",
+                    f"--budget {budget}: the smallest possible model costs {budget.unit}={format_number(least, 2)}",
+                    hint="Give a larger --budget.",
                 )
         costs = {budget for budget in budgets if budget.most < 1}
         shares = {
@@ -170,7 +170,7 @@ class Sizes:
 
 
 def stored(checkpoint: Checkpoint) -> int:
-    """Numbers in the tensors of a checkpoint's members; a decision state is none of them."""
+    """Return the number of parameters in a checkpoint's members, without its decision state."""
     infos = checkpoint.tensors.items()
     return sum(
         torch.Size(info.shape).numel()
@@ -180,7 +180,7 @@ def stored(checkpoint: Checkpoint) -> int:
 
 
 def _counted(backbone: LoadedBackbone, kept: Kept, inputs: Any) -> int:
-    """Multiply-adds of what is left of a model with these heads."""
+    """Count the multiply-adds of a model that keeps these heads."""
     anatomy = backbone.checkpoint.family.anatomy
     with torch.inference_mode():
         return macs(Hydra([backbone.module(kept)], anatomy, trunk=0, mode="apart"), inputs)
@@ -189,7 +189,7 @@ def _counted(backbone: LoadedBackbone, kept: Kept, inputs: Any) -> int:
 def cost_of(
     opened: Checkpoint, one: Any, full: Mapping[Unit, float], options: Run
 ) -> dict[Unit, float]:
-    """What a file costs, times the unpruned model's: counted on the model itself."""
+    """Return the cost of a file relative to the unpruned model, counted on the model itself."""
     live = as_classifier(opened, device=options.device, dtype=options.dtype, lean=True)
     weight = next(live.parameters())
     counted = {
@@ -200,5 +200,5 @@ def cost_of(
 
 
 def read_tower(kept: Kept) -> str:
-    """The tower that data runs through: members of a CLIP differ in their image towers."""
+    """Return the tower that data run through: the image tower of a CLIP."""
     return "vision" if "vision" in kept else next(iter(kept))

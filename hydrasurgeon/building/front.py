@@ -42,7 +42,7 @@ from hydrasurgeon.options.making import BuildOptions
 FORMAT = "hydrasurgeon.front/1"
 """Format identifier of a front's JSON."""
 NAME = "front.json"
-"""What it is called, in the folder of the checkpoints."""
+"""File name of the record, in the folder of the checkpoints."""
 MOST = 4 << 20
 """Bytes of it."""
 SHOWN = {"f1": 1, "accuracy": 100, "nll": 1, "rmse": 1, "auroc": 100}
@@ -52,7 +52,7 @@ SPARE = 0.005
 
 
 Rungs = Mapping[Budget, Entry]
-"""What is decided within each budget, rising: the entry of the one below where nothing is better."""
+"""Entries by budget, rising; a budget without a better entry repeats the entry below."""
 
 
 class Front:
@@ -63,13 +63,15 @@ class Front:
         self.options: BuildOptions = search.options
         self.out = out
         self.force = force or ours
-        """Whether what lies at `out` may be replaced; what was written here always may."""
+        """True if files at `out` may be replaced; those of an earlier run of this build always
+        may.
+        """
         self.there = search.state.known.get("made") if ours else None
-        """What lies there already, of a build that was ended early."""
+        """File name of the checkpoint that an interrupted build has written."""
         self.refused: dict[tuple[Budget, Choice], HydraError] = {}
-        """What calibrate refused or takes too long, and why."""
+        """Errors of choices that calibrate refused or that take too long."""
         self.rungs: Rungs = {}
-        """What is written, of budgets that something is within."""
+        """Written entries of the budgets that have one."""
         self.ended = ""
         """Why not everything was tried."""
 
@@ -119,14 +121,17 @@ class Front:
         return self.ended
 
     def summary(self) -> str:
-        """What was made, how it compares with the model as it is, and what to do next."""
-        rows = "validation rows, each half judged by what the other chose"
+        """Return text on the written files, their comparison with the unpruned model, and the next
+        step.
+        """
+        rows = "validation rows held out in turn"
         if self.options.crossed:
             rows = "the training rows, by models of the other folds"
-        lines = [f"Written, compared with your calibrated model on {rows}:"]
         references = {each.choice.name: each for each in self.references}
         single = references.get(SINGLE, references.get(PROBE))
         assert single is not None
+        reference = "your model" if single.choice.name == SINGLE else "the probe"
+        lines = [f"Compared with {reference} on {rows}:"]
         below: Entry | None = None
         for budget, entry in self.rungs.items():
             what = f"{budget}: {_what(entry)} at {entry.cost[budget.unit]:.2f}x"
@@ -161,16 +166,16 @@ class Front:
             data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
         data += ["--skip-bad"] * options.skip_bad
         lines.append(
-            f"Next, on rows that chose nothing (TEST): hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
+            f"next, on rows that were not used so far (TEST): hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
         )
         if options.certifying is None and "--risk" not in self.search.asked.problem.lacks:
             lines.append(self._to_abstain(data[2:]))
         return "\n".join(lines)
 
     def _promise(self, risk: float, budget: Budget, entry: Entry) -> str:
-        """Say what the file of a rung promises, by rows that chose nothing."""
+        """Return a sentence on what the file of a rung promises, measured on the certifying rows."""
         if budget in self.unpromised:
-            return f"it never abstains, for --risk {risk:g} cannot be promised"
+            return f"it never abstains, because --risk {risk:g} cannot be promised"
         decision = open_checkpoint(rung_file(self.search, entry)).manifest.decision
         assert decision is not None
         answered = 1.0
@@ -179,7 +184,7 @@ class Front:
         elif decision.abstain is not None:
             answered = decision.abstain.coverage
         wrong = f"at most {100 * risk:g} % of the answers are wrong, with 95 % confidence"
-        rows = f"certified on {decision.certified:,} rows that chose nothing"
+        rows = f"certified on {decision.certified:,} rows that were used for nothing else"
         return f"it answers {100 * answered:.1f} % of the rows: {wrong} ({rows})"
 
     def _to_abstain(self, columns: Sequence[str]) -> str:
@@ -222,7 +227,9 @@ class Front:
                 self._refuse(budget)
 
     def _decided_next(self) -> Rungs:
-        """What is there with the first entry that is new, for larger budgets too where it is better."""
+        """Return the current entries with the first new one, which also serves larger budgets that
+        it improves.
+        """
         rungs: dict[Budget, Entry] = {}
         below = new = None
         for budget in self.search.budgets:
@@ -243,7 +250,7 @@ class Front:
         return rungs
 
     def _decided(self, entries: list[Entry], budget: Budget, below: Entry | None) -> Entry | None:
-        """What stands once nothing about it is assumed."""
+        """Return the best entry whose figures were measured rather than assumed."""
         while entries:
             entry = decide(entries, budget.unit, below)
             if not entry.choice.assumed:
@@ -256,7 +263,7 @@ class Front:
         return below
 
     def _within(self, budget: Budget) -> list[Entry]:
-        """Everything that a budget could pay: the plain rivals and what is proposed for it."""
+        """Return every entry that a budget allows: the plain rivals and the proposed choices."""
         search = self.search
         choices = [*search.plain]
         if len(search.members) > 1 or search.cuts:
@@ -282,7 +289,7 @@ class Front:
             what = (
                 f"the fastest candidate takes time={format_number(min(costs), 2)} on this machine"
             )
-        raise SurgeryError(f"--budget {budget}: {what}", hint="Allow more than that.")
+        raise SurgeryError(f"--budget {budget}: {what}", hint="Give a larger --budget.")
 
     def _write(self, rungs: Rungs, *, done: bool = False) -> bool:
         """Make what was decided, and put it where it belongs, once everything was tried or before;
@@ -304,7 +311,9 @@ class Front:
         return True
 
     def _make(self, budget: Budget, entry: Entry, file: Path) -> bool:
-        """Whether it could be made, and keeps to the budget."""
+        """Make and calibrate the file of an entry; return False if that fails or exceeds the
+        budget.
+        """
         made = made_of(entry, self.options)
         calibration = calibration_of(self.search, entry, made.file, file)
         try:
@@ -342,7 +351,7 @@ class Front:
 
 
 def publish(file: Path, out: Path, *, force: bool) -> None:
-    """A checkpoint as it is, as a file or a directory."""
+    """Write a copy of a checkpoint, as a file or a directory."""
     opened, slash = open_checkpoint(file), "" if out.name.endswith(SUFFIX) else "/"
     with claims():  # another may come in its place
         save(
@@ -354,13 +363,13 @@ def publish(file: Path, out: Path, *, force: bool) -> None:
 
 
 def made_of(entry: Entry, options: BuildOptions) -> Member:
-    """The member that was chosen, or the hydra of several."""
+    """Return the chosen member, or the hydra of several."""
     members = entry.choice.members
     return members[0] if len(members) == 1 else fusion_of(members, options)
 
 
 def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Command:
-    """What writes a checkpoint with the decision state that the table's figures are of."""
+    """Return the command that calibrates a checkpoint as the table's figures assume."""
     options, choice = search.options, entry.choice
     words: dict[str, Any] = {"data": options.choosing, **options.names, **options.running}
     if options.crossed:
@@ -383,7 +392,7 @@ def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Comma
 
 
 def rung_file(search: Search, entry: Entry) -> Path:
-    """Where a rung's checkpoint is made, in the work folder."""
+    """Return the path of a rung's checkpoint in the work folder."""
     choice, options = entry.choice, search.options
     how = (choice.engine == EIGHT_BITS, entry.score, choice.words, f"{choice.most_on:.6f}")
     promised = (options.risk, options.coverage)
@@ -392,14 +401,14 @@ def rung_file(search: Search, entry: Entry) -> Path:
 
 
 def name_of(budget: Budget, entry: Entry) -> str:
-    """`macs=0.5: the mean`: as a table shows it."""
+    """Return the name of a row in the table, such as `macs=0.5: the mean`."""
     name = f"{budget}: {entry.choice.name}" if entry.is_plain else str(budget)
     return f"{name}{how_of(entry)}"
 
 
 def how_of(entry: Entry) -> str:
-    """`, words beside, --engine int8`: where a reader of words answers, and by what its time was
-    measured.
+    """Return a suffix such as `, words beside, --engine int8`: the place of the word reader, and
+    the engine that was timed.
     """
     words, how = entry.choice.words, ""
     if words != "off":
@@ -410,7 +419,7 @@ def how_of(entry: Entry) -> str:
 
 
 def claim_front(options: BuildOptions, *, force: bool) -> Path:
-    """`-o` as a folder that is this command's to write, and to replace where it holds a front."""
+    """Return `-o` as a folder that this command may write, or replace if it holds a front."""
     out = Path(options.out)
     if out.suffix == SUFFIX:
         raise UsageError(
@@ -434,7 +443,7 @@ def claim_front(options: BuildOptions, *, force: bool) -> Path:
 
 
 def _is_front(folder: Path) -> bool:
-    """Whether a folder holds a front and nothing else."""
+    """Return True if a folder holds a front and nothing else."""
     if not (folder / NAME).is_file():
         return False
     record = read_json(folder / NAME, most=MOST)
@@ -454,8 +463,8 @@ def write_front(
     *,
     done: bool,
 ) -> None:
-    """All checkpoints and the record of them, or nothing; `files` are where each was made. That there
-    is no better file within a budget is known once all was `done`.
+    """Write all checkpoints and their record, or nothing; `files` are their paths in the work
+    folder. The record lists budgets without a better file only if the search is `done`.
     """
     names: dict[Entry, str] = {}
     entries = []
@@ -486,7 +495,7 @@ def write_front(
 
 
 def _record(entry: Entry) -> dict[str, Any]:
-    """What it is made of, its cost and its worth, with standard errors."""
+    """Return an entry's members, cost and figures with standard errors."""
     choice, how = entry.choice, {}
     if "time" in entry.cost:
         how["engine"] = choice.engine
@@ -514,7 +523,9 @@ def _what(entry: Entry) -> str:
 
 
 def _change(difference: Difference) -> str:
-    """`accuracy +0.4 points (-0.6 to +1.3)`, and whether that is better or worse."""
+    """Return text such as `accuracy +0.4 points (-0.6 to +1.3)`, with `better` or `worse` if
+    clear.
+    """
     factor = SHOWN[difference.metric]
     digits, unit = (3, "") if factor == 1 else (1, " points")
     value, low, high = (

@@ -22,7 +22,7 @@ SCORED = 1000
 SEEDS = 3
 """Models that are tuned from a body where no number is given."""
 WHOLE: Mapping[Unit, float] = {"macs": 1.0, "params": 1.0}
-"""What a model costs that nothing is cut from."""
+"""Cost of an unpruned model."""
 
 
 @dataclass(frozen=True)
@@ -32,52 +32,54 @@ class Member:
     label: str
     """As tables show it."""
     file: Path
-    """Where it lies once it is made."""
+    """Path of the file, which may still have to be made."""
     cost: Mapping[Unit, float] = field(compare=False)
     """Times the unpruned model's."""
     model: int = 0
     """The number of the model it is made of; the mean of several is one more."""
     making: tuple[Command, ...] = field(default=(), compare=False)
-    """How it is made; nothing for a model that is there."""
+    """Commands that make the file; empty for a model that exists."""
     size: Size | None = None
-    """What each layer keeps; None: it is not cut to a size."""
+    """Heads and neurons that each layer keeps; None for a model that is not cut."""
     count: int = 1
-    """How many answer in it: several in a hydra, which is never parted."""
+    """Number of ensemble members; more than one for a hydra, which is never taken apart."""
 
     @property
     def name(self) -> str:
-        """What files about it are called after."""
+        """Stem of the names of its files."""
         return self.label.replace(",", "").replace(" ", "-")
 
     @property
     def shape(self) -> str:
-        """What has one of these is as fast as another."""
+        """Key of its latency: models of one shape are equally fast."""
         return self.name if self.count > 1 else str(self.size)
 
 
 def compatible(members: Sequence[Member]) -> bool:
-    """Whether they may answer together; two parts of one model never do."""
+    """Return True if the members may answer together: no two are parts of one model."""
     return len({member.model for member in members}) == len(members) and (
         len(members) == 1 or all(member.count == 1 for member in members)
     )
 
 
 def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> Command:
-    """What trains a model on TRAIN."""
+    """Return the command that trains a model on TRAIN."""
     usual = {"data": options.data, "val": options.choosing, "limit": options.limit}
     usual |= {**options.names, "seed": options.seed, "skip_bad": options.skip_bad}
     return Command("finetune", (source,), usual | words, file)
 
 
 def probe_of(source: Path, options: BuildOptions, problem: str | None = None) -> Member:
-    """A body as it is, with a classifier in closed form."""
+    """Return a member made of an unchanged body with a classifier in closed form."""
     file, kind = options.work / f"probe{SUFFIX}", None if problem is None else {"problem": problem}
     fit = finetuned(options, source, file, recipe="probe", set=kind, arch=options.arch)
     return Member("the probe", file, WHOLE, -1, (fit,))
 
 
 def tuned(number: int, options: BuildOptions) -> Member:
-    """A body tuned with an order of its own; the start counts as an epoch, and may be what is kept."""
+    """Return a member that is tuned from a body in its own order of samples. The untuned start
+    counts as an epoch, and may be the one that is kept.
+    """
     file, seed = options.work / f"seed-{number + 1}{SUFFIX}", options.seed + number + 1
     tune = finetuned(options, options.paths[0], file, arch=options.arch, seed=seed)
     return Member(f"model {number + 1}", file, WHOLE, number, (tune,))
@@ -92,12 +94,12 @@ class Cuts:
         self.options = options
         kept = opened[0].manifest.kept
         self.words = {"data": options.data, "limit": SCORED, **options.names, **options.running}
-        """What a command reads to score heads, or to repair layers."""
+        """Options of the commands that score heads or repair layers."""
         if len(kept) > 1:
             self.words["tower"] = read_tower(kept)
 
     def scored(self, member: Member) -> Member:
-        """A copy of a whole model that holds scores of its heads and neurons."""
+        """Return a copy of an unpruned model that stores scores of its heads and neurons."""
         options, name = self.options, f"{member.name}{SUFFIX}"
         heads, file = options.work / f"heads-{name}", options.work / f"scored-{name}"
         words = {"method": CUT_BY, **self.words, "seed": options.seed}
@@ -110,11 +112,11 @@ class Cuts:
         return replace(member, file=file, making=making)
 
     def mean(self) -> Member:
-        """One ordinary model of the mean weights."""
+        """Return one ordinary model of the mean weights."""
         return self._fused("the mean", "mean", WHOLE, len(self.models), mean=True)
 
     def mean_trunk(self, layers: int) -> Member:
-        """A hydra of all models behind the mean of so many layers."""
+        """Return a hydra of all models behind the mean of their first `layers` layers."""
         label = f"hydra behind the mean of {layers} layers"
         hydra = self._fused(label, f"mean-trunk-{layers}", {}, -2, mean_trunk=layers)
         return replace(hydra, count=len(self.models))
@@ -129,7 +131,7 @@ class Cuts:
         return Member(label, file, cost, model, making)
 
     def cut(self, member: Member, size: Size, sizes: Sizes) -> Member:
-        """What is left of a whole model at a size."""
+        """Return a model cut to a size."""
         whole = self.scored(member)
         words = {
             "method": CUT_BY,

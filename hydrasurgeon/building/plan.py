@@ -32,7 +32,7 @@ GRADIENT = 3.0
 TIMED = 16
 """Samples of the batch whose time is measured."""
 RUNS = 3
-"""How often."""
+"""Number of timed runs."""
 MINUTE, HOUR = 90, 5400
 """Seconds from which on a time is told in minutes, and in hours."""
 BEAT = 1.0
@@ -53,12 +53,12 @@ class Step:
     """One stage of a build."""
 
     key: str
-    """What the code calls it."""
+    """Identifier in the code."""
     name: str
     passes: float
     """Forward passes of the unpruned model, of one sample each."""
     seconds: float = 0.0
-    """What else it takes."""
+    """Further time, in seconds."""
 
 
 class Plan:
@@ -73,9 +73,9 @@ class Plan:
         self.minutes = minutes
         self.ends = now() + 60 * minutes
         self.may_end = False
-        """Whether there is something to end with."""
+        """True if every budget has a file, so that the build may end."""
         self.ended = False
-        """Whether time was up."""
+        """True if the time limit has ended the build."""
         self.interrupted = False
         """True once a signal has come."""
         self._unseen = False
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What will be done, a line for each stage, and how long it takes."""
+        """Lines that list the stages and how long they take."""
         times = [step.passes * self.seconds + step.seconds for step in self.steps]
         stages = [
             f"{number}. {step.name}: {in_words(taken)}"
@@ -101,13 +101,13 @@ class Plan:
         return (total, *stages)
 
     def begin(self, key: str) -> None:
-        """The work is in this stage now."""
+        """Enter a stage and show it."""
         keys = [step.key for step in self.steps]
         self.where, self.began = f"stage {keys.index(key) + 1} of {len(keys)}", now()
         self.tick(self.steps[keys.index(key)].name, 0, 1)
 
     def tick(self, what: str, done: int, total: int) -> None:
-        """How far the work of this stage is; where time is up it ends."""
+        """Show the progress of this stage; end the build if its time is up."""
         self.last = (what, done, total)
         self._say()
         self.check()
@@ -122,7 +122,7 @@ class Plan:
             raise TimeIsUp
 
     def hold(self) -> None:
-        """From here on time that is up ends nothing, until there is something to end with again."""
+        """Ignore the time limit until every budget has a file again."""
         with self._alone:  # who ends the work has done so, or sees this
             self.may_end = False
 
@@ -147,7 +147,7 @@ class Plan:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """The line moves within the block, and time that is up ends it, whatever takes how long."""
+        """Refresh the progress line within the block, and end the block when time is up."""
         over = threading.Event()
         worker = ctypes.c_ulong(threading.get_ident())
 
@@ -193,12 +193,12 @@ class Plan:
 
 
 def counted(count: int, what: str) -> str:
-    """`1 candidate`, `2 candidates`."""
+    """Return a count with its noun, such as `1 candidate` or `2 candidates`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def in_words(seconds: float) -> str:
-    """`about 4 min`."""
+    """Return a duration such as `about 4 min`."""
     if seconds < MINUTE:
         return f"about {max(1, round(seconds))} s"
     if seconds < HOUR:
@@ -216,7 +216,7 @@ def steps_of(
     models: int,
     sizes: int,
 ) -> list[Step]:
-    """The stages of a build, in order; `timed` are the seconds that a clock takes."""
+    """Return the stages of a build, in order; `timed` are the seconds that a clock takes."""
     data, val = len(sets["data"][0]), len(sets["val"][0])
     scored = min(SCORED, data)
     seen = val
@@ -251,7 +251,7 @@ def _epochs(name: str, rows: int) -> float:
 
 
 def seconds_of_a_pass(opened: Single, val: Samples, options: BuildOptions) -> float:
-    """How long one sample takes, measured on a first batch; of a body too."""
+    """Return the seconds of one sample's forward pass, measured on a first batch; a body will do."""
     count = min(TIMED, len(val))
     loaded = LoadedBackbone(opened, device=options.device, dtype=options.dtype)
     anatomy = opened.family.anatomy(loaded.module(opened.manifest.kept))

@@ -1,6 +1,4 @@
-"""What is chosen from: candidates that are made, run and timed stage by stage, what takes seconds
-first.
-"""
+"""Candidates of a build: made, run and timed stage by stage, the quickest first."""
 
 from __future__ import annotations
 
@@ -51,16 +49,16 @@ from hydrasurgeon.surgery.repair import sharing
 SLOWER = 0.7
 """A size of so much fewer multiply-adds is tried too: time falls more slowly than they do."""
 TRUNKS = (1 / 2, 2 / 3, 5 / 6)
-"""How much of the layers a mean trunk is of."""
+"""Fractions of the layers that mean trunks span."""
 APART = 1.25
 """Sizes are tried for budgets of time that are so far from each other."""
 BY_CHANCE = 1.05
-"""What is measured twice differs by so much."""
+"""Ratio by which two measurements of one latency may differ."""
 SINGLE = "single model, calibrated"
 PROBE = "probe"
 LEAST_ON, MOST_ON = 0.01, 0.95
-"""Where words come first, what is between goes on to the model: less, and they do not know what is
-novel; more, and nothing is saved.
+"""Range of the fraction of samples that go on to the model where words answer first. Below it they
+do not know what is novel; above it nothing is saved.
 """
 
 
@@ -86,16 +84,16 @@ class Search:
     reads_words: bool = False
     """True once choices may have a reader of words beside or before them."""
     tried: int = 1
-    """How many of the models have their turn."""
+    """Number of models that take part so far."""
     cuts: list[Member] = field(default_factory=list)
-    """What is left of whole models at a size."""
+    """Models that were cut to a size."""
     mean: tuple[Member, ...] = ()
-    """Of several models that share a start."""
+    """The mean of several models that share a start; empty otherwise."""
     plain: list[Choice] = field(default_factory=list)
     """The plain rivals, which are chosen by nobody."""
 
     def stages(self) -> Iterator[None]:
-        """Makes candidates, the quickest first; after each there is more to choose from."""
+        """Make candidates, the quickest first; yield whenever there is more to choose from."""
         self.plan.begin("quick")
         if self.models:
             self.plain.append(Choice.of(self.models[0], name=SINGLE))
@@ -130,7 +128,9 @@ class Search:
                 self.sizes.ladder(self.budgets, len(opened))
 
     def _probed(self) -> Member | None:
-        """The body as it is with a classifier in closed form, if TRAIN can give it the classes."""
+        """Return the body with a classifier in closed form; None if TRAIN cannot give it the
+        classes.
+        """
         model = self.opened.manifest.model
         if self.opened.family.named_classes:
             return None
@@ -142,7 +142,7 @@ class Search:
         return member
 
     def _tuned(self) -> Iterator[None]:
-        """Models of a body; those that are best left as they start are all the probe."""
+        """Tune models of a body; if none improves on its start, the probe is the only model."""
         known = {self.opened.manifest.weights_sha256}
         for number in range(self.options.seeds or SEEDS):
             member = tuned(number, self.options)
@@ -162,7 +162,7 @@ class Search:
             self.models.append(self.probe)
 
     def _together(self) -> Iterator[None]:
-        """Several whole models: each, their mean, their ensemble, hydras behind mean trunks."""
+        """Make the other models, their mean, their ensemble, and hydras behind mean trunks."""
         count = self.tried = len(self.models)
         self.plain.append(Choice.of(*self.models, name=f"ensemble of {count}"))
         yield
@@ -178,7 +178,9 @@ class Search:
             yield
 
     def _mean_trunks(self, cuts: Cuts) -> Iterator[Member]:
-        """Hydras of all models behind their mean's leading layers, where a budget could pay them."""
+        """Yield hydras of all models behind their mean's leading layers, if a budget could pay
+        them.
+        """
         if self.budgets[-1].unit != "params" and self.budgets[-1].most <= 1:
             return
         depth = self.sizes.layers
@@ -189,7 +191,7 @@ class Search:
             yield replace(hydra, cost=cost)
 
     def _smaller(self) -> Iterator[None]:
-        """What is left of each model, and of their mean, at every size that fills a budget."""
+        """Cut each model, and their mean, to every size that fills a budget."""
         costs, cuts = in_macs(self.budgets, self.sizes, self.clock), self._cuts()
         sizes = self.sizes.ladder(costs, len(self.models))
         whole = [*self.mean, *self.models]
@@ -219,7 +221,7 @@ class Search:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """What sizes there are."""
+        """Sizes of this architecture."""
         return Sizes(self.opened, self._one, self.options)
 
     @cached_property
@@ -240,14 +242,14 @@ class Search:
         return [[each for each in everyone if each.size == size] for size in sizes] + [everyone]
 
     def allowed(self, members: Sequence[Member], budget: Budget) -> bool:
-        """Whether these may answer together within a budget."""
+        """Return True if the members may answer together within a budget."""
         choice = Choice.of(*members)
         if not compatible(members):
             return False
         return any(self.pays(way, budget) for way in self.computed(choice))
 
     def times(self, members: Sequence[Member]) -> Mapping[str, Taken]:
-        """How long these take one after another, by engine."""
+        """Return the latency of the members one after another, in each engine."""
         assert self.clock is not None
         each = [
             self.clock.times(
@@ -262,7 +264,7 @@ class Search:
 
     @cached_property
     def words(self) -> Sequence[ndarray] | None:
-        """What a reader of words says; None where there is none, or nothing to keep it in."""
+        """Outputs of a word reader; None if the data are no texts, or cannot fit one."""
         model, problem = self.opened.manifest.model, self.asked.problem
         text = getattr(self._transform, "kind", "image") == "text"
         if not text:
@@ -286,7 +288,7 @@ class Search:
         return fit_reading(self.asked.problem, seer(self._transform), tokenizer, *lessons)[0]
 
     def ways(self, choice: Choice, budget: Budget) -> list[Choice]:
-        """A choice in each engine, with words and without."""
+        """Return a choice in each engine, with words and without."""
         ways = self.computed(choice)
         if not self.reads_words:
             return ways
@@ -304,12 +306,14 @@ class Search:
 
     @property
     def words_time(self) -> Taken:
-        """How long a reader of words takes."""
+        """Latency of a word reader."""
         assert self.clock is not None
         return self.clock.words(lambda: self._reading)
 
     def computed(self, choice: Choice) -> list[Choice]:
-        """The same in the fastest engine of float32, and in 8 bits where that runs here."""
+        """Return a choice in the fastest float32 engine, and in 8 bits if this machine can run
+        that.
+        """
         if self.clock is None:
             return [choice]
         times = self.times(choice.members)
@@ -323,14 +327,14 @@ class Search:
         return choices
 
     def pays(self, choice: Choice, budget: Budget) -> bool:
-        """Whether a budget is enough for a choice, before it answers anything."""
+        """Return True if a choice could be within a budget, before it has answered anything."""
         if choice.words == "first":
             return True
         return budget.allows(self.cost(replace(choice, assumed=True))[budget.unit])
 
     def cost(self, choice: Choice, on: float = 1.0) -> dict[str, float]:
-        """Multiply-adds and parameters, with a clock also time and milliseconds, of a choice or of its
-        members; of which a fraction goes `on` to them.
+        """Return the multiply-adds and parameters of a choice, with a clock also its time and
+        milliseconds; `on` is the fraction of samples that its members answer.
         """
         cost: dict[str, float] = {
             unit: sum(member.cost[unit] for member in choice.members) for unit in UNITS
@@ -366,12 +370,12 @@ class Search:
             self.clock.slow_words(late)  # so that fewer go on
         raise SurgeryError(
             f"--budget {budget}: the best candidate takes time={format_number(taken.time, 2)} once it is written",
-            hint="Allow more than that.",
+            hint="Give a larger --budget.",
         )
 
 
 def averaged(opened: Sequence[Single]) -> bool:
-    """Whether these have a mean that is like them."""
+    """Return True if the models share a start, so that their mean resembles them."""
     try:
         check_common_start(opened, list(opened[0].weights), "--mean")
     except SurgeryError:
@@ -380,7 +384,7 @@ def averaged(opened: Sequence[Single]) -> bool:
 
 
 def in_macs(budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None) -> Sequence[Budget]:
-    """What sizes are to cost: of budgets of time the multiply-adds that these may pay in the
+    """Return budgets of multiply-adds for the sizes: for budgets of time, what these pay in the
     fastest engine.
     """
     if clock is None:
@@ -399,7 +403,7 @@ def in_macs(budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None) -> Seq
 
 
 def fusion_of(members: Sequence[Member], options: BuildOptions) -> Member:
-    """One hydra of several members."""
+    """Return one hydra of several members."""
     key = content_hash({str(n): member.file.name for n, member in enumerate(members)}, "")[:12]
     file = options.work / f"hydra-{key}{SUFFIX}"
     words = {"mlp": "separate", **options.names}

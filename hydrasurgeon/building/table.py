@@ -39,24 +39,24 @@ AUTO = "auto"
 PROPOSES = "msp"
 """The one by which members are proposed, where it is not named."""
 PENALTY = 10.0
-"""What a point of accuracy below the floor costs, in points of the objective."""
+"""Loss for each point of accuracy below the floor, in points of the objective."""
 ONE_SIDE = 0.6827
 """Level of an interval of one standard error to each side."""
 FLAGGED = 0.05
-"""Of familiar samples, the fraction that a decision state flags if nobody says otherwise."""
+"""Fraction of familiar samples that a decision state flags by default."""
 Figures = Mapping[str, ndarray]
 Reads = Literal["off", "beside", "first"]
-"""Where words answer: nowhere, with the model, or before it."""
+"""Place of the word reader: absent, beside the model, or before it."""
 
 
 def right_of(figures: Figures) -> ndarray:
-    """The share of answers that are right, of tags those of words."""
+    """Return the accuracy of the answers; for tags that of words."""
     return next(figures[name] for name in ("accuracy", "token_accuracy") if name in figures)
 
 
 @dataclass
 class Objective:
-    """How figures become one number, the higher the better."""
+    """A single value made of several figures; higher is better."""
 
     name: str
     floor: float = 0.0
@@ -68,8 +68,8 @@ class Objective:
         return self.name if self.name in LOGITS else AUTO
 
     def value(self, figures: Figures) -> ndarray:
-        """`avg` is the mean of accuracy, of the typical probability of the true class e^-NLL, and of
-        AUROC where there are OOD data.
+        """Return the value of the objective. `avg` is the mean of accuracy, of the typical
+        probability of the true class e^-NLL, and of AUROC with OOD data.
         """
         if self.name in ("rmse", "nll"):
             return -figures[self.name]
@@ -94,23 +94,23 @@ class Choice:
     halves: tuple[tuple[Member, ...], tuple[Member, ...]]
     """Chosen on the first half, and on the rest."""
     name: str = ""
-    """Of a plain rival."""
+    """Name of a plain rival; empty for others."""
     engine: str = "torch"
-    """What computes it."""
+    """Engine that computes it."""
     assumed: bool = False
-    """Whether it is taken to answer as in float32, and its members to run one after another."""
+    """True if the figures assume float32 answers, and members that run one after another."""
     words: Reads = "off"
     most_on: float = 1.0
-    """Where words come first, the fraction of samples that may go on to the members."""
+    """Largest fraction of samples that go on to the members when words answer first."""
 
     @classmethod
     def of(cls, *members: Member, name: str = "") -> Choice:
-        """Members that no sample chose."""
+        """Return a choice whose members do not depend on the samples."""
         return cls(members, (members, members), name)
 
     @property
     def count(self) -> int:
-        """How many answer."""
+        """Number of ensemble members."""
         return sum(member.count for member in self.members)
 
 
@@ -145,22 +145,22 @@ class Entry:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a rival that needs no surgery."""
+        """True for a rival that needs no surgery."""
         return bool(self.choice.name)
 
     @cached_property
     def value(self) -> float:
-        """By what is reported."""
+        """Value of the reported objective."""
         return self.objective.value(self.figures(*self.answers.everything)).item()
 
     def figures(self, *rows: Rows) -> dict[str, Values]:
-        """What a row holds, of resamples of each set."""
+        """Return the figures of a row for resamples of each set."""
         figures = self.answers.quality(*rows)
         figures.pop("brier", None)
         return figures
 
     def row(self, name: str) -> Row:
-        """As the table shows it."""
+        """Return the line of the table."""
         return Row(name, self.choice.count, self.cost, self.worth, self.errors)
 
     @cached_property
@@ -194,7 +194,7 @@ class _Half:
 
     inside: Judged
     ranks: Sequence[ndarray]
-    """Where each sample of VAL and of each OOD set stands by the OOD score, among all of this half."""
+    """Rank of each sample of VAL and of each OOD set by the OOD score, within this half."""
     score: str
     """The OOD score."""
     on: float = 1.0
@@ -219,8 +219,8 @@ class Table:
         self.read = read
         self.cost = cost
         self.words = words
-        """What a reader of words says of VAL and of each OOD set, [sample, output], and in the last
-        column how novel each sample is to it.
+        """Word reader's outputs on VAL and each OOD set, [sample, output]; the last column is the
+        novelty of the sample.
         """
         self.problem = problem
         self.leaves_out = leaves_out
@@ -230,7 +230,7 @@ class Table:
         self._worth: dict[tuple[object, ...], float] = {}
 
     def entry(self, choice: Choice) -> Entry:
-        """What a choice is worth."""
+        """Return the measured entry of a choice."""
         if choice not in self._entries:
             parts = [self._half(choice, chosen_on) for chosen_on in (1, 0)]
             cost = self.cost(choice, sum(part.on for part in parts) / 2)
@@ -241,8 +241,8 @@ class Table:
         return self._entries[choice]
 
     def worth(self, members: tuple[Member, ...], half: int | None = None) -> float:
-        """What members are worth together on the samples that calibrate them, all or one half: by
-        this they are proposed.
+        """Return the value of members together on the samples that calibrate them, all or one
+        half; members are proposed by it.
         """
         if (members, half) not in self._worth:
             sets = [*self._answers(members, "torch").sets]
@@ -262,14 +262,16 @@ class Table:
         return reduce(Answers.beside, (self.read(member, engine) for member in members))
 
     def _state(self, val: Outputs, score: Score, threshold: float = np.inf) -> State:
-        """A decision state that promises nothing."""
+        """Return a decision state without promises."""
         ood: dict[str, Any] = {"score": score.kind, "threshold": threshold}
         fields = {"temperature": 1.0, **self.problem.fitted(self.problem.outputs(val))}
         fields |= {"ood": Ood.model_construct(**ood), "conformal": SETS}
         return State(Decision.model_construct(**fields), score.fitted, self.problem)
 
     def _half(self, choice: Choice, chosen_on: int) -> _Half:
-        """What members that one half chose answer on the other, by a state that the first one fits."""
+        """Return the answers on one half of members that the other half chose, with a state fitted
+        there.
+        """
         engine = "torch" if choice.assumed else choice.engine
         answers, problem = self._answers(choice.halves[chosen_on], engine), self.problem
         sets = mixed = answers.sets
@@ -313,7 +315,9 @@ class Table:
     def _reading(
         self, choice: Choice, val: Outputs, rows: Sequence[ndarray]
     ) -> tuple[Reading | None, Sequence[ndarray]]:
-        """The reader with the weights that the first rows of VAL fit, and what it says of each set."""
+        """Return the reader with weights fitted on the first rows of VAL, and its outputs on each
+        set.
+        """
         read, link = self.words() if choice.words != "off" else None, self.problem.link
         if read is None or link is None:
             return None, ()
@@ -326,7 +330,7 @@ class Table:
 
 
 def _answered(inside: Judged, scores: Sequence[ndarray]) -> Answered:
-    """Answers with the OOD scores of VAL and of each OOD set."""
+    """Return answers with the OOD scores of VAL and of each OOD set."""
     named = [{AUTO: each} for each in scores]
     foreign = {str(number): each for number, each in enumerate(named[1:])}
     return Answered(inside, named[0] if named else {}, foreign)
@@ -335,7 +339,9 @@ def _answered(inside: Judged, scores: Sequence[ndarray]) -> Answered:
 def _in_stages(
     state: State, first: Sequence[Outputs], whole: Sequence[Outputs]
 ) -> tuple[Judged, list[ndarray], float]:
-    """Answers and OOD scores of samples that words answer first, and the fraction that goes on."""
+    """Return the answers and OOD scores of a cascade that starts with words, and the fraction of
+    samples that go on.
+    """
     kind, said, on = state.record.ood.score, [], []
     for pair in zip(first, map(state.problem.outputs, whole), strict=True):
         parts, (count, members, *classes) = in_stages(state, *pair), pair[1].logits.shape
@@ -347,7 +353,7 @@ def _in_stages(
 
 
 def _ranks(sets: Sequence[ndarray]) -> list[ndarray]:
-    """The place of each value among all of them, equal ones sharing theirs, between 0 and 1."""
+    """Return the rank of each value among all sets, between 0 and 1; equal values share a rank."""
     distinct, places = np.unique(np.concatenate(sets).astype(np.float64), return_inverse=True)
     ends = np.cumsum([len(each) for each in sets])[:-1]
     return np.split(places / max(1, len(distinct) - 1), ends)

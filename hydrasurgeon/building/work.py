@@ -19,7 +19,7 @@ from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
 
 STATE = "build.json"
-"""What a work folder says of itself."""
+"""File name of a work folder's record."""
 SAVED = 100
 """Steps of a training after which it can go on from there."""
 MOST_STATE = 4 << 20
@@ -28,8 +28,8 @@ MOST_STATE = 4 << 20
 
 @dataclass(frozen=True)
 class State(Resumable):
-    """What a work folder belongs to, the times that hold for it, and what an unfinished
-    build has written.
+    """Record of a work folder: its build, the measured times, and the output of an unfinished
+    build.
     """
 
     work: Work = ("build", "hydrasurgeon.build-state/10")
@@ -70,7 +70,7 @@ class State(Resumable):
 
 
 def unfinished(work: Path, out: Path) -> bool:
-    """Whether what lies at `out` is what a build in this folder wrote before it was ended early."""
+    """Return True if `out` holds what a build in this folder wrote before it was interrupted."""
     try:
         texts = read_json(work / STATE, most=MOST_STATE)
         written = json.loads(texts["position"])["unfinished"]
@@ -80,7 +80,7 @@ def unfinished(work: Path, out: Path) -> bool:
 
 
 def mark_of(out: Path) -> Any:
-    """What tells an output from others."""
+    """Return a value that identifies an output: a front's record, or a checkpoint's hash."""
     if (out / "front.json").is_file():
         return read_json(out / "front.json", most=MOST_STATE)
     slash = "/" * out.is_dir()

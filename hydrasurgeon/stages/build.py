@@ -166,7 +166,7 @@ def build(options: BuildOptions) -> Built:
         notes.append("the models share no start: their mean and its parts are left out")
     unpromised = {str(budget): why for budget, why in front.unpromised.items()}
     for budget, (why, _) in unpromised.items():
-        notes.append(f"{budget}: written without --risk, which cannot be promised: {why}")
+        notes.append(f"{budget}: written without {why}")
     if options.crossed:
         notes.append(
             "figures and thresholds are estimates of five folds: the file promises nothing; --val 0.2 "

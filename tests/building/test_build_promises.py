@@ -142,7 +142,7 @@ def test_what_is_built_abstains(here: Place, capsys: pytest.CaptureFixture[str])
     assert (decision.fitted, decision.certified) == (198, 402)
     line = f"it answers {100 * decision.abstain.coverage:.1f} % of the rows: at most 20 % of the answers are wrong"
     assert line in " ".join(said.out.split())
-    assert "certified on 402 rows that chose nothing" in " ".join(said.out.split())
+    assert "certified on 402 rows that were used for nothing else" in " ".join(said.out.split())
     assert "--risk 0.05" not in said.out
     assert "600 validation rows: 198 choose, promises are certified on 402" in said.err
     assert "chosen by VAL" not in said.err
@@ -168,9 +168,9 @@ def test_what_cannot_be_promised_is_said_and_loses_nothing(
     for more in ([], ["--force"]):
         assert run([*line, *more]) == 1
         said = capsys.readouterr()
-        assert "it never abstains, for --risk 0.03 cannot be promised" in said.out
+        assert "it never abstains, because --risk 0.03 cannot be promised" in said.out
         assert (
-            "note: macs=1: written without --risk, which cannot be promised: --risk 0.03: 600 rows cannot promise it"
+            "note: macs=1: written without --risk 0.03: 600 rows cannot promise it"
             in said.err
         )
         assert "error: --risk: not promised by macs=1, macs=1.2" in said.err

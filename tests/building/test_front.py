@@ -147,7 +147,7 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
 @pytest.mark.parametrize(
     ("more", "error", "says"),
     [
-        ({"budget": "macs=0.02"}, UsageError, "with one head a layer costs macs=0."),
+        ({"budget": "macs=0.02"}, UsageError, "the smallest possible model costs macs=0."),
         (
             {"budget": "macs=0.5,1", "out": "front.safetensors"},
             UsageError,
