@@ -77,7 +77,7 @@ def _believed(place: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerStore:
     """Asks models about VAL and the OOD sets, each once."""
 
     val: Samples
@@ -89,7 +89,7 @@ class Asked:
     progress: Progress
     crossed: Samples | None = None
     """The training rows, where classifiers of folds answer for VAL, which are those with a fold."""
-    known: dict[Path, Answers] = field(default_factory=dict)
+    cache: dict[Path, Answers] = field(default_factory=dict)
 
     def words(self, read: Callable[[Samples], ndarray]) -> tuple[ndarray, ...]:
         """Return a word reader's outputs on VAL and each OOD set, from the stored file if there is
@@ -97,7 +97,7 @@ class Asked:
         """
         place, count = self._folder() / f"words{SUFFIX}", 1 + len(self.ood)
         if not place.exists():
-            sets = {str(n): read(each) for n, each in enumerate((self.val, *self.ood))}
+            sets = {str(n): read(samples) for n, samples in enumerate((self.val, *self.ood))}
             write_bytes(place, save({name: np.ascontiguousarray(s) for name, s in sets.items()}))
         with _believed(place):
             held = load_file(place)
@@ -114,12 +114,12 @@ class Asked:
         """Return a model's answers, from the stored file if there is one."""
         name = f"{member.name}-{EIGHT_BITS}" if engine == EIGHT_BITS else member.name
         place = self._folder() / f"{name}{SUFFIX}"
-        if place not in self.known:
+        if place not in self.cache:
             if not place.exists():
                 self._ask(member, engine, place)
             with _believed(place):
-                self.known[place] = self._kept(place)
-        return self.known[place]
+                self.cache[place] = self._kept(place)
+        return self.cache[place]
 
     def _ask(self, member: Member, engine: str, place: Path) -> None:
         options, several = self.options.but(progress=self.progress), bool(self.ood)
@@ -128,38 +128,38 @@ class Asked:
         live = as_classifier(opened, device=options.device, dtype=options.dtype)
         runs: Any = engine_of(opened, engine=engine) if engine == EIGHT_BITS else live
         sets = [self.val, *self.ood, *([self.train] if several else [])]
-        said = []
-        for each in sets:
-            is_val = each is self.val
+        outputs = []
+        for item in sets:
+            is_val = item is self.val
             if is_val and self.crossed is not None:
                 answers = collected([runs], self.crossed, options, features=True, grouped=True)
                 answers = cross_fitted(live, answers, self.crossed)
-                said.append(answers if several else replace(answers, features=None))
+                outputs.append(answers if several else replace(answers, features=None))
                 continue
-            said.append(collected([runs], each, options, features=several, grouped=is_val))
-        more: dict[str, Any] = {f"features.{n}": each.features for n, each in enumerate(said)}
+            outputs.append(collected([runs], item, options, features=several, grouped=is_val))
+        more: dict[str, Any] = {f"features.{n}": item.features for n, item in enumerate(outputs)}
         if several:
-            fit = said.pop()
+            fit = outputs.pop()
             more |= {"fit.logits": fit.logits, "fit.labels": fit.labels}
             for number, (weight, bias) in enumerate(classifiers(live)):
                 more |= {f"weight.{number}": weight, f"bias.{number}": bias}
-        val, *ood = said
-        kept, kind = {str(n): each for n, each in enumerate(ood)}, "backbone"
+        val, *ood = outputs
+        kept, kind = {str(n): item for n, item in enumerate(ood)}, "backbone"
         if member.count > 1:
             kind = "hydra"
         predictions = Predictions(member.name, kind, val, kept, [*kept], problem=self.problem)
-        more = {name: each for name, each in more.items() if each is not None}
+        more = {name: item for name, item in more.items() if item is not None}
         write_predictions(predictions, place, more=more)
 
     def _kept(self, place: Path) -> Answers:
-        said = read_predictions(place)
-        sets = [said.outputs, *said.ood.values()]
-        if len(sets[0].logits) != len(self.val) or len(said.ood) != len(self.ood):
+        stored = read_predictions(place)
+        sets = [stored.outputs, *stored.ood.values()]
+        if len(sets[0].logits) != len(self.val) or len(stored.ood) != len(self.ood):
             raise ValueError("of other samples")
         if not self.ood:
             return Answers((*sets,))
         held = load_file(place)
-        sets = [replace(each, features=held[f"features.{n}"]) for n, each in enumerate(sets)]
+        sets = [replace(output, features=held[f"features.{n}"]) for n, output in enumerate(sets)]
         linear = tuple(
             self.problem.classifier(held[f"weight.{n}"], held[f"bias.{n}"])
             for n in range(sets[0].logits.shape[1])

@@ -42,20 +42,24 @@ def propose(
             chosen: Members = ()
             while len(chosen) < MOST_MEMBERS:
                 options = [
-                    tuple(each for each in pool if each in chosen or each is member)
+                    tuple(
+                        candidate
+                        for candidate in pool
+                        if candidate in chosen or candidate is member
+                    )
                     for member in pool
                     if member not in chosen
                 ]
-                options = [each for each in options if affordable(each)]
+                options = [candidate for candidate in options if affordable(candidate)]
                 if not options:
                     break
                 chosen = max(options, key=worth)
                 best[len(chosen)] = max(best.get(len(chosen), chosen), chosen, key=worth)
         return best
 
-    whole, first, rest = map(selected, (None, 0, 1))
-    counts = sorted(whole.keys() & first.keys() & rest.keys())
-    return [Choice(whole[count], (first[count], rest[count])) for count in counts]
+    overall, first, rest = map(selected, (None, 0, 1))
+    counts = sorted(overall.keys() & first.keys() & rest.keys())
+    return [Choice(overall[count], (first[count], rest[count])) for count in counts]
 
 
 def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> Entry:

@@ -72,18 +72,18 @@ class Clock:
         self.state = state
 
     @cached_property
-    def known(self) -> dict[str, dict[str, Taken]]:
+    def measured(self) -> dict[str, dict[str, Taken]]:
         """Measured latencies by shape and engine."""
-        kept = {} if self.state is None else self.state.known.get("times", {})
-        return {s: {n: Taken(*taken) for n, taken in times.items()} for s, times in kept.items()}
+        kept = {} if self.state is None else self.state.record.get("times", {})
+        return {s: {n: Taken(*values) for n, values in times.items()} for s, times in kept.items()}
 
     def times(self, shape: str, file: Callable[[], Checkpoint]) -> Mapping[str, Taken]:
         """Return the latency in each engine of models of one shape, which differ in their weights
         alone.
         """
-        if not {*self.engines} <= self.known.get(shape, {}).keys():
+        if not {*self.engines} <= self.measured.get(shape, {}).keys():
             self._time(shape, self._unpruned if shape == UNPRUNED else self._live(file()))
-        return self.known[shape]
+        return self.measured[shape]
 
     def unpruned(self) -> Mapping[str, Taken]:
         """Return the unpruned model's latency in each engine."""
@@ -91,24 +91,24 @@ class Clock:
 
     def words(self, reading: Callable[[], Reading]) -> Taken:
         """Return the latency of a word reader that answers alone."""
-        if WORDS not in self.known:
+        if WORDS not in self.measured:
             self._time(WORDS, {WORDS: _alone(self._unpruned[self._fastest], reading().reader)})
-        return self.known[WORDS][WORDS]
+        return self.measured[WORDS][WORDS]
 
     def written(self, name: str, file: Path, engine: str) -> Taken:
         """Return the latency of a written file; `name` is its key in the work folder."""
-        if engine not in self.known.get(name, {}):
+        if engine not in self.measured.get(name, {}):
             opened = open_checkpoint(file)
             live = engine_of(opened, engine=engine, device=self.options.device)
             self._time(name, {engine: live})
-        return self.known[name][engine]
+        return self.measured[name][engine]
 
     def slow_words(self, late: float) -> None:
         """Raise the latency of the word reader by `late`, which a written file was slower than
         expected.
         """
-        taken = self.known[WORDS][WORDS]
-        self.known[WORDS] = {WORDS: taken * (1 + late / taken.time)}
+        latency = self.measured[WORDS][WORDS]
+        self.measured[WORDS] = {WORDS: latency * (1 + late / latency.time)}
         self._keep()
 
     def _time(self, shape: str, engines: Mapping[str, Engine]) -> None:
@@ -119,17 +119,17 @@ class Clock:
         kinds = self._unpruned if shape == WORDS else turns
         skip = self.options.skip_bad
         samples = timed_samples(self.val, kinds.values(), 1, skip_bad=skip)
-        contenders = {name: [each] for name, each in turns.items()}
+        contenders = {name: [engine] for name, engine in turns.items()}
         seconds = seconds_of(contenders, samples, runs=RUNS)
         rivals = engines if shape == UNPRUNED else ["unpruned"]
         least = min(seconds[name] for name in rivals if name != EIGHT_BITS)
-        self.known[shape] = self.known.get(shape, {}) | {
+        self.measured[shape] = self.measured.get(shape, {}) | {
             name: Taken(1000 * seconds[name], seconds[name] / least) for name in engines
         }
         self._keep()
 
     def _keep(self) -> None:
-        times = {s: {n: [t.ms, t.time] for n, t in e.items()} for s, e in self.known.items()}
+        times = {s: {n: [t.ms, t.time] for n, t in e.items()} for s, e in self.measured.items()}
         if self.state is not None:
             self.state.keep(times=times)
 

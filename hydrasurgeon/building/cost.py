@@ -62,8 +62,8 @@ def parse_budgets(text: str) -> list[Budget]:
         with contextlib.suppress(ValueError):
             numbers = sorted({float(number) for number in match[2].split(",")})
     if match is None or not numbers or not all(0 < number < 1e9 for number in numbers):
-        what = f"--budget {text}: expected macs=N, params=N or time=N, above 0"
-        raise UsageError(what, hint="Such as macs=1.5, or a list: macs=1,1.5,2.")
+        message = f"--budget {text}: expected macs=N, params=N or time=N, above 0"
+        raise UsageError(message, hint="Such as macs=1.5, or a list: macs=1,1.5,2.")
     return [Budget(match[1], number) for number in numbers]  # type: ignore[arg-type]
 
 
@@ -122,8 +122,8 @@ class Sizes:
         """Return the cost relative to the unpruned model."""
         saved = (self.heads - size.heads) * self.of_a_head[unit]
         layers = zip(self.neurons, self.widths(size), self.neuron_costs, self.tokens, strict=True)
-        for before, after, each, tokens in layers:
-            saved += (before - after) * each[unit] * (tokens if unit == "macs" else 1)
+        for before, after, neuron_cost, tokens in layers:
+            saved += (before - after) * neuron_cost[unit] * (tokens if unit == "macs" else 1)
         return (self.full[unit] - round(saved)) / self.full[unit]
 
     def filling(self, budget: Budget) -> Size | None:

@@ -66,7 +66,7 @@ class Front:
         """True if files at `out` may be replaced; those of an earlier run of this build always
         may.
         """
-        self.there = search.state.known.get("made") if ours else None
+        self.there = search.state.record.get("made") if ours else None
         """File name of the checkpoint that an interrupted build has written."""
         self.refused: dict[tuple[Budget, Choice], HydraError] = {}
         """Errors of choices that calibrate refused or that take too long."""
@@ -81,10 +81,10 @@ class Front:
         search = self.search
         table = Table(
             Objective(self.options.goal),
-            search.asked.read,
+            search.answer_store.read,
             search.cost,
             words=lambda: search.words,
-            problem=search.asked.problem,
+            problem=search.answer_store.problem,
             leaves_out=() if search.opened.family.named_classes else ZERO_SHOT,
             seed=self.options.seed,
         )
@@ -97,8 +97,8 @@ class Front:
     @property
     def references(self) -> list[Entry]:
         """The plain rivals, in the fastest engine of float32."""
-        plain = [each for each in self.search.plain if each.members[0].count == 1]
-        return [self.table.entry(self.search.computed(each)[0]) for each in plain]
+        plain = [choice for choice in self.search.plain if choice.members[0].count == 1]
+        return [self.table.entry(self.search.computed(choice)[0]) for choice in plain]
 
     def run(self) -> str:
         """Make candidates, and write each that is better than what is there, until all are tried, time
@@ -127,23 +127,23 @@ class Front:
         rows = "validation rows held out in turn"
         if self.options.crossed:
             rows = "the training rows, by models of the other folds"
-        references = {each.choice.name: each for each in self.references}
+        references = {item.choice.name: item for item in self.references}
         single = references.get(SINGLE, references.get(PROBE))
         assert single is not None
         reference = "your model" if single.choice.name == SINGLE else "the probe"
         lines = [f"Compared with {reference} on {rows}:"]
         below: Entry | None = None
         for budget, entry in self.rungs.items():
-            what = f"{budget}: {_what(entry)} at {entry.cost[budget.unit]:.2f}x"
+            description = f"{budget}: {_describe(entry)} at {entry.cost[budget.unit]:.2f}x"
             if entry is below:
                 yet = ", yet" if self.ended else ""
                 lines.append(f"{budget}: nothing better than for the budget below{yet}")
             elif entry is single:
-                lines.append(f"{what}: nothing within this budget is better")
+                lines.append(f"{description}: nothing within this budget is better")
             else:
                 changes = compared(entry.answers, single.answers)
-                told = [_change(each) for each in changes if each.metric in SHOWN]
-                lines.append(f"{what}: {'; '.join(told)}")
+                texts = [_change(item) for item in changes if item.metric in SHOWN]
+                lines.append(f"{description}: {'; '.join(texts)}")
             below = entry
             if self.options.risk is not None:
                 lines.append(f"  {self._promise(self.options.risk, budget, entry)}")
@@ -168,7 +168,7 @@ class Front:
         lines.append(
             f"next, on rows that were not used so far (TEST): hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
         )
-        if options.certifying is None and "--risk" not in self.search.asked.problem.lacks:
+        if options.certifying is None and "--risk" not in self.search.answer_store.problem.lacks:
             lines.append(self._to_abstain(data[2:]))
         return "\n".join(lines)
 
@@ -205,11 +205,11 @@ class Front:
         while (rungs := self._decided_next()) != self.rungs:
             if not self._write(rungs):
                 continue  # another may fit VAL better
-            budget = next(each for each in rungs if rungs[each] is not self.rungs.get(each))
+            budget = next(rung for rung in rungs if rungs[rung] is not self.rungs.get(rung))
             entry = rungs[budget]
             worth = f"{entry.objective.name} {abs(entry.value):.3f}"
-            what = f"{_what(entry)} at {entry.cost[budget.unit]:.2f}x, {worth}"
-            self.options.note(f"written {budget}: {what}")
+            description = f"{_describe(entry)} at {entry.cost[budget.unit]:.2f}x, {worth}"
+            self.options.note(f"written {budget}: {description}")
             self.rungs, self.force = rungs, True
             self.search.plan.may_end = len(rungs) == len(self.search.budgets)
             self.search.state.keep(unfinished=mark_of(self.out))
@@ -267,12 +267,12 @@ class Front:
         search = self.search
         choices = [*search.plain]
         if len(search.members) > 1 or search.cuts:
-            found = propose(self.table, search.pools, lambda some: search.allowed(some, budget))
+            proposed = propose(self.table, search.pools, lambda some: search.allowed(some, budget))
             # What is a plain rival is measured as one: nobody chose its members.
-            plain = [each.members for each in search.plain]
-            choices += [each for each in found if each.members not in plain]
+            plain = [choice.members for choice in search.plain]
+            choices += [choice for choice in proposed if choice.members not in plain]
         entries = []
-        for way in (way for each in choices for way in search.ways(each, budget)):
+        for way in (way for choice in choices for way in search.ways(choice, budget)):
             if (budget, way) not in self.refused and search.pays(way, budget):
                 with contextlib.suppress(SurgeryError):  # too many go on where words come first
                     entries.append(self.table.entry(way))
@@ -281,15 +281,15 @@ class Front:
     def _refuse(self, budget: Budget) -> None:
         search, unit = self.search, budget.unit
         choices = [*search.plain, *(Choice.of(member) for member in search.members)]
-        costs = [search.cost(way)[unit] for each in choices for way in search.computed(each)]
-        what = f"the cheapest candidate has {unit}={format_number(min(costs), 2)}"
+        costs = [search.cost(way)[unit] for choice in choices for way in search.computed(choice)]
+        message = f"the cheapest candidate has {unit}={format_number(min(costs), 2)}"
         if unit == "time":
             if search.words is not None:
                 costs.append(search.words_time.time + LEAST_ON * min(costs))
-            what = (
+            message = (
                 f"the fastest candidate takes time={format_number(min(costs), 2)} on this machine"
             )
-        raise SurgeryError(f"--budget {budget}: {what}", hint="Give a larger --budget.")
+        raise SurgeryError(f"--budget {budget}: {message}", hint="Give a larger --budget.")
 
     def _write(self, rungs: Rungs, *, done: bool = False) -> bool:
         """Make what was decided, and put it where it belongs, once everything was tried or before;
@@ -314,10 +314,10 @@ class Front:
         """Make and calibrate the file of an entry; return False if that fails or exceeds the
         budget.
         """
-        made = made_of(entry, self.options)
-        calibration = calibration_of(self.search, entry, made.file, file)
+        member = made_of(entry, self.options)
+        calibration = calibration_of(self.search, entry, member.file, file)
         try:
-            for command in made.making:
+            for command in member.making:
                 self.search.workshop.perform(command)
             self._calibrate(calibration, file)
             self.search.time(entry, file, budget)
@@ -338,14 +338,14 @@ class Front:
                 raise
             self.search.plan.check()
             self.search.workshop.perform(command.but(risk=None))
-            why = self.search.state.known.get("unpromised", {})
+            why = self.search.state.record.get("unpromised", {})
             message = [error.message, (error.hint or "").replace("--data", "--val")]
             self.search.state.keep(unpromised=why | {file.name: message})
 
     @property
     def unpromised(self) -> dict[Budget, tuple[str, str]]:
         """Budgets whose file does not keep --risk; why, and what to do."""
-        why = self.search.state.known.get("unpromised", {})
+        why = self.search.state.record.get("unpromised", {})
         names = {budget: rung_file(self.search, entry).name for budget, entry in self.rungs.items()}
         return {budget: tuple(why[name]) for budget, name in names.items() if name in why}
 
@@ -381,7 +381,7 @@ def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Comma
         words["ood_score"] = entry.score
     else:
         words["ood"] = list(options.ood)
-    if not options.crossed and (search.asked.problem.features or choice.words != "off"):
+    if not options.crossed and (search.answer_store.problem.features or choice.words != "off"):
         words["fit_data"] = options.data
     if choice.engine == EIGHT_BITS:
         words["engine"] = EIGHT_BITS
@@ -450,7 +450,7 @@ def _is_front(folder: Path) -> bool:
     listed = None
     if isinstance(record, dict):
         listed = record.get("rungs")
-    paths = [folder / str(each.get("path")) for each in listed or () if isinstance(each, dict)]
+    paths = [folder / str(rung.get("path")) for rung in listed or () if isinstance(rung, dict)]
     ours = {NAME, *(path.name for path in paths), *(sidecar(path).name for path in paths)}
     return {path.name for path in folder.iterdir()} <= ours
 
@@ -512,14 +512,14 @@ def _record(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _what(entry: Entry) -> str:
+def _describe(entry: Entry) -> str:
     count = entry.choice.count
-    what = f"a hydra of {count} members"
+    text = f"a hydra of {count} members"
     if entry.is_plain:
-        what = entry.choice.name
+        text = entry.choice.name
     elif count == 1:
-        what = "one smaller model"
-    return f"{what}{how_of(entry)}"
+        text = "one smaller model"
+    return f"{text}{how_of(entry)}"
 
 
 def _change(difference: Difference) -> str:

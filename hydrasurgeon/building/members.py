@@ -124,15 +124,15 @@ class Cuts:
     def _fused(
         self, label: str, name: str, cost: Mapping[Unit, float], model: int, **words: Any
     ) -> Member:
-        copies = [self.scored(each) for each in self.models]
-        file, files = self.options.work / f"{name}{SUFFIX}", tuple(each.file for each in copies)
+        copies = [self.scored(member) for member in self.models]
+        file, files = self.options.work / f"{name}{SUFFIX}", tuple(member.file for member in copies)
         fuse = Command("fuse", files, {**words, **self.options.names}, file)
-        making = (*(command for each in copies for command in each.making), fuse)
+        making = (*(command for member in copies for command in member.making), fuse)
         return Member(label, file, cost, model, making)
 
     def cut(self, member: Member, size: Size, sizes: Sizes) -> Member:
         """Return a model cut to a size."""
-        whole = self.scored(member)
+        scored = self.scored(member)
         words = {
             "method": CUT_BY,
             "keep": size.heads,
@@ -147,7 +147,7 @@ class Cuts:
             label=f"{member.label}, {size.heads} heads a layer, {size.neurons:g} of the neurons",
             file=file,
             cost={unit: sizes.cost(size, unit) for unit in WHOLE},
-            making=(*whole.making, Command("prune", (whole.file,), words, file)),
+            making=(*scored.making, Command("prune", (scored.file,), words, file)),
             size=size,
         )
 

@@ -83,15 +83,15 @@ class Plan:
         self._alone = threading.Lock()
         self.where, self.began = "", now()
         self.last: tuple[str, int, int] = ("", 0, 1)
-        self.told = now()
+        self.shown_at = now()
 
     @property
     def lines(self) -> tuple[str, ...]:
         """Lines that list the stages and how long they take."""
         times = [step.passes * self.seconds + step.seconds for step in self.steps]
         stages = [
-            f"{number}. {step.name}: {in_words(taken)}"
-            for number, (step, taken) in enumerate(zip(self.steps, times, strict=True), 1)
+            f"{number}. {step.name}: {in_words(seconds)}"
+            for number, (step, seconds) in enumerate(zip(self.steps, times, strict=True), 1)
         ]
         total = f"{counted(len(stages), 'stage')}, {in_words(sum(times))} in all on this machine"
         if sum(times) > 60 * self.minutes:
@@ -106,9 +106,9 @@ class Plan:
         self.where, self.began = f"stage {keys.index(key) + 1} of {len(keys)}", now()
         self.tick(self.steps[keys.index(key)].name, 0, 1)
 
-    def tick(self, what: str, done: int, total: int) -> None:
+    def tick(self, name: str, done: int, total: int) -> None:
         """Show the progress of this stage; end the build if its time is up."""
-        self.last = (what, done, total)
+        self.last = (name, done, total)
         self._say()
         self.check()
 
@@ -139,21 +139,21 @@ class Plan:
         return None
 
     def _say(self) -> None:
-        what, done, total = self.last
-        self.told = now()
+        name, done, total = self.last
+        self.shown_at = now()
         if self.tell is not None and total:
             # The end of a name that is too long for the line is what is shown.
-            self.tell(f"{self.where}; {what}, {now() - self.began:.0f} s", done, total)
+            self.tell(f"{self.where}; {name}, {now() - self.began:.0f} s", done, total)
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """Refresh the progress line within the block, and end the block when time is up."""
+        """Update the progress line within the block, and end the block when time is up."""
         over = threading.Event()
         worker = ctypes.c_ulong(threading.get_ident())
 
         def beat() -> None:
             while not over.wait(BEAT):
-                if self.where and now() - self.told >= BEAT:
+                if self.where and now() - self.shown_at >= BEAT:
                     self._say()
                 with self._alone:
                     if self.may_end and now() >= self.ends and not self.ended:
@@ -192,9 +192,9 @@ class Plan:
                     signal.signal(number, handler)
 
 
-def counted(count: int, what: str) -> str:
+def counted(count: int, noun: str) -> str:
     """Return a count with its noun, such as `1 candidate` or `2 candidates`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def in_words(seconds: float) -> str:
@@ -235,10 +235,10 @@ def steps_of(
         passes = 3 * models * GRADIENT * scored + models * seen
         steps.append(Step("models", name, passes))
     if sizes:
-        whole = models + (models > 1)
-        passes = whole * sizes * (seen + 2.0 * scored)
-        passes += whole * 2 * GRADIENT * scored
-        name = f"up to {counted(whole * sizes, 'smaller model')}"
+        unpruned = models + (models > 1)
+        passes = unpruned * sizes * (seen + 2.0 * scored)
+        passes += unpruned * 2 * GRADIENT * scored
+        name = f"up to {counted(unpruned * sizes, 'smaller model')}"
         steps.append(Step("sizes", name, passes, timed * sizes))
     return steps
 

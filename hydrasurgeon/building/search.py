@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy import ndarray
 
-from hydrasurgeon.building.answers import Asked
+from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.clock import EIGHT_BITS, Clock, Taken
 from hydrasurgeon.building.cost import SMALLEST, UNITS, Budget, Sizes, cost_of
 from hydrasurgeon.building.members import (
@@ -72,7 +72,7 @@ class Search:
     """The first model, or the probe of a body: what costs are multiples of."""
     models: list[Member]
     """Whole models; of a body these are tuned as they come."""
-    asked: Asked
+    answer_store: AnswerStore
     data: Samples
     """TRAIN."""
     workshop: Workshop
@@ -143,13 +143,13 @@ class Search:
 
     def _tuned(self) -> Iterator[None]:
         """Tune models of a body; if none improves on its start, the probe is the only model."""
-        known = {self.opened.manifest.weights_sha256}
+        hashes = {self.opened.manifest.weights_sha256}
         for number in range(self.options.seeds or SEEDS):
             member = tuned(number, self.options)
             self._make(member)
             sha256 = open_single(member.file).manifest.weights_sha256
-            if sha256 not in known:
-                known.add(sha256)
+            if sha256 not in hashes:
+                hashes.add(sha256)
                 member = replace(
                     member, label=f"model {len(self.models) + 1}", model=len(self.models)
                 )
@@ -194,11 +194,11 @@ class Search:
         """Cut each model, and their mean, to every size that fills a budget."""
         costs, cuts = in_macs(self.budgets, self.sizes, self.clock), self._cuts()
         sizes = self.sizes.ladder(costs, len(self.models))
-        whole = [*self.mean, *self.models]
+        unpruned = [*self.mean, *self.models]
         with sharing():
-            for number, member in enumerate(whole):
+            for number, member in enumerate(unpruned):
                 self.plan.tick(
-                    f"scores of {member.label}", number * len(sizes), len(whole) * len(sizes)
+                    f"scores of {member.label}", number * len(sizes), len(unpruned) * len(sizes)
                 )
                 for size in sizes:
                     cut = cuts.cut(member, size, self.sizes)
@@ -212,7 +212,7 @@ class Search:
 
     def _cuts(self) -> Cuts:
         arch = self.options.arch
-        opened = [undecided(open_single(each.file, arch=arch)) for each in self.models]
+        opened = [undecided(open_single(model.file, arch=arch)) for model in self.models]
         return Cuts(self.models, opened, self.options)
 
     @property
@@ -227,7 +227,9 @@ class Search:
     @cached_property
     def _one(self) -> Any:
         """One sample."""
-        return first_batch(self.asked.val, self._transform, 1, skip_bad=self.options.skip_bad)
+        return first_batch(
+            self.answer_store.val, self._transform, 1, skip_bad=self.options.skip_bad
+        )
 
     @property
     def members(self) -> list[Member]:
@@ -239,7 +241,9 @@ class Search:
         """Members of each size, and all of them."""
         everyone = self.members
         sizes = dict.fromkeys(member.size for member in everyone)
-        return [[each for each in everyone if each.size == size] for size in sizes] + [everyone]
+        return [[member for member in everyone if member.size == size] for size in sizes] + [
+            everyone
+        ]
 
     def allowed(self, members: Sequence[Member], budget: Budget) -> bool:
         """Return True if the members may answer together within a budget."""
@@ -251,41 +255,41 @@ class Search:
     def times(self, members: Sequence[Member]) -> Mapping[str, Taken]:
         """Return the latency of the members one after another, in each engine."""
         assert self.clock is not None
-        each = [
+        latencies = [
             self.clock.times(
                 member.shape, partial(open_checkpoint, member.file, arch=self.options.arch)
             )
             for member in members
         ]
         return {
-            engine: reduce(operator.add, (times[engine] for times in each))
+            engine: reduce(operator.add, (times[engine] for times in latencies))
             for engine in self.clock.engines
         }
 
     @cached_property
     def words(self) -> Sequence[ndarray] | None:
         """Outputs of a word reader; None if the data are no texts, or cannot fit one."""
-        model, problem = self.opened.manifest.model, self.asked.problem
+        model, problem = self.opened.manifest.model, self.answer_store.problem
         text = getattr(self._transform, "kind", "image") == "text"
         if not text:
             return None
         if lacks(problem, model.num_classes, self.data, first=False) is not None:
             return None
-        return self.asked.words(lambda samples: self._reading.read(samples))
+        return self.answer_store.words(lambda samples: self._reading.read(samples))
 
     @cached_property
     def _reading(self) -> Reading:
-        model, val = self.opened.manifest.model, self.asked.val
+        model, val = self.opened.manifest.model, self.answer_store.val
         # Weights beside a model are fitted for each; here any answers do, and 8 bits are soonest.
         engine = self.computed(self.plain[0])[-1].engine
-        outputs = self.asked.read(self.plain[0].members[0], engine).sets[0]
+        outputs = self.answer_store.read(self.plain[0].members[0], engine).sets[0]
         parts = halves(len(val), self.options.seed, outputs.groups)
         learnt = lesson(self.data)
         if self.options.crossed:
             learnt = replace(learnt, folds=folds_of(self.data))
         lessons = learnt, lesson(val), outputs, parts
         tokenizer = model.preprocess.get("files_sha256")
-        return fit_reading(self.asked.problem, seer(self._transform), tokenizer, *lessons)[0]
+        return fit_reading(self.answer_store.problem, seer(self._transform), tokenizer, *lessons)[0]
 
     def ways(self, choice: Choice, budget: Budget) -> list[Choice]:
         """Return a choice in each engine, with words and without."""
@@ -293,7 +297,7 @@ class Search:
         if not self.reads_words:
             return ways
         beside = [replace(way, words="beside") for way in ways]
-        if self.clock is None or choice.count > 1 or self.asked.problem.link == "square":
+        if self.clock is None or choice.count > 1 or self.answer_store.problem.link == "square":
             return ways + beside
         times = self.times(choice.members)
         # In the fastest engine: the more rows go on the better, and OOD samples must.
@@ -343,17 +347,17 @@ class Search:
         if self.clock is None:
             return cost
         if choice.assumed or len(choice.members) == 1:
-            taken = self.times(choice.members)[choice.engine]
+            latency = self.times(choice.members)[choice.engine]
         else:
             fusion = fusion_of(choice.members, self.options)
             self._make(fusion)
-            taken = self.clock.times(fusion.file.name, partial(open_checkpoint, fusion.file))[
+            latency = self.clock.times(fusion.file.name, partial(open_checkpoint, fusion.file))[
                 choice.engine
             ]
-        taken *= on
+        latency *= on
         if choice.words != "off":
-            taken += self.words_time
-        return {**cost, "time": taken.time, "ms": taken.ms}
+            latency += self.words_time
+        return {**cost, "time": latency.time, "ms": latency.ms}
 
     def time(self, entry: Entry, file: Path, budget: Budget) -> None:
         """Measure what was made for a budget of time, which counts in place of what its parts take;
@@ -361,15 +365,15 @@ class Search:
         """
         if self.clock is None:
             return
-        taken = self.clock.written(file.name, file, entry.choice.engine)
-        late = taken.time - entry.cost["time"]
-        entry.cost.update(time=taken.time, ms=taken.ms)
-        if taken.time <= budget.most * BY_CHANCE:
+        latency = self.clock.written(file.name, file, entry.choice.engine)
+        late = latency.time - entry.cost["time"]
+        entry.cost.update(time=latency.time, ms=latency.ms)
+        if latency.time <= budget.most * BY_CHANCE:
             return
         if entry.choice.words == "first" and late > 0:
             self.clock.slow_words(late)  # so that fewer go on
         raise SurgeryError(
-            f"--budget {budget}: the best candidate takes time={format_number(taken.time, 2)} once it is written",
+            f"--budget {budget}: the best candidate takes time={format_number(latency.time, 2)} once it is written",
             hint="Give a larger --budget.",
         )
 
@@ -389,7 +393,7 @@ def in_macs(budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None) -> Seq
     """
     if clock is None:
         return budgets
-    fastest = min(taken.time for taken in clock.unpruned().values())
+    fastest = min(latency.time for latency in clock.unpruned().values())
     costs: list[Budget] = []
     for most in sorted(
         part * budget.most / fastest for budget in budgets for part in (SLOWER, 1.0)

@@ -234,8 +234,8 @@ class Table:
         if choice not in self._entries:
             parts = [self._half(choice, chosen_on) for chosen_on in (1, 0)]
             cost = self.cost(choice, sum(part.on for part in parts) / 2)
-            each = zip(*(part.ranks for part in parts), strict=True)
-            answers = _answered(joined([p.inside for p in parts]), [*map(np.concatenate, each)])
+            ranks = zip(*(part.ranks for part in parts), strict=True)
+            answers = _answered(joined([p.inside for p in parts]), [*map(np.concatenate, ranks)])
             entry = Entry(choice, cost, answers, self.objective, parts[1].score)
             self._entries[choice] = entry
         return self._entries[choice]
@@ -247,12 +247,12 @@ class Table:
         if (members, half) not in self._worth:
             sets = [*self._answers(members, "torch").sets]
             if half is not None:
-                parts = [halves(len(each.logits), self.seed, each.groups) for each in sets]
-                sets = [each.at(rows[half]) for each, rows in zip(sets, parts, strict=True)]
+                parts = [halves(len(outputs.logits), self.seed, outputs.groups) for outputs in sets]
+                sets = [outputs.at(rows[half]) for outputs, rows in zip(sets, parts, strict=True)]
             scores: list[ndarray] = []
             if len(sets) > 1:
                 kind = PROPOSES if self.objective.score == AUTO else self.objective.score
-                scores = [self.problem.outputs(each).scores(kind, None) for each in sets]
+                scores = [self.problem.outputs(outputs).scores(kind, None) for outputs in sets]
             answers = _answered(judged(sets[0], self._state(sets[0], Score(""))), scores)
             value = self.objective.value(answers.quality(*answers.everything)).item()
             self._worth[members, half] = value
@@ -275,11 +275,11 @@ class Table:
         engine = "torch" if choice.assumed else choice.engine
         answers, problem = self._answers(choice.halves[chosen_on], engine), self.problem
         sets = mixed = answers.sets
-        parts = [halves(len(each.logits), self.seed, each.groups) for each in sets]
-        rows = [each[:: 1 - 2 * chosen_on] for each in parts]
+        parts = [halves(len(output.logits), self.seed, output.groups) for output in sets]
+        rows = [output[:: 1 - 2 * chosen_on] for output in parts]
 
         def halved(outputs: Sequence[Outputs], half: int) -> list[Outputs]:
-            return [each.at(places[half]) for each, places in zip(outputs, rows, strict=True)]
+            return [output.at(places[half]) for output, places in zip(outputs, rows, strict=True)]
 
         fitting, *foreign = map(problem.outputs, halved(sets, 0))
         score = Score(PROPOSES if problem.scores else "")
@@ -294,7 +294,7 @@ class Table:
             threshold = np.quantile(fitting.scores(score.kind, score.fitted), 1 - FLAGGED)
         if reading is not None:
             pairs = zip(sets, read, strict=True)
-            mixed = tuple(reading.beside(said, each) for said, each in pairs)
+            mixed = tuple(reading.beside(words_output, output) for words_output, output in pairs)
         state = self._state(mixed[0].at(rows[0][0]), score, float(threshold))
         if reading is not None:
             state = state.beside(reading.record, reading.reader)
@@ -302,12 +302,14 @@ class Table:
         judging = halved(mixed, 1)
         if reading is None or choice.words != "first":
             inside = judged(judging[0], state)
-            scores = [state.ood_score(each.logits, each.features) for each in judging if foreign]
+            scores = [
+                state.ood_score(output.logits, output.features) for output in judging if foreign
+            ]
         else:
             first = [reading.first(*pair, problem) for pair in zip(read, sets, strict=True)]
-            early, late = halved(first, 0), [problem.outputs(each) for each in halved(mixed, 0)]
-            (val, *others), most = zip(early, late, strict=True), choice.most_on
-            state = gated(state, *val, foreign=others, words=True, most_on=most)
+            early, late = halved(first, 0), [problem.outputs(output) for output in halved(mixed, 0)]
+            (val, *ood), most = zip(early, late, strict=True), choice.most_on
+            state = gated(state, *val, foreign=ood, words=True, most_on=most)
             inside, scores, on = _in_stages(state, halved(first, 1), judging)
         kind = score.kind if foreign else self.objective.score
         return _Half(inside, _ranks(scores) if foreign else [], kind, on)
@@ -322,7 +324,7 @@ class Table:
         if read is None or link is None:
             return None, ()
         labelled, targets = targets_of(val.truth, link, val.logits.shape[-1])
-        parts = (np.intersect1d(each, labelled) for each in rows)
+        parts = (np.intersect1d(part, labelled) for part in rows)
         logits = val.logits.astype(np.float64)
         fitted = fit_beside(link, logits, read[0][:, :-1], targets, *parts)
         record: Any = {"weights": fitted.weights}
@@ -331,29 +333,29 @@ class Table:
 
 def _answered(inside: Judged, scores: Sequence[ndarray]) -> Answered:
     """Return answers with the OOD scores of VAL and of each OOD set."""
-    named = [{AUTO: each} for each in scores]
-    foreign = {str(number): each for number, each in enumerate(named[1:])}
+    named = [{AUTO: values} for values in scores]
+    foreign = {str(number): values for number, values in enumerate(named[1:])}
     return Answered(inside, named[0] if named else {}, foreign)
 
 
 def _in_stages(
-    state: State, first: Sequence[Outputs], whole: Sequence[Outputs]
+    state: State, first: Sequence[Outputs], outputs: Sequence[Outputs]
 ) -> tuple[Judged, list[ndarray], float]:
     """Return the answers and OOD scores of a cascade that starts with words, and the fraction of
     samples that go on.
     """
-    kind, said, on = state.record.ood.score, [], []
-    for pair in zip(first, map(state.problem.outputs, whole), strict=True):
+    kind, measured, on = state.record.ood.score, [], []
+    for pair in zip(first, map(state.problem.outputs, outputs), strict=True):
         parts, (count, members, *classes) = in_stages(state, *pair), pair[1].logits.shape
-        said.append(side_by_side(state, parts, (count, 1 + members, *classes), [kind]))
+        measured.append(side_by_side(state, parts, (count, 1 + members, *classes), [kind]))
         on.append(len(parts[1].rows) / count)
     stages = Staged(state.record, None, state.problem, complete=state)
-    inside = judged(Outputs(said[0]["logits"], None, whole[0].labels), stages)
-    return inside, [each[kind] for each in said], on[0]
+    inside = judged(Outputs(measured[0]["logits"], None, outputs[0].labels), stages)
+    return inside, [values[kind] for values in measured], on[0]
 
 
 def _ranks(sets: Sequence[ndarray]) -> list[ndarray]:
     """Return the rank of each value among all sets, between 0 and 1; equal values share a rank."""
     distinct, places = np.unique(np.concatenate(sets).astype(np.float64), return_inverse=True)
-    ends = np.cumsum([len(each) for each in sets])[:-1]
+    ends = np.cumsum([len(values) for values in sets])[:-1]
     return np.split(places / max(1, len(distinct) - 1), ends)

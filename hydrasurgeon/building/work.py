@@ -33,7 +33,7 @@ class State(Resumable):
     """
 
     work: Work = ("build", "hydrasurgeon.build-state/10")
-    known: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
     continued_by: ClassVar = {"build": ()}
 
     def open(self) -> None:
@@ -45,22 +45,22 @@ class State(Resumable):
         if there(self.path):
             with self.judged():
                 texts = read_json(self.path, most=MOST_STATE, error=ValueError)  # type: ignore[arg-type]
-                known = self.position(texts, most=MOST_STATE)
-                if not isinstance(known, dict):
+                record = self.position(texts, most=MOST_STATE)
+                if not isinstance(record, dict):
                     raise ValueError("it does not say what was measured")
-                self.known.update(known)
+                self.record.update(record)
             self.noted()
             return
         # What lies in a folder without a state may come from anywhere.
         if files:
-            what = f"{folder}: holds {files[0].name}, and no state of a build"
-            raise OutputError(what, hint="Give another --cache, or delete the folder.")
+            message = f"{folder}: holds {files[0].name}, and no state of a build"
+            raise OutputError(message, hint="Give another --cache, or delete the folder.")
         self.keep()
 
-    def keep(self, **known: Any) -> None:
+    def keep(self, **entries: Any) -> None:
         """Remember these too."""
-        self.known.update(known)
-        write_text(self.path, json.dumps(self.texts(self.known)) + "\n")
+        self.record.update(entries)
+        write_text(self.path, json.dumps(self.texts(self.record)) + "\n")
         self.noted()
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydrasurgeon.building.answers import Asked
+from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, parse_budgets
 from hydrasurgeon.building.front import Front, claim_front, name_of
@@ -250,7 +250,7 @@ def _search(
     if ood:  # those given are of one kind: what is chosen by them alone may tell no other
         ood.append(Perturbed(val, options.seed))
     crossed = sets["data"][0] if options.crossed else None
-    question = Asked(val, ood, train, problem, options, plan.tick, crossed)
+    answer_store = AnswerStore(val, ood, train, problem, options, plan.tick, crossed)
     clock = None
     if budgets[0].unit == "time":
         clock = Clock(first, val, options, state)
@@ -263,7 +263,7 @@ def _search(
         budgets=budgets,
         opened=first,
         models=unpruned if begun is None else [],
-        asked=question,
+        answer_store=answer_store,
         data=sets["data"][0],
         workshop=workshop,
         plan=plan,

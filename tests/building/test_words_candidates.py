@@ -241,9 +241,9 @@ def test_build_and_bench_measure_alike(
     hs.bench(file, data=val, batch="1", runs=1, device="cpu")
     benched = max(seen, key=len)
     timer = Clock(open_checkpoint(place / "probe"), open_data(val), Run(device="cpu"))
-    timer.known["file"] = {"onnx": Taken(1.0, 1.0)}  # kept by a build in another engine
+    timer.measured["file"] = {"onnx": Taken(1.0, 1.0)}  # kept by a build in another engine
     assert timer.written("file", file, "torch").time > 0
-    assert {*timer.known["file"]} == {"onnx", "torch"}
+    assert {*timer.measured["file"]} == {"onnx", "torch"}
     assert seen.pop() == benched
     assert len(benched) == min(cost.IN_STAGES, len(open_data(val)))
     assert {len(batch) for batch in benched} == {1}
