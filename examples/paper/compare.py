@@ -1,4 +1,4 @@
-"""How alike two selections of heads are (paper B.2): python compare.py A.safetensors B.safetensors
+"""Compare two selections of heads (paper B.2): python compare.py A.safetensors B.safetensors
 
 Of the heads that both keep, and of those that both lack: Jaccard |A∩B| / |A∪B|, the share in common
 2|A∩B| / (|A| + |B|), and the Jensen–Shannon divergence of the uniform distributions over A and over
@@ -18,7 +18,9 @@ Heads = set[tuple[str, int, int]]
 
 
 def divergence(a: int, b: int, common: int) -> float | None:
-    """Between uniform distributions over sets of these sizes; ln 2 where they are disjoint."""
+    """Return the Jensen–Shannon divergence of uniform distributions over two sets, in nats;
+    disjoint sets have ln 2.
+    """
     if not a or not b:
         return None
     p, q = 1 / a, 1 / b
@@ -42,7 +44,7 @@ def overlap(a: Heads, b: Heads) -> dict[str, Any]:
 
 
 def selection(spec: str) -> tuple[Heads, Heads]:
-    """The heads that a checkpoint keeps, and all of its model's."""
+    """Return the heads that a checkpoint keeps, and all heads of its model."""
     path, _, number = spec.partition("#")
     manifest = inspect(path).manifest
     record = manifest if manifest.members is None else manifest.members[int(number)]
@@ -67,17 +69,17 @@ def compare(a: str, b: str) -> dict[str, Any]:
         raise SystemExit(f"{a} and {b} are cut out of different models")
     layers = sorted({head[:2] for head in every})
 
-    def both(among: Heads) -> dict[str, Any]:
+    def overlaps(among: Heads) -> dict[str, Any]:
         return {
             "kept": overlap(first & among, second & among),
             "removed": overlap(among - first, among - second),
         }
 
     rows = [
-        {"tower": tower, "layer": layer, **both({h for h in every if h[:2] == (tower, layer)})}
+        {"tower": tower, "layer": layer, **overlaps({h for h in every if h[:2] == (tower, layer)})}
         for tower, layer in layers
     ]
-    return {**both(every), "layers": rows}
+    return {**overlaps(every), "layers": rows}
 
 
 if __name__ == "__main__":

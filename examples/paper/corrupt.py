@@ -46,7 +46,7 @@ Random = np.random.Generator
 
 
 def gaussian(x: Floats, sigma: float, *, reach: float = 4, mode: str = "edge") -> Floats:
-    """Blurred along both sides; the kernel ends `reach` deviations away."""
+    """Return a picture blurred along both sides; the kernel ends `reach` standard deviations away."""
     radius = int(reach * sigma + 0.5)
     if radius == 0:
         return x
@@ -65,7 +65,7 @@ def gaussian(x: Floats, sigma: float, *, reach: float = 4, mode: str = "edge") -
 
 
 def convolved(x: Floats, kernel: NDArray[np.float64]) -> Floats:
-    """Every channel with a square kernel of odd size, mirrored at the borders."""
+    """Return every channel filtered with a square kernel of odd size, with mirrored borders."""
     reach = len(kernel) // 2
     padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), mode="reflect")
     height, width = x.shape[:2]
@@ -77,7 +77,7 @@ def convolved(x: Floats, kernel: NDArray[np.float64]) -> Floats:
 
 
 def disk(radius: float, softness: float) -> NDArray[np.float64]:
-    """A lens out of focus: an even disk, its edge softened by a small gaussian."""
+    """Return a defocused picture: the kernel is an even disk whose edge a small gaussian softens."""
     # Room for the disk and its soft edge, never less than for eight pixels.
     reach, soft = (8, 1) if radius <= 8 else (math.ceil(radius), 2)
     steps = np.arange(-reach - soft, reach + soft + 1)
@@ -94,7 +94,9 @@ def disk(radius: float, softness: float) -> NDArray[np.float64]:
 
 
 def motion(x: Floats, radius: int, sigma: float, degrees: float) -> Floats:
-    """A trail to one side, fading like half a gaussian; what lies outside is the border's colour."""
+    """Return a picture with a trail to one side that fades like half a gaussian; outside lies the
+    border's colour.
+    """
     weights = np.exp(-0.5 * (np.arange(2 * radius + 1) / sigma) ** 2)
     weights /= weights.sum()
     height, width = x.shape[:2]
@@ -109,19 +111,19 @@ def motion(x: Floats, radius: int, sigma: float, degrees: float) -> Floats:
 
 
 def zoomed(x: Floats, factor: float) -> Floats:
-    """The middle of a picture, enlarged to the picture's size."""
+    """Return the middle of a picture, enlarged to the picture's size."""
     for axis in (0, 1):
         size = x.shape[axis]
         crop = math.ceil(size / factor)
         # The crop's ends fall on the ends of what it becomes, whose middle is taken.
-        whole = max(round(crop * factor), size)
-        steps = np.arange(size) + (whole - size) // 2
-        x = _between(x, (size - crop) // 2 + steps * ((crop - 1) / max(whole - 1, 1)), axis)
+        size_after = max(round(crop * factor), size)
+        steps = np.arange(size) + (size_after - size) // 2
+        x = _between(x, (size - crop) // 2 + steps * ((crop - 1) / max(size_after - 1, 1)), axis)
     return x
 
 
 def _between(x: Floats, places: NDArray[np.float64], axis: int) -> Floats:
-    """Linear interpolation along one side, at places within it."""
+    """Return the linear interpolation along one side, at places within it."""
     first = np.minimum(np.floor(places).astype(int), x.shape[axis] - 1)
     second = np.minimum(first + 1, x.shape[axis] - 1)
     shape = [-1 if at == axis else 1 for at in range(x.ndim)]
@@ -130,7 +132,7 @@ def _between(x: Floats, places: NDArray[np.float64], axis: int) -> Floats:
 
 
 def sampled(x: Floats, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Floats:
-    """The picture at real-valued places, [height, width] of each, mirrored at the borders."""
+    """Return the picture at real-valued places, [height, width] of each, mirrored at the borders."""
     rows, columns = _mirrored(rows, x.shape[0]), _mirrored(columns, x.shape[1])
     top = np.minimum(np.floor(rows).astype(int), x.shape[0] - 1)
     left = np.minimum(np.floor(columns).astype(int), x.shape[1] - 1)
@@ -145,7 +147,7 @@ def sampled(x: Floats, rows: NDArray[np.float64], columns: NDArray[np.float64]) 
 
 
 def _mirrored(places: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Places beyond the first and last pixel, folded back."""
+    """Return places within the picture: those beyond the first or last pixel are folded back."""
     if size == 1:
         return np.zeros_like(places)
     folded = np.mod(places, 2 * (size - 1))
@@ -153,8 +155,8 @@ def _mirrored(places: NDArray[np.float64], size: int) -> NDArray[np.float64]:
 
 
 def plasma(shape: tuple[int, ...], decay: float, random: Random) -> Floats:
-    """Clouds in 0..1: a grid is halved again and again, each time with `decay`² times less of what
-    is random.
+    """Return clouds in 0..1: a grid is halved repeatedly, and each time the random part is
+    `decay`² times smaller.
     """
     cloud = np.zeros((1, 1))
     strength = 1.0
@@ -246,13 +248,13 @@ SMALL: dict[str, tuple[Any, ...]] = {
 LONGEST = 256
 """Pixels of the shorter side: larger pictures are reduced to it first, as ImageNet-C was made."""
 ORIENTING = ("exif", "xmp")
-"""What may say how a picture is to be turned."""
+"""Metadata that may hold a picture's orientation."""
 LUMA = (0.299, 0.587, 0.114)
-"""How bright red, green and blue look."""
+"""Weights of red, green and blue in luminance."""
 
 
 def spoiled(image: Image.Image, name: str, severity: int, random: Random) -> Image.Image:
-    """A picture corrupted, grey or RGB as it was."""
+    """Return a corrupted picture, grey or RGB like the original."""
     image = plain(image)
     shorter = min(image.size)
     if shorter > LONGEST:
@@ -272,13 +274,14 @@ def _picture(x: Floats) -> Image.Image:
 
 
 def _impulse_noise(x: Floats, share: float, random: Random) -> Floats:
-    """Salt and pepper, each half of the share."""
+    """Return a picture with salt and pepper, each on half of the share."""
     chance = random.random(x.shape)
     return np.where(chance < share, (chance < share / 2).astype(np.float32), x)
 
 
 def _glass_blur(x: Floats, c: tuple[float, int, int], random: Random) -> Floats:
-    """Between two blurs, pixels take the place of near ones too, from the last to the first.
+    """Return a blurred picture whose pixels also swap places with near ones, from the last to the
+    first.
 
     The original means to swap them, but copies: what it made and everybody measures on are copies.
     """
@@ -298,14 +301,14 @@ def _glass_blur(x: Floats, c: tuple[float, int, int], random: Random) -> Floats:
 
 
 def _zoom_blur(x: Floats, c: tuple[int, float], random: Random) -> Floats:
-    """The mean of a picture and of `count` zooms of it, each `step` closer."""
+    """Return the mean of a picture and of `count` zooms of it, each `step` closer."""
     count, step = c
     total = x + sum(zoomed(x, 1 + step * at) for at in range(count))
     return total / np.float32(count + 1)
 
 
 def _snow(x: Floats, c: tuple[float, ...], random: Random) -> Floats:
-    """Flakes, drawn to streaks, over a picture whose dark parts are paler."""
+    """Return a picture with flakes that are drawn to streaks; its dark parts are paler."""
     mean, deviation, size, least, radius, sigma, clarity = c
     flakes = zoomed(random.normal(mean, deviation, (*x.shape[:2], 1)).astype(np.float32), size)
     flakes = np.clip(np.where(flakes < least, 0, flakes), 0, 1)
@@ -316,7 +319,9 @@ def _snow(x: Floats, c: tuple[float, ...], random: Random) -> Floats:
 
 
 def _ice(shape: tuple[int, ...], random: Random) -> Floats:
-    """Frozen glass: needles along the ridges of clouds, denser where another cloud is thick."""
+    """Return a picture behind frozen glass: needles along the ridges of clouds, denser where
+    another cloud is thick.
+    """
     needles = np.zeros((*shape[:2], 1), np.float32)
     for _ in range(3):
         ridge = 1 - np.abs(2 * plasma(shape, 1.5, random) - 1)
@@ -336,7 +341,7 @@ def _fog(x: Floats, c: tuple[float, float], random: Random) -> Floats:
 
 
 def _brightness(x: Floats, more: float, random: Random) -> Floats:
-    """The value of HSV is raised; hue and saturation stay."""
+    """Return a picture with a raised HSV value, and the same hue and saturation."""
     value = x.max(axis=-1, keepdims=True)
     raised = np.minimum(value + np.float32(more), 1)
     return np.where(value > 0, x * (raised / np.maximum(value, 1e-6)), raised)
@@ -348,8 +353,8 @@ def _contrast(x: Floats, left: float, random: Random) -> Floats:
 
 
 def _elastic_transform(x: Floats, c: tuple[float, float, float], random: Random) -> Floats:
-    """Three points are moved, all others with them; then each pixel a little on its own, like its
-    neighbours.
+    """Return a warped picture: an affine map that moves three points, then small smooth
+    displacements of each pixel.
     """
     strength, smoothness, slant = c
     height, width = x.shape[:2]
@@ -431,8 +436,8 @@ class Corruption(NamedTuple):
 
 
 def corruptions_of(entries: Iterable[str], kind: str) -> tuple[Corruption, ...]:
-    """What was asked for, each once: `all` stands for every corruption of this kind of data, no
-    severity for all five.
+    """Return the requested corruptions without repetitions. `all` stands for every corruption of
+    this kind of data; a name without severity stands for all five.
     """
     wanted: dict[Corruption, None] = {}
     names = ("all", *NAMES[kind])
@@ -451,9 +456,9 @@ def corruptions_of(entries: Iterable[str], kind: str) -> tuple[Corruption, ...]:
             raise UsageError(
                 f"{entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}."
             )
-        for each in NAMES[kind] if name == "all" else (name,):
+        for known_name in NAMES[kind] if name == "all" else (name,):
             for strength in SEVERITIES if severity is None else (severity,):
-                wanted[Corruption(each, strength)] = None
+                wanted[Corruption(known_name, strength)] = None
     return tuple(wanted)
 
 
@@ -495,7 +500,9 @@ class Corrupted(Subset):
         return f"{name}:{severity}:{self.seed}:".encode() + self.parent.content(i)
 
     def fingerprint(self) -> dict[str, Any]:
-        """The parent's, joined with what is done to it: seventy-five kinds of one set read it once."""
+        """Return the parent's fingerprint joined with the corruptions, so that 75 corruptions of a
+        set read it once.
+        """
         about = self._parents
         made = f"{self.corruptions} {self.seed} {about['sha256']}".encode()
         return {"spec": self.spec, "rows": len(self), "sha256": hashlib.sha256(made).hexdigest()}
@@ -506,20 +513,20 @@ class Corrupted(Subset):
 
 
 def _random(seed: int, name: str, content: bytes) -> np.random.Generator:
-    """Random numbers of one sample under one corruption."""
+    """Return the random generator of one sample under one corruption."""
     digest = hashlib.sha256(f"{seed} {name} ".encode() + content).digest()
     return np.random.default_rng(int.from_bytes(digest[:16], "little"))
 
 
 def scribbled(text: str, name: str, severity: int, random: Random) -> str:
-    """A text corrupted: `typos` or `word_dropout`."""
+    """Return a text with `typos` or `word_dropout`."""
     chance = TEXT[name][severity - 1]
     return _mistyped(text, chance, random) if name == "typos" else _shortened(text, chance, random)
 
 
 def _mistyped(text: str, chance: float, random: Random) -> str:
-    """Letters left out, doubled, swapped with the next, or hit beside; each draw is made whether it
-    is used or not.
+    """Return a text with letters left out, doubled, swapped with the next, or replaced by a
+    neighbouring key. Every random number is drawn even if it is not used.
     """
     chances, kinds, picks = (
         random.random(len(text)),
@@ -550,7 +557,7 @@ def _mistyped(text: str, chance: float, random: Random) -> str:
 
 
 def _shortened(text: str, chance: float, random: Random) -> str:
-    """At least one word stays."""
+    """Return a text without some of its words; at least one stays."""
     words = text.split()
     if not words:
         return text
@@ -567,7 +574,7 @@ def write(
     limit: int | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """The corrupted sets, one file or folder each; what --shift takes for each."""
+    """Write the corrupted sets, one file or folder each; return the --shift entry of each."""
     samples = open_data(data, limit=limit, seed=seed)
     if samples.written is None:
         raise DataError(f"{data}: has no labels", hint="eval measures labelled sets.")
@@ -596,7 +603,7 @@ def _write_texts(samples: Samples, path: Path) -> Path:
 
 
 def _label(samples: Samples, i: int) -> Any:
-    """A sample's label as its data has it."""
+    """Return a sample's label in the spelling of its data."""
     column = samples.written
     assert column is not None
     if column.labels.ndim == 2:
@@ -607,7 +614,7 @@ def _label(samples: Samples, i: int) -> Any:
 
 
 def _write_images(samples: Samples, path: Path) -> Path:
-    """One array where all pictures have one shape, else a folder for each class."""
+    """Write one array if all pictures have one shape, else a folder for each class."""
     column = samples.written
     assert column is not None
     shapes = {np.asarray(samples.read(i)).shape for i in range(len(samples))}
@@ -637,9 +644,11 @@ def main() -> None:
     parser.add_argument("corruptions", metavar="all|NAME[:S]", nargs="*", default=["all"])
     parser.add_argument("--limit", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        shifts = write(given.data, given.out, given.corruptions, limit=given.limit, seed=given.seed)
+        shifts = write(
+            options.data, options.out, options.corruptions, limit=options.limit, seed=options.seed
+        )
     except HydraError as error:
         sys.exit(f"{error.message} {error.hint or ''}")
     sys.stdout.write("".join(f"--shift {shift}\n" for shift in shifts))

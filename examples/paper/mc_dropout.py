@@ -26,7 +26,9 @@ from hydrasurgeon.problems.base import Outputs
 
 
 def dropping(module: nn.Module) -> Iterator[nn.Module]:
-    """Layers that drop, and those that hand their chance on to fused attention while they train."""
+    """Yield the layers that drop, and those that pass their rate to fused attention while they
+    train.
+    """
     for part in module.modules():
         held = any(isinstance(child, nn.Dropout) and child.p > 0 for child in part.children())
         chance = getattr(part, "attention_dropout", getattr(part, "dropout_prob", 0.0))
@@ -36,17 +38,17 @@ def dropping(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def answers(model: hs.Classifier, spec: str, passes: int, device: str) -> tuple[ndarray, ndarray]:
-    """Logits [sample, pass, class], and the labels."""
+    """Return the logits [sample, pass, class], and the labels."""
     samples = open_data(spec)
     if samples.labels is not None:
         samples = fit_classes(samples, model.manifest.model)
     logits, labels = [], []
     for batch in Batches(samples, model.transform, batch_size=64):
-        inputs, each = moved(batch.inputs, device), []
+        inputs, pass_logits = moved(batch.inputs, device), []
         for number in range(passes):
             torch.manual_seed(number)
-            each.append(model.module(inputs).float().cpu())
-        logits.append(torch.stack(each, dim=1))
+            pass_logits.append(model.module(inputs).float().cpu())
+        logits.append(torch.stack(pass_logits, dim=1))
         labels.append(batch.labels if batch.labels is not None else torch.zeros(len(batch.index)))
     return torch.cat(logits).numpy(), torch.cat(labels).numpy()
 
@@ -68,8 +70,8 @@ def run(
         part.training = True
     logits, labels = answers(model, data, passes, device)
     sets, near = {}, []
-    for each in ood:
-        name, _, spec = each.partition("=")
+    for entry in ood:
+        name, _, spec = entry.partition("=")
         group, _, name = name.rpartition(":")
         sets[name] = Outputs(answers(model, spec, passes, device)[0], None)
         near += [name] * (group == "near")

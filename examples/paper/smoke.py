@@ -26,7 +26,7 @@ SHORT = {"steps": 2, "warmup": 0, "batch_size": 8}
 
 
 def images(path: Path, seed: int, *, labels: bool = True) -> Path:
-    """A bright band tells the class; OOD images have none."""
+    """Write images whose class is the position of a bright band; OOD images have none."""
     rng = np.random.default_rng(seed)
     truth = np.arange(COUNT) % len(CLASSES)
     pixels = rng.integers(0, 100, (COUNT, 28, 28, 3), dtype=np.uint8)
@@ -53,7 +53,7 @@ def texts(path: Path, seed: int, *, labels: bool = True) -> Path:
 
 
 def vit(folder: Path) -> str:
-    """As timm writes a directory."""
+    """Write a model directory in timm's format."""
     import timm
     import torch
     from safetensors.torch import save_file
@@ -129,7 +129,7 @@ def clip(folder: Path) -> str:
 
 
 def make(paper: str, out: Path) -> str:
-    """Assignments in bash."""
+    """Return variable assignments in bash."""
     folder = out / "stand-ins"
     folder.mkdir()
     suffix, write = (".jsonl", texts) if paper == "sst2" else (".npz", images)
@@ -186,7 +186,7 @@ def serve() -> None:
 
 
 def next_word() -> str | None:
-    """Up to the next NUL; None at the end."""
+    """Return the text up to the next NUL; None at the end."""
     word = bytearray()
     while (byte := sys.stdin.buffer.read(1)) != b"\0":
         if not byte:

@@ -274,7 +274,9 @@ class Workshop:
         done.check_returncode()
 
     def corrupted(self) -> list[str]:
-        """Corrupt the test images once; return what `--shift` takes for each kind and severity."""
+        """Write the corrupted test images once; return the `--shift` entry of each kind and
+        severity.
+        """
         kinds, out = CORRUPTIONS, self.folder / "corrupted"
         if not out.exists() and out.name not in self.planned:
             self.planned.add(out.name)

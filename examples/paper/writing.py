@@ -14,7 +14,7 @@ from hydrasurgeon.runtime.tensors import plan_tensors
 
 @claims()
 def write(checkpoint: Path, module: nn.Module, out: Path) -> None:
-    """Its weights are the module's; scores speak of weights that are no more."""
+    """Write a checkpoint with a module's weights, without scores, which belong to the old weights."""
     opened = undecided(open_single(checkpoint))
     manifest = opened.manifest
     planned = plan_tensors(module.cpu().state_dict())

@@ -15,7 +15,7 @@ from probing.probe import probe
 from probing.report import ProbeReport, Proposition, Separation
 
 OUTCOMES = {True: "holds", False: "does not hold"}
-"""How a condition is called."""
+"""Words for the outcome of a condition."""
 
 
 def main(words: list[str]) -> int:
@@ -31,9 +31,9 @@ def main(words: list[str]) -> int:
         if field.default == ():
             kind = {"action": "append"}
         parser.add_argument(*ProbeOptions.flags(name), dest=key, help=field.description, **kind)
-    given = {name: value for name, value in vars(parser.parse_args(words)).items() if value}
+    arguments = {name: value for name, value in vars(parser.parse_args(words)).items() if value}
     try:
-        report = probe(**given)
+        report = probe(**arguments)
     except HydraError as error:
         render.failed(error)
         return error.exit_code
@@ -45,9 +45,9 @@ def main(words: list[str]) -> int:
 def probed(report: ProbeReport) -> None:
     """Print a report."""
     _proposition(report.proposition)
-    for each in report.separation:
+    for separation in report.separation:
         show("")
-        _distances(each)
+        _distances(separation)
     if report.pictured is not None:
         for title, heads in (("most", report.pictured.most), ("least", report.pictured.least)):
             names = ", ".join(f"{layer}.{head}" for _, layer, head in heads)
@@ -55,8 +55,8 @@ def probed(report: ProbeReport) -> None:
 
 
 def _proposition(about: Proposition) -> None:
-    """The losses, then the two conditions and the conclusion, each with its number and what to see
-    it beside.
+    """Print the losses, the two conditions and the conclusion, each with its number and the number
+    to compare.
     """
     losses, gradient, hessian = about.losses, about.gradient, about.hessian
     show(
@@ -90,15 +90,15 @@ def _proposition(about: Proposition) -> None:
     show(f"{over}; the mean diagonal is above 0 for {100 * hessian.positive_heads:.0f} % of heads")
 
 
-def _distances(each: Separation) -> None:
-    """Means over the heads of each layer."""
+def _distances(separation: Separation) -> None:
+    """Print the mean distances over the heads of each layer."""
     rows = []
-    for tower, layers in each.euclidean.items():
+    for tower, layers in separation.euclidean.items():
         for layer, values in enumerate(layers):
-            means = [_mean(values), _mean(each.mahalanobis[tower][layer])]
-            name = f"{tower} {layer}" if len(each.euclidean) > 1 else f"layer {layer}"
+            means = [_mean(values), _mean(separation.mahalanobis[tower][layer])]
+            name = f"{tower} {layer}" if len(separation.euclidean) > 1 else f"layer {layer}"
             rows.append([name, *("–" if mean is None else f"{mean:.3f}" for mean in means)])
-    title = f"distance of {each.name}, {each.samples} samples, from the data: means over heads"
+    title = f"distance of {separation.name}, {separation.samples} samples, from the data: means over heads"
     show_table(title, ["Euclidean", "Mahalanobis"], rows)
 
 

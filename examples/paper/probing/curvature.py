@@ -36,7 +36,7 @@ class Weights:
 
     @classmethod
     def of(cls, sites: Sequence[Attention]) -> Weights:
-        """Layers that have no heads left have no weights either."""
+        """Return the weights of all layers that have heads left."""
         parts = []
         for site in (site for site in sites if site.heads):
             heads, out = (
@@ -52,7 +52,7 @@ class Weights:
         return cls(*(tuple(each) for each in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
     def removal(self, heads: Iterable[Head]) -> list[Tensor]:
-        """δθ: minus the weights of these heads, nothing elsewhere."""
+        """Return δθ: minus the weights of these heads, and zero elsewhere."""
         gone = set(heads)
         changes = []
         for parameter, owner, site in zip(self.parameters, self.owners, self.sites, strict=True):
@@ -88,7 +88,8 @@ def curvature(
     seed: int,
     losses: Callable[..., Tensor] = losses_of(SINGLE).losses,
 ) -> Curvature:
-    """One pass: the graph of each batch's gradient serves every product with its Hessian.
+    """Measure curvature in one pass: the graph of a batch's gradient serves all its products with
+    the Hessian.
 
     Signs are drawn anew for each batch and draw, and alike for two data sets of as many batches:
     what their Hessians have in common cancels in the difference.
@@ -136,7 +137,7 @@ def curvature(
 def _product(
     slopes: Sequence[Tensor], parameters: Sequence[Tensor], vectors: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The Hessian times a vector: the gradient of gradient · vector."""
+    """Return the Hessian times a vector: the gradient of gradient · vector."""
     total = sum((s * v).sum() for s, v in zip(slopes, vectors, strict=True))
     made = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
     return [
@@ -155,7 +156,7 @@ def loss_of(
     batches: Iterable[tuple[Any, Tensor]],
     losses: Callable[..., Tensor] = losses_of(SINGLE).losses,
 ) -> float:
-    """The mean loss."""
+    """Return the mean loss."""
     total, samples = 0.0, 0
     for inputs, labels in batches:
         total += losses(model(inputs), labels).sum().item()
@@ -166,8 +167,8 @@ def loss_of(
 def means_by_head(
     weights: Weights, values: Sequence[Tensor]
 ) -> Mapping[tuple[str, int], list[float]]:
-    """(tower, layer) → the mean of `values`, one for each weight, over the weights of each head
-    present.
+    """Return (tower, layer) → the mean of `values`, one for each weight, over each remaining
+    head's weights.
     """
     sums: dict[tuple[str, int], Tensor] = {}
     for value, owner, site in zip(values, weights.owners, weights.sites, strict=True):

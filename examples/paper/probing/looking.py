@@ -68,8 +68,8 @@ def look(
     noisy: Callable[[Samples], Samples],
     settings: dict[str, Any],
 ) -> tuple[ProbeReport, Planes]:
-    """Both halves of the report; `gone` are removed, `ranked` goes from the least to the most
-    important.
+    """Return both halves of the report; heads `gone` are removed, `ranked` lists heads by rising
+    importance.
     """
     clean, spoiled, foreign = _data(checkpoint, options, noisy)
     family, device = checkpoint.family, device_of(options.device)
@@ -81,7 +81,9 @@ def look(
     )
 
     def passes(samples: Samples, what: str) -> Iterator[tuple[Any, Any, Any]]:
-        """In the order of the samples: clean and noisy ones must meet in the same batches."""
+        """Yield batches in the order of the samples, so that clean and noisy ones meet in the same
+        batches.
+        """
         loader = Batches(
             samples, transform, batch_size=options.batch_size or AT_ONCE, skip_bad=options.skip_bad
         )
@@ -165,8 +167,8 @@ def _proposition(
     gone: Sequence[Head],
     options: ProbeOptions,
 ) -> tuple[Losses, dict[str, Any]]:
-    """Two passes with gradients, two without the heads that go; losses, and the conditions of
-    Proposition 1.
+    """Return the losses and the conditions of Proposition 1: two passes with gradients, and two
+    without the removed heads.
     """
     sites = checkpoint.family.anatomy(module).sites
     weights = Weights.of(sites)
@@ -238,7 +240,7 @@ def _hessian(
 
 
 def _per_head(manifest: SingleManifest, rows: Mapping[tuple[str, int], Sequence[float]]) -> PerHead:
-    """Numbers of the heads present, by their number in the original model."""
+    """Return the positions of the remaining heads, by their number in the original model."""
     numbers: PerHead = {}
     for tower in (tower for tower in manifest.towers if any(name == tower for name, _ in rows)):
         layers = [
@@ -258,8 +260,8 @@ def _separation(
     foreign: Sequence[tuple[str, Samples]],
     shown: Sequence[Head],
 ) -> tuple[tuple[Separation, ...], Planes, dict[str, tuple[float, ...]]]:
-    """For each OOD set the distances, and the planes of the heads shown with the variance that
-    these explain.
+    """Return the distances for each OOD set, and the planes of the shown heads with their
+    explained variance.
     """
     inside = moments(clean, "heads on the data") if foreign else {}
     rows: list[Separation] = []
@@ -303,8 +305,8 @@ SQUARE = 1.7
 
 
 def draw_probe(pictured: Pictured, planes: Planes, path: Path) -> None:
-    """The most important heads to the left, the least to the right; the same bytes for the same
-    numbers.
+    """Draw the most important heads on the left and the least important on the right. Equal
+    numbers give equal bytes.
     """
     import matplotlib
 

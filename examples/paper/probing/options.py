@@ -1,4 +1,4 @@
-"""What the probe can be told."""
+"""Options of the probe."""
 
 from __future__ import annotations
 

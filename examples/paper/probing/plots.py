@@ -12,7 +12,7 @@ from typing import Any
 from hydrasurgeon.files.atomic import check_ending, output_file, write_bytes
 
 SUFFIXES = (".png", ".svg")
-"""What a picture may be called; matplotlib draws by that."""
+"""Suffixes of a picture's file name, from which matplotlib takes the format."""
 
 
 def check_plot(path: Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:

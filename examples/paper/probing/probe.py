@@ -76,8 +76,8 @@ def _check(arguments: ProbeOptions) -> None:
 
 
 def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
-    """The noisy data, made of the clean samples or opened beside them; misspelt corruptions are
-    refused now.
+    """Return a function that makes noisy data of clean samples, or opens them. Refuse unknown
+    corruptions at once.
     """
     from corrupt import Corrupted, corruptions_of
 
@@ -89,8 +89,8 @@ def _noisy(opened: Single, arguments: ProbeOptions) -> Callable[[Any], Any]:
 
 
 def _with_amount(manifest: SingleManifest, arguments: ProbeOptions) -> ProbeOptions:
-    """Two of three heads stay in each layer, where nobody says how many: scores by layers must know
-    before.
+    """Return options that keep two of three heads in each layer if no number is given; scores by
+    layers depend on it.
     """
     circuit = score_key(arguments.method).is_circuit
     if (
@@ -105,7 +105,7 @@ def _with_amount(manifest: SingleManifest, arguments: ProbeOptions) -> ProbeOpti
 
 
 def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
-    """Recorded scores, or new ones; a circuit is not searched on the way."""
+    """Return recorded scores, or compute new ones; do not search a circuit for them."""
     recorded = opened.manifest.scores
     key = score_key(arguments.method, arguments.objective, recorded=recorded)
     if str(key) in recorded:
@@ -126,7 +126,7 @@ def _scores(opened: Single, arguments: ProbeOptions) -> tuple[str, Score]:
 
 
 def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeOptions) -> Kept:
-    """The heads that stay: as `prune` chooses them, or two of three."""
+    """Return the heads that stay: as `prune` chooses them, or two of three."""
     remove = arguments.remove
     if arguments.keep is None and remove is None:
         most = count(manifest.kept) if score.order is None else len(score.order)
@@ -143,7 +143,7 @@ def _kept(manifest: SingleManifest, key: str, score: Score, arguments: ProbeOpti
 
 
 def _ranked(manifest: SingleManifest, score: Score) -> Iterator[Head]:
-    """Heads of the tower that data runs through, from the least to the most important."""
+    """Return heads of the tower that data run through, by rising importance."""
     tower = next(iter(manifest.towers))
     present = [head for head in all_heads(manifest.kept) if head.tower == tower]
     if score.order is not None:
@@ -156,7 +156,7 @@ def _ranked(manifest: SingleManifest, score: Score) -> Iterator[Head]:
 
 
 def _settings(arguments: ProbeOptions) -> dict[str, Any]:
-    """What the report says of how it came about."""
+    """Return the settings that the report records."""
     named = {
         "data": portable_entry(arguments.data),
         "ood": [portable_entry(o) for o in arguments.ood],

@@ -1,4 +1,4 @@
-"""What `probe` measured, hydrasurgeon.probe/1: frozen records."""
+"""Results of `probe`, hydrasurgeon.probe/1: frozen records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Losses(Record):
     """noisy − clean."""
     gap_pruned: float
     widens: bool
-    """Whether the gap is at least as wide without the heads: what Proposition 1 concludes."""
+    """True if the gap is at least as wide without the heads: the conclusion of Proposition 1."""
 
 
 class Gradient(Record):
@@ -74,7 +74,7 @@ class Proposition(Record):
 
 
 class Separation(Record):
-    """How far one OOD set lies from the ID data, head by head."""
+    """Distance of one OOD set from the ID data, for each head."""
 
     name: str
     samples: int

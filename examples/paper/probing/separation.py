@@ -1,4 +1,4 @@
-"""How far ID and OOD data lie apart in what each head hands to W_O (paper B.2).
+"""Distance of ID and OOD data in each head's input to W_O (paper B.2).
 
     d_Eucl = ‖c_ID − c_OOD‖        d_Mah = √((c_ID − c_OOD)ᵀ Σ⁻¹ (c_ID − c_OOD)),  Σ the covariance
     of ID
@@ -32,8 +32,8 @@ class Moments:
 
     count: int = 0
     shift: Doubles | None = None
-    """What is taken off before squares are summed: the first batch's mean, so that nothing is lost
-    in rounding.
+    """Mean of the first batch, which is subtracted before squares are summed to limit rounding
+    errors.
     """
     total: Doubles | float = 0.0
     squares: Doubles | float = 0.0
@@ -70,7 +70,7 @@ class Moments:
 def head_moments(
     model: Any, anatomy: Anatomy, batches: Iterable[tuple[Any, Tensor]], pictured: NDArray[np.bool_]
 ) -> dict[tuple[str, int], Moments]:
-    """(tower, layer) → the moments of its heads, over one pass of (inputs, positions of the
+    """Return (tower, layer) → the moments of its heads, in one pass of (inputs, positions of the
     samples).
     """
     sites = [block.attention for block in anatomy.blocks if block.attention.heads]
@@ -97,7 +97,7 @@ def head_moments(
 def _read(
     heads: Float[Tensor, "batch token head head_dim"], inputs: Any, reads: int | None
 ) -> Float[Tensor, "batch head head_dim"]:
-    """What the classifier reads of a layer: its first token, or the mean over the real ones."""
+    """Return the classifier's input from a layer: its first token, or the mean over the real ones."""
     if reads is not None:
         return heads[:, 0]
     mask = inputs.get(MASK) if isinstance(inputs, Mapping) else None
@@ -108,7 +108,7 @@ def _read(
 
 
 def distances(inside: Moments, outside: Moments) -> tuple[list[float], list[float]]:
-    """Euclidean and Mahalanobis distance of the centroids, for each head."""
+    """Return the Euclidean and Mahalanobis distance of the centroids, for each head."""
     apart = inside.centroid - outside.centroid
     euclidean = np.linalg.norm(apart, axis=-1)
     # Of a head whose vectors fill no space of full dimension, within the space that they fill.
@@ -120,8 +120,8 @@ def distances(inside: Moments, outside: Moments) -> tuple[list[float], list[floa
 def plane(
     inside: NDArray[np.float32], outside: NDArray[np.float32]
 ) -> tuple[Doubles, Doubles, float]:
-    """Both sets' vectors on the first two principal components of all, and the share of variance
-    these hold.
+    """Return the vectors of the two sets on the first two principal components of all, and the
+    explained share of variance.
     """
     both = np.concatenate([inside, outside]).astype(np.float64)
     both -= both.mean(axis=0)
