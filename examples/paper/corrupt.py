@@ -456,9 +456,9 @@ def corruptions_of(entries: Iterable[str], kind: str) -> tuple[Corruption, ...]:
             raise UsageError(
                 f"{entry}: no such severity", hint=f"Severities are 1 to {SEVERITIES[-1]}."
             )
-        for known_name in NAMES[kind] if name == "all" else (name,):
+        for corruption in NAMES[kind] if name == "all" else (name,):
             for strength in SEVERITIES if severity is None else (severity,):
-                wanted[Corruption(known_name, strength)] = None
+                wanted[Corruption(corruption, strength)] = None
     return tuple(wanted)
 
 
@@ -478,7 +478,7 @@ class Corrupted(Subset):
     """
 
     def __init__(self, parent: Samples, *corruptions: Corruption, seed: int = 0) -> None:
-        kinds = [f"{each.name}:{each.severity}" for each in corruptions]
+        kinds = [f"{corruption.name}:{corruption.severity}" for corruption in corruptions]
         shown = kinds[0] if len(kinds) == 1 else f"{len(kinds)} corruptions of it"
         super().__init__(parent, parent.written)
         self.spec, self.corruptions, self.seed = f"{parent.spec}, {shown}", corruptions, seed
@@ -504,8 +504,8 @@ class Corrupted(Subset):
         set read it once.
         """
         about = self._parents
-        made = f"{self.corruptions} {self.seed} {about['sha256']}".encode()
-        return {"spec": self.spec, "rows": len(self), "sha256": hashlib.sha256(made).hexdigest()}
+        text = f"{self.corruptions} {self.seed} {about['sha256']}".encode()
+        return {"spec": self.spec, "rows": len(self), "sha256": hashlib.sha256(text).hexdigest()}
 
     @cached_property
     def _parents(self) -> dict[str, Any]:

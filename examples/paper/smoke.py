@@ -88,13 +88,13 @@ def bert(folder: Path) -> str:
     BertForSequenceClassification(
         BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, pad_token_id=1, **sizes)
     ).save_pretrained(folder)
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         cls_token="[CLS]",
         pad_token="[PAD]",
         sep_token="[SEP]",
@@ -133,7 +133,7 @@ def make(paper: str, out: Path) -> str:
     folder = out / "stand-ins"
     folder.mkdir()
     suffix, write = (".jsonl", texts) if paper == "sst2" else (".npz", images)
-    known = {
+    labelled_sets = {
         name: write(folder / f"{name}{suffix}", i)
         for i, name in enumerate(("train", "val", "test"))
     }
@@ -142,11 +142,11 @@ def make(paper: str, out: Path) -> str:
         for i, name in enumerate(("chooses", "near", "far"))
     }
     fields = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
-    made: dict[str, str | list[str]] = {
-        "train": str(known["train"]),
-        "val": str(known["val"]),
-        "test": str(known["test"]),
-        "found": str(known["train"]),
+    variables: dict[str, str | list[str]] = {
+        "train": str(labelled_sets["train"]),
+        "val": str(labelled_sets["val"]),
+        "test": str(labelled_sets["test"]),
+        "found": str(labelled_sets["train"]),
         "limit": "16",
         "chooses": str(foreign["chooses"]),
         "near": ["--ood", f"near:near={foreign['near']}"],
@@ -158,14 +158,19 @@ def make(paper: str, out: Path) -> str:
     }
     if paper == "clip":
         (folder / "names.txt").write_text("\n".join(CLASSES) + "\n")
-        made |= {
+        variables |= {
             "single": clip(folder / "clip"),
             "names": str(folder / "names.txt"),
-            "sets": ["--data", f"in1k={known['test']}", "--data", f"c100={known['val']}"],
+            "sets": [
+                "--data",
+                f"in1k={labelled_sets['test']}",
+                "--data",
+                f"c100={labelled_sets['val']}",
+            ],
         }
     else:
-        made["pretrained"] = (bert if paper == "sst2" else vit)(folder / "pretrained")
-    return "\n".join(f"{name}={quoted(value)}" for name, value in made.items())
+        variables["pretrained"] = (bert if paper == "sst2" else vit)(folder / "pretrained")
+    return "\n".join(f"{name}={quoted(value)}" for name, value in variables.items())
 
 
 def quoted(value: str | list[str]) -> str:

@@ -163,7 +163,7 @@ def test_time_that_is_up_waits_for_what_is_being_published(
 
 def test_what_is_made_first_is_there_when_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The better file of the smaller budget stands, though that of the larger one is not decided yet."""
-    monkeypatch.setattr(front, "_what", str)
+    monkeypatch.setattr(front, "_describe", str)
     monkeypatch.setattr(front, "mark_of", str)
     about = {"objective": SimpleNamespace(name="nll"), "cost": {"macs": 1.0}}
     old, small = (SimpleNamespace(value=float(at), **about) for at in range(2))

@@ -169,10 +169,7 @@ def test_what_cannot_be_promised_is_said_and_loses_nothing(
         assert run([*line, *more]) == 1
         said = capsys.readouterr()
         assert "it never abstains, because --risk 0.03 cannot be promised" in said.out
-        assert (
-            "note: macs=1: written without --risk 0.03: 600 rows cannot promise it"
-            in said.err
-        )
+        assert "note: macs=1: written without --risk 0.03: 600 rows cannot promise it" in said.err
         assert "error: --risk: not promised by macs=1, macs=1.2" in said.err
         assert "the smallest risk that can be promised" in said.err or "no risk can" in said.err
         decision = here.decision("front/macs-1")

@@ -49,7 +49,7 @@ class Weights:
                     (weight, rows.repeat(len(weight) // len(rows))[:, None].expand_as(weight), site)
                 )
             parts.append((out, heads.repeat_interleave(site.width)[None].expand_as(out), site))
-        return cls(*(tuple(each) for each in zip(*parts, strict=True)))  # type: ignore[arg-type]
+        return cls(*(tuple(column) for column in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
     def removal(self, heads: Iterable[Head]) -> list[Tensor]:
         """Return δθ: minus the weights of these heads, and zero elsewhere."""
@@ -105,9 +105,9 @@ def curvature(
     # Fused kernels have a first derivative only.
     with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         for inputs, labels in batches:
-            each = losses(model(inputs), labels).sum()
-            slopes = torch.autograd.grad(each, parameters, create_graph=True)
-            loss, samples = loss + each.item(), samples + len(labels)
+            batch_loss = losses(model(inputs), labels).sum()
+            slopes = torch.autograd.grad(batch_loss, parameters, create_graph=True)
+            loss, samples = loss + batch_loss.item(), samples + len(labels)
             for total, slope in zip(gradient, slopes, strict=True):
                 total.add_(slope.detach())
             along += dot(_product(slopes, parameters, removal), removal)
@@ -139,10 +139,10 @@ def _product(
 ) -> list[Tensor]:
     """Return the Hessian times a vector: the gradient of gradient · vector."""
     total = sum((s * v).sum() for s, v in zip(slopes, vectors, strict=True))
-    made = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+    products = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
     return [
         torch.zeros_like(p) if m is None else m.detach()
-        for m, p in zip(made, parameters, strict=True)
+        for m, p in zip(products, parameters, strict=True)
     ]
 
 

@@ -80,7 +80,7 @@ def look(
         family.transform(checkpoint.manifest.model, files=checkpoint.files),
     )
 
-    def passes(samples: Samples, what: str) -> Iterator[tuple[Any, Any, Any]]:
+    def passes(samples: Samples, stage: str) -> Iterator[tuple[Any, Any, Any]]:
         """Yield batches in the order of the samples, so that clean and noisy ones meet in the same
         batches.
         """
@@ -90,16 +90,16 @@ def look(
         for done, batch in enumerate(loader, 1):
             labels = None if batch.labels is None else batch.labels.to(device)
             yield moved(batch.inputs, device, dtype_of(options.dtype)), labels, batch.index
-            options.tick(what, done, len(loader))
+            options.tick(stage, done, len(loader))
 
-    def moments(samples: Samples, what: str) -> dict[tuple[str, int], Moments]:
+    def moments(samples: Samples, stage: str) -> dict[tuple[str, int], Moments]:
         shown = np.zeros(len(samples), dtype=bool)
         # Spread: of sorted data the first would show one class.
         shown[np.linspace(0, len(samples) - 1, min(len(samples), POINTS)).round().astype(int)] = (
             True
         )
         return head_moments(
-            module, anatomy, ((inputs, at) for inputs, _, at in passes(samples, what)), shown
+            module, anatomy, ((inputs, at) for inputs, _, at in passes(samples, stage)), shown
         )
 
     losses, proofs = _proposition(checkpoint, module, passes, clean, spoiled, gone, options)
@@ -173,19 +173,19 @@ def _proposition(
     sites = checkpoint.family.anatomy(module).sites
     weights = Weights.of(sites)
     removal = weights.removal(gone)
-    each = losses_of(problem_of(checkpoint.manifest.model)).losses
-    how: dict[str, Any] = {"draws": options.draws, "seed": options.seed, "losses": each}
+    sample_losses = losses_of(problem_of(checkpoint.manifest.model)).losses
+    how: dict[str, Any] = {"draws": options.draws, "seed": options.seed, "losses": sample_losses}
 
-    def labelled(samples: Samples, what: str) -> Iterator[tuple[Any, Tensor]]:
-        return ((inputs, labels) for inputs, labels, _ in passes(samples, what))
+    def labelled(samples: Samples, stage: str) -> Iterator[tuple[Any, Tensor]]:
+        return ((inputs, labels) for inputs, labels, _ in passes(samples, stage))
 
     plain, spoiled = (
-        curvature(module, weights, labelled(samples, what), removal, **how)
-        for samples, what in ((clean, "clean data"), (noisy, "noisy data"))
+        curvature(module, weights, labelled(samples, stage), removal, **how)
+        for samples, stage in ((clean, "clean data"), (noisy, "noisy data"))
     )
     with ablated(sites, gone):
-        pruned = loss_of(module, labelled(clean, "clean, pruned"), each)
-        both_lost = loss_of(module, labelled(noisy, "noisy, pruned"), each)
+        pruned = loss_of(module, labelled(clean, "clean, pruned"), sample_losses)
+        both_lost = loss_of(module, labelled(noisy, "noisy, pruned"), sample_losses)
     gap, gap_pruned = spoiled.loss - plain.loss, both_lost - pruned
     measured = (plain.loss, spoiled.loss, pruned, both_lost, *plain.means, *spoiled.means)
     if not all(map(math.isfinite, measured)):
@@ -269,14 +269,16 @@ def _separation(
     explained: dict[str, tuple[float, ...]] = {}
     for name, samples in foreign:
         outside = moments(samples, f"heads on {name}")
-        both = {place: distances(inside[place], outside[place]) for place in inside}
-        last = both[max(both, key=lambda place: place[1])]
+        by_layer = {place: distances(inside[place], outside[place]) for place in inside}
+        last = by_layer[max(by_layer, key=lambda place: place[1])]
         rows.append(
             Separation(
                 name=name,
                 samples=len(samples),
-                euclidean=_per_head(manifest, {place: pair[0] for place, pair in both.items()}),
-                mahalanobis=_per_head(manifest, {place: pair[1] for place, pair in both.items()}),
+                euclidean=_per_head(manifest, {place: pair[0] for place, pair in by_layer.items()}),
+                mahalanobis=_per_head(
+                    manifest, {place: pair[1] for place, pair in by_layer.items()}
+                ),
                 last_layer={
                     "euclidean": float(np.mean(last[0])),
                     "mahalanobis": float(np.mean(last[1])),
@@ -290,7 +292,10 @@ def _separation(
                 manifest.kept[head.tower][head.layer].index(head.number),
             )
             here, there, share = plane(
-                *(np.stack(each[place].rows)[:, at] for each in (inside, outside))
+                *(
+                    np.stack(moments_by_layer[place].rows)[:, at]
+                    for moments_by_layer in (inside, outside)
+                )
             )
             planes[name][head] = here, there
             shares.append(share)

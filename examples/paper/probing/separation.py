@@ -123,12 +123,12 @@ def plane(
     """Return the vectors of the two sets on the first two principal components of all, and the
     explained share of variance.
     """
-    both = np.concatenate([inside, outside]).astype(np.float64)
-    both -= both.mean(axis=0)
-    _, sizes, axes = np.linalg.svd(both, full_matrices=False)
+    vectors = np.concatenate([inside, outside]).astype(np.float64)
+    vectors -= vectors.mean(axis=0)
+    _, sizes, axes = np.linalg.svd(vectors, full_matrices=False)
     # Which way an axis points is nobody's choice: its largest entry is positive.
     tops = axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)]
-    points = both @ (axes * np.where(tops < 0, -1, 1)[:, None])[:2].T
+    points = vectors @ (axes * np.where(tops < 0, -1, 1)[:, None])[:2].T
     if points.shape[1] < 2:
         points = np.hstack([points, np.zeros((len(points), 1))])
     share = float((sizes[:2] ** 2).sum() / max(float((sizes**2).sum()), 1e-300))
