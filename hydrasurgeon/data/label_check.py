@@ -76,9 +76,9 @@ def new_class_errors(train: Samples, val: Samples | None) -> list[DataError]:
     if column is not None and column.labels.ndim == 1 and column.labels.dtype.kind == "i":
         values = np.unique(column.labels[column.labels != UNLABELLED])
         if len(values) == 1:
-            what = f"all rows have one class, {_label(column, values[0])}"
+            problem = f"all rows have one class, {_label(column, values[0])}"
             hint = "A classifier needs two classes or more. Is --columns label=NAME another column?"
-            return [DataError(f"{visible(train.spec)}: {what}", hint=hint)]
+            return [DataError(f"{visible(train.spec)}: {problem}", hint=hint)]
     if column is None or column.names is None or column.numbers is not None:
         return []
     errors = spelling_errors(train.spec, column)

@@ -156,8 +156,8 @@ def certifying(
     ]
     hint = CERTIFIES_NOTHING
     if option == "--data":
-        both = split_options(samples.spec, ("finetune --data", "then calibrate --data"))
-        hint = f"{hint} Of one table: {both}."
+        parts = split_options(samples.spec, ("finetune --data", "then calibrate --data"))
+        hint = f"{hint} Of one table: {parts}."
     check_share(called, trained, decidable, reasons, hint)
     keep = ~trained
     return (samples if keep.all() else samples.at(np.flatnonzero(keep))), notes

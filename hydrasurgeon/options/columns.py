@@ -24,7 +24,7 @@ PART = "part"
 SPLIT = "split"
 """Beside the roles: which rows of each class, `80-100`, in percent of their order by a hash of the content."""
 CROSS = "cross"
-"""In place of validation data: models of folds answer for the rows that they were not fitted to."""
+"""Value of --val for cross-fitting: models of folds answer for the rows that they were not fitted to."""
 SHARE = re.compile(r"[0-9]*\.?[0-9]+")
 """A fraction as text."""
 PARTS = re.compile(r"([0-9]{1,3})-([0-9]{1,3})")

@@ -69,7 +69,7 @@ def show(*parts: Part) -> None:
 
 
 def show_wrapped(text: str, indent: str = "  ") -> None:
-    """A sentence of the result in lines of at most 80 columns, the first of them less indented."""
+    """Print a sentence of the result in lines of at most 80 columns, the first of them less indented."""
     for line in textwrap.wrap(
         text,
         COLUMNS,
@@ -81,7 +81,7 @@ def show_wrapped(text: str, indent: str = "  ") -> None:
 
 
 NEXT = ContextVar("next", default=True)
-"""Whether commands print which one usually follows."""
+"""True if commands print the command that usually follows."""
 
 
 def show_next(*words: str) -> None:

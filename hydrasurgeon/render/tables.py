@@ -69,7 +69,7 @@ def millions(count: int) -> str:
 
 
 def bounded(difference: float) -> str:
-    """0.0044; of what is tiny, a power of ten that it lies below: "less than 0.00001"."""
+    """Format a difference as 0.0044, or, if tiny, by a bound: "less than 0.00001"."""
     if difference == 0:
         return "0"
     if not 0 < difference < SMALL:

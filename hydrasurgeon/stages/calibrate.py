@@ -178,7 +178,7 @@ def check_probe(history: Sequence[Step], data: Samples, name: str) -> None:
     is_probe = (
         last is not None and last.command == "finetune" and last.args.get("recipe") == "probe"
     )
-    if last is None or not is_probe or [each.sha256 for each in last.data[:1]] != [mine]:
+    if last is None or not is_probe or [step.sha256 for step in last.data[:1]] != [mine]:
         raise UsageError(
             f"--cross: {name} is not what `finetune --recipe probe` made of --data {data.spec}",
             hint=f"Its training rows tell nothing. Give other rows, without --cross; or split the table: {split_options(data.spec, ('finetune --data', 'and calibrate --data'))}",

@@ -135,7 +135,7 @@ def out_of_fold(
             fit = logistic(features[~held], labels[~held], layer, losses, penalty, usual)
             usual = usual or fit
             logits[number, held] = features[held] @ fit[0].T + fit[1]
-    means = [float(losses(each[judged], labels[judged]).mean()) for each in logits]
+    means = [float(losses(part[judged], labels[judged]).mean()) for part in logits]
     best = int(np.argmin(means))
     return penalties[best], logits[best]
 

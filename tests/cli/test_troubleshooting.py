@@ -33,7 +33,7 @@ COMMANDS = {
     "backbone.safetensors: has no taylor": "prune --method taylor --keep 5 backbone",
     "--keep requires": "prune backbone --keep 5",
     "cannot be fused": "fuse --mean reviews backbone -o out",
-    "differ in heads": "fuse --mean m1 m2 -o out",
+    "differ in the heads": "fuse --mean m1 m2 -o out",
     "train.csv: already exists": "predict reviews --data test.csv -o train.csv",
     "bert-base-uncased is not in the cache": "predict hf:bert-base-uncased --text hi",
     "1 of 1 assertions": "eval backbone --data demo:test --limit 50 --assert id.accuracy>=1.1",
