@@ -34,7 +34,7 @@ test-slow: $(STAMP)  ## the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 COUNT ?= 20000
-fuzz: $(STAMP)  ## hostile manifests and configs, COUNT=100000 of each
+fuzz: $(STAMP)  ## hostile manifests, configs, decisions and predictions, COUNT=100000 of each
 	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/support $(BIN)/python -m fuzz --count $(COUNT) $(ARGS)
 
 crash: $(STAMP)  ## kills and failing disks at every call that writes

@@ -20,7 +20,7 @@ from hydrasurgeon.decision.state import (
     in_stages,
 )
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.files.decided import Cascade
+from hydrasurgeon.files.decided import Cascade, storable
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems.base import Certifying, Outputs, Part
 from hydrasurgeon.run.shapes import Bool
@@ -37,6 +37,7 @@ Both = tuple[Outputs, Outputs]
 """What a first reader says of some samples, and what the whole model says."""
 
 
+@storable()
 def fit_cascade(
     state: State,
     first: Outputs,

@@ -26,6 +26,7 @@ from hydrasurgeon.files.decided import (
     OF_CLASSIFIERS,
     Decision,
     Ood,
+    storable,
 )
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.problems import SINGLE
@@ -93,6 +94,7 @@ def too_few_ood(name: str, count: int) -> str | None:
     return f"{name}: {count} OOD samples choose nothing; {FEWEST_OOD} or more are needed"
 
 
+@storable()
 def fit_state(
     val: Outputs,
     promise: CalibrateOptions,

@@ -102,6 +102,7 @@ def lesson(samples: Samples) -> Lesson:
     return Lesson(samples, samples.labels, None if written is None else written.chances)
 
 
+@decided.storable()
 def fit_reading(
     problem: Problem,
     see: Callable[[Any], Any],
@@ -154,6 +155,7 @@ def fit_reading(
     return Reading(record, reader, see, taught=best > 0), worth
 
 
+@decided.storable()
 def weigh(
     stored: State,
     see: Callable[[Any], Any],

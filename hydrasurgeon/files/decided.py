@@ -7,7 +7,8 @@ hash like all others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,11 +17,13 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     field_validator,
     model_serializer,
     model_validator,
 )
 
+from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.foreign import must
 from hydrasurgeon.lookup import plugins
 
@@ -95,6 +98,20 @@ Real = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+@contextlib.contextmanager
+def storable() -> Iterator[None]:
+    """Raise DataError, in place of pydantic's, where a fit leads to a number that no record holds."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, (error.title.lower(), *first["loc"])))
+        raise DataError(
+            f"the decision state cannot be stored: {name} is {str(first['input'])[:40]}",
+            hint=f"Outputs, features or labels are too large: a number may be {LARGEST:g} at most.",
+        ) from error
 
 
 class Record(BaseModel):

@@ -186,3 +186,19 @@ def test_answers_that_overflow_are_refused(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "its answers hold NaN or infinity (ood_score)" in " ".join(printed.err.split())
+
+
+def test_numbers_that_no_record_holds_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their variance is far above the bound of what a decision state holds."""
+    random = np.random.default_rng(0)
+    features = random.normal(size=(150, 1, 2)).astype("f4")
+    values = 1e25 * features[:, :, :1]
+    truth = 1e10 * (features[:, 0, 0] + 0.1 * random.normal(size=150)).astype("f4")
+    np.savez(tmp_path / "p.npz", values=values[..., 0], features=features, labels=truth)
+    out = tmp_path / "d.safetensors"
+    line = ["calibrate", "--predictions", str(tmp_path / "p.npz"), "-o", str(out), "-q"]
+    assert run(line) == 5
+    assert "the decision state cannot be stored: joint.aleatoric" in capsys.readouterr().err
+    assert not out.exists()

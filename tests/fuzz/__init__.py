@@ -1,1 +1,1 @@
-"""Hostile manifests and configs, drawn and seeded; `python -m fuzz` runs them by the thousand."""
+"""Hostile files of several kinds, drawn and seeded; `python -m fuzz` runs them by the thousand."""

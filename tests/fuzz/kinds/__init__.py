@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from fuzz.kinds import configs, decisions, manifests
+from fuzz.kinds import configs, decisions, manifests, predictions
 
-KINDS = {"manifests": manifests, "configs": configs, "decisions": decisions}
+KINDS = {
+    "manifests": manifests,
+    "configs": configs,
+    "decisions": decisions,
+    "predictions": predictions,
+}
