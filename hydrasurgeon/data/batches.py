@@ -7,12 +7,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import signal
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,7 +165,7 @@ class Batches:
         import torch
         from torch.utils.data import DataLoader
 
-        yield from DataLoader[Any](
+        loader = DataLoader[Any](
             self._prepared,  # type: ignore[arg-type]
             batch_size=self._size,
             sampler=array("q", self._order),
@@ -174,6 +176,15 @@ class Batches:
             # numbers.
             generator=torch.Generator().manual_seed(0),
         )
+        try:
+            yield from _started(loader)
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
+                raise
+            raise DataError(
+                f"{self.samples.spec}: a process that reads the samples ended before it was done",
+                hint="It was killed, or memory is short: free some, or give a smaller --batch-size.",
+            ) from error
 
     def _with(self, chances: NDArray[np.float32], batch: Batch) -> Batch:
         """Return a copy of a batch with the probabilities of its samples."""
@@ -195,6 +206,19 @@ class Batches:
                 self.failed[i] = self.samples.unread[i] = message
             if batch is not None:
                 yield batch if chances is None else self._with(chances, batch)
+
+
+def _started(loader: Iterable[Any]) -> Iterator[Any]:
+    """Start a loader's workers, and undo that PyTorch then raises an exception at whatever line
+    runs when a worker dies: the loader finds that out at the next batch.
+    """
+    if not hasattr(signal, "SIGCHLD") or current_thread() is not main_thread():
+        return iter(loader)
+    usual = signal.getsignal(signal.SIGCHLD)
+    try:
+        return iter(loader)
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
 
 
 def first_batch(

@@ -21,9 +21,6 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.manifest import parse_manifest
 from hydrasurgeon.files.tensors import TensorFile
-from hydrasurgeon.measuring.predictions import Predictions, write_predictions
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import Outputs
 
 IDS, IDF = "hydrasurgeon.decision.words.ids", "hydrasurgeon.decision.words.idf"
 
@@ -199,11 +196,9 @@ def test_numbers_that_no_record_holds_are_refused(
     features = random.normal(size=(150, 1, 2)).astype("f4")
     values = 1e25 * features[:, :, :1]
     truth = 1e10 * (features[:, 0, 0] + 0.1 * random.normal(size=150)).astype("f4")
-    outputs = Outputs(values, features, truth)
-    stored = Predictions("numbers", "member", outputs, problem=PROBLEMS["number"])
-    write_predictions(stored, tmp_path / "p.safetensors")
+    np.savez(tmp_path / "p.npz", values=values[..., 0], features=features, labels=truth)
     out = tmp_path / "d.safetensors"
-    line = ["calibrate", "--predictions", str(tmp_path / "p.safetensors"), "-o", str(out), "-q"]
+    line = ["calibrate", "--predictions", str(tmp_path / "p.npz"), "-o", str(out), "-q"]
     assert run(line) == 5
     assert "the decision state cannot be stored: joint.aleatoric" in capsys.readouterr().err
     assert not out.exists()

@@ -100,18 +100,23 @@ def cover_numbers(random: np.random.Generator) -> Callable[[], float]:
     """Return a draw of the share of intervals that hold the number."""
     numbers = PROBLEMS["number"]
     fresh = numbers.outputs(draw_numbers(5_000, random))
+    assert fresh.shares is not None
 
     def draw() -> float:
         fitting, certifying = (numbers.outputs(draw_numbers(n, random)) for n in (50, 100))
         fit = numbers.calibrated(fitting, certifying)
         fitted, part = (
-            Part(rows, numbers.answers(rows.logits, fit.constants), np.ones(len(rows.truth), bool))
+            Part(
+                rows,
+                numbers.answers(rows.logits, fit.constants),
+                np.ones(len(rows.truth), dtype=bool),
+            )
             for rows in (fitting, certifying)
         )
         by = Certifying(fitted, [part], promise(), fit.constants)
         half = numbers.promised(by)["conformal"].threshold
         value, spread = numbers.answers(fresh.logits, fit.constants).T
-        return float((np.abs(fresh.truth - value) <= half * spread).mean())
+        return float((np.abs(fresh.shares - value) <= half * spread).mean())
 
     return draw
 
