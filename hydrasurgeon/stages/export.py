@@ -55,7 +55,7 @@ class Export:
 ALONE = "only hydrasurgeon uses the decision state; other clients get the model's own logits"
 """Note for a folder whose graph cannot hold the decision state."""
 
-WORDS = "the graph has no decision state, as that uses a bag-of-words model: its answers are those of the model alone; -o DIR/ keeps the state for predict and serve"
+WORDS = "the output has no decision state, as that uses a bag-of-words model: its answers are those of the model alone; -o DIR/ keeps the state for predict and serve"
 """Note for an output that cannot hold a bag-of-words model."""
 
 
