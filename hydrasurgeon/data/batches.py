@@ -183,7 +183,7 @@ class Batches:
                 raise
             raise DataError(
                 f"{self.samples.spec}: a process that reads the samples ended before it was done",
-                hint="It was killed, or memory is short: free some, or give a smaller --batch-size.",
+                hint="It was killed, or memory is short: free some, or run smaller batches.",
             ) from error
 
     def _with(self, chances: NDArray[np.float32], batch: Batch) -> Batch:
