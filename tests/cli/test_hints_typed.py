@@ -98,7 +98,7 @@ def test_only_what_is_calibrated_is_called_so(tmp_path: Path, capsys: CAPTURE) -
         line = ["export", str(source), "--format", "stock", "-o", f"{tmp_path}/s{calibrated}/"]
         assert run(line) == 0
         printed = " ".join(capsys.readouterr().out.split())
-        assert ("its library loads it, calibrated" in printed) is calibrated
+        assert ("its library loads it, with its calibration" in printed) is calibrated
         assert ("not calibrated" in printed) is not calibrated
 
 
