@@ -43,8 +43,9 @@ crash: $(STAMP)  ## kills and failing disks at every call that writes
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-lint: $(STAMP)  ## check format, lint, and that imports fall
+lint: $(STAMP)  ## check format, lint, that imports fall, and the language of the code
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/language.py --check $(wildcard hydrasurgeon/*/ hydrasurgeon/*.py) tools benchmarks examples tests/support
 
 types: $(STAMP)  ## strict types
 	$(BIN)/mypy
