@@ -186,7 +186,7 @@ def test_two_processes_train_like_one(tiny: MAKE, images: SPEC, tmp_path: Path) 
     ]
     line = f"finetune {path} --data {spec} --val {spec} --teacher {path} --recipe demo --device cpu -o {tmp_path / 'two.safetensors'}"
     printed = in_two_processes(*line.split(), *sets)
-    assert printed.count("two.safetensors: 10 steps") == 1  # only one process speaks
+    assert printed.count("two.safetensors: trained for 10 steps") == 1  # only one process speaks
     for name, tensor in load_file(one.path).items():
         torch.testing.assert_close(
             load_file(tmp_path / "two.safetensors")[name], tensor, rtol=0, atol=1e-6
