@@ -169,7 +169,9 @@ def test_a_file_in_int8_answers_as_the_engine_does(
         assert row["ood_score"] == pytest.approx(other["ood_score"], abs=1e-5)
     assert run(["verify", str(made.path)]) == 0
     assert "graph hash" in capsys.readouterr().out
-    with pytest.raises(UsageError, match=r"--engine onnx conflicts with .*, which is a graph for int8"):
+    with pytest.raises(
+        UsageError, match=r"--engine onnx conflicts with .*, which is a graph for int8"
+    ):
         hs.predict(made.path, data=data, engine="onnx")
     for path, told in ((ready.path, 1), (tmp_path / "source", 0)):
         benched = hs.bench([path], batch="1", runs=1, device="cpu")
