@@ -272,9 +272,7 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
         return raw("\n".join(result.plan))
     if quiet:
         return None
-    _table(
-        "baselines, calibrated (each half of the validation rows scored by the other)", result.rows
-    )
+    _table("baselines, calibrated (no row is scored by what was fitted on it)", result.rows)
     show("")
     _table("chosen for each budget", result.front)
     show("")

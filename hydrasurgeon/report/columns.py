@@ -188,7 +188,7 @@ def brief(results: Sequence[Result]) -> list[Table]:
             *diversity(results),
             *costs,
         ],
-        "what is promised": [column for column in inside if column.metric.key in PROMISED],
+        "decisions": [column for column in inside if column.metric.key in PROMISED],
         "out of distribution": _grouped(OOD, averages),
         "under shift, by severity": [
             *_grouped(SHIFT[:2], severities),
