@@ -37,7 +37,6 @@ from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.abstain import Graded, fit_abstention
 from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
 from hydrasurgeon.statistics.drawing import Drawing
@@ -46,6 +45,7 @@ from hydrasurgeon.statistics.probabilities import Labels, Probs, mean_probs, of_
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
 from hydrasurgeon.statistics.scores.fitted import fit, scores_of
 from hydrasurgeon.statistics.scores.on_logits import ON_LOGITS
+from hydrasurgeon.tasks.base import Outputs
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "decision.json"

@@ -40,11 +40,11 @@ import hydrasurgeon as hs
 from hydrasurgeon.data import Samples, fit_classes, open_data
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.statistics.drawing import Drawing
+from hydrasurgeon.tasks.base import Outputs
 
 SEEDS = (1, 2, 3)
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"

@@ -41,12 +41,12 @@ from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.decided import Cover
 from hydrasurgeon.measuring.predictions import read_outputs
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Certifying, Constants, Outputs, Part
-from hydrasurgeon.problems.entities import not_outside
-from hydrasurgeon.problems.tokens import Tokens
 from hydrasurgeon.statistics.abstain import Graded, fit_abstention, fit_limits
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.entities import are_right, entities_of, joint_chances
+from hydrasurgeon.tasks.base import Certifying, Constants, Outputs, Part
+from hydrasurgeon.tasks.entities import not_outside
+from hydrasurgeon.tasks.token_classification import TokenClassification
 
 RESULTS = Path(__file__).parent / "results" / "entities.json"
 ROWS: dict[str, Callable[[Place], Path]] = {
@@ -102,14 +102,14 @@ def _ask(place: Place, part: str, out: Path) -> None:
 
 def splits(place: Place) -> dict[str, Any]:
     """Return how often a promise is broken, and what it costs, by the kind of promise and the risk."""
-    problem, (val, test) = _answers(place, "val", "test")
+    task, (val, test) = _answers(place, "val", "test")
     every = val.joined(test)
     stored: dict[str, Any] = {"splits": SPLITS, "delta": DELTA, "texts": len(every.logits)}
     rates_of: dict[str, dict[str, list[dict[str, float] | None]]] = {}
     for split in range(SPLITS):
         order = Drawing(split).order(len(every.logits))
         cut = len(order) // 2
-        for name, kept in _kept(problem, every.at(order[:cut]), every.at(order[cut:]), split):
+        for name, kept in _kept(task, every.at(order[:cut]), every.at(order[cut:]), split):
             for way, rates in kept.items():
                 rates_of.setdefault(name, {}).setdefault(way, []).append(rates)
         print(split, end=" ", flush=True)
@@ -120,31 +120,31 @@ def splits(place: Place) -> dict[str, Any]:
 
 def abroad(place: Place) -> dict[str, Any]:
     """Return the rates of promises that VAL made on data they are not for: WNUT's tweets."""
-    problem, (val, shift) = _answers(place, "val", "shift")
-    return {name: kept["calibrate"] for name, kept in _kept(problem, val, shift, 0)}
+    task, (val, shift) = _answers(place, "val", "shift")
+    return {name: kept["calibrate"] for name, kept in _kept(task, val, shift, 0)}
 
 
-def _answers(place: Place, *parts: str) -> tuple[Tokens, list[Outputs]]:
+def _answers(place: Place, *parts: str) -> tuple[TokenClassification, list[Outputs]]:
     """Return the outputs of the mean for these sets."""
     read = [
         read_outputs(place.once(f"mean on {part}", partial(_ask, place, part)), labelled=True)
         for part in parts
     ]
-    problem = Tokens()
-    return problem, [problem.outputs(predictions.outputs) for predictions in read]
+    task = TokenClassification()
+    return task, [task.outputs(predictions.outputs) for predictions in read]
 
 
 def _kept(
-    problem: Tokens, val: Outputs, test: Outputs, seed: int
+    task: TokenClassification, val: Outputs, test: Outputs, seed: int
 ) -> Iterator[tuple[str, dict[str, dict[str, float] | None]]]:
     """Yield the rates of each promise on `test`: where `calibrate` makes it on `val`, and by the
     limit for independent entities. None stands for a refusal.
     """
     rows = split_rows(len(val.logits), seed)
     fitting, certifying = val.at(rows.fitting), val.at(rows.certifying)
-    constants = problem.calibrated(fitting, certifying).constants
+    constants = task.calibrated(fitting, certifying).constants
     parts = [
-        Part(some, problem.answers(some.logits, constants), np.ones(len(some.logits), dtype=bool))
+        Part(some, task.answers(some.logits, constants), np.ones(len(some.logits), dtype=bool))
         for some in (fitting, certifying)
     ]
     assert certifying.shares is not None
@@ -159,16 +159,16 @@ def _kept(
             )
             kept: dict[str, dict[str, float] | None] = {"calibrate": None, "independent": None}
             with contextlib.suppress(DataError):
-                promised = problem.promised(Certifying(parts[0], parts[1:], options, constants))
-                kept["calibrate"] = _rates(problem, test, {**constants, **promised})
+                promised = task.promised(Certifying(parts[0], parts[1:], options, constants))
+                kept["calibrate"] = _rates(task, test, {**constants, **promised})
             with contextlib.suppress(DataError):
-                promised = _independent(problem, fitting, certifying, constants, options)
-                kept["independent"] = _rates(problem, test, {**constants, **promised})
+                promised = _independent(task, fitting, certifying, constants, options)
+                kept["independent"] = _rates(task, test, {**constants, **promised})
             yield f"{promise} {risk:g}", kept
 
 
 def _independent(
-    problem: Tokens,
+    task: TokenClassification,
     fitting: Outputs,
     certifying: Outputs,
     constants: Constants,
@@ -182,9 +182,9 @@ def _independent(
         assert outputs.shares is not None
         if options.promise == "missed":
             true = entities_of(outputs.shares)
-            outside = not_outside(problem.answers(outputs.logits, constants))
+            outside = not_outside(task.answers(outputs.logits, constants))
             return Graded(joint_chances(true, outside, "least"), np.ones(len(true), dtype=bool))
-        prediction: Any = problem.plain(outputs.logits, constants)
+        prediction: Any = task.plain(outputs.logits, constants)
         entities, chances = prediction.entities
         return Graded(chances, are_right(entities, outputs.shares))
 
@@ -195,9 +195,9 @@ def _independent(
     return {"abstain": fit_abstention(ordering, certified, risk=risk, delta=DELTA)}
 
 
-def _rates(problem: Tokens, test: Outputs, constants: dict[str, Any]) -> dict[str, float]:
+def _rates(task: TokenClassification, test: Outputs, constants: dict[str, Any]) -> dict[str, float]:
     """Return the promised rates, and their costs."""
-    prediction: Any = problem.plain(test.logits, constants)
+    prediction: Any = task.plain(test.logits, constants)
     labels = test.shares
     assert labels is not None
     answered, true = entities_of(prediction.answered), entities_of(labels)

@@ -1,5 +1,5 @@
 """Worth of every millisecond: the probe, one model, its mean, parts and hydras, the Deep Ensemble,
-and a reader of words beside and before them, in float32 and in 8 bits.
+and a bag-of-words model in a blend and in a cascade with them, in float32 and in 8 bits.
 
 Three trainings of one body, each from the probe and with its own order of samples, are the Deep Ensemble that a seed has. Parts keep some
 heads and neurons of every layer, chosen by taylor and repaired by least squares; they are measured as they are, or distilled from the three models.
@@ -44,10 +44,10 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import seconds_of
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems.base import Prediction, joined
 from hydrasurgeon.runtime.answering import Answering, Engine
 from hydrasurgeon.statistics.abstain import Graded, fit_abstention
 from hydrasurgeon.statistics.metrics import auroc, ece
+from hydrasurgeon.tasks.base import Prediction, joined
 
 RESULTS = Path(__file__).parent / "results" / "front.json"
 RIVALS = ("probe", "single", "single, tuned longer", "single, distilled", "mean", "Deep Ensemble")
@@ -102,12 +102,12 @@ def rows(place: Place) -> dict[str, Row]:
     for name, make in alone.items():
         table[name] = Row(make)
         if text:
-            table[f"{name}, words beside"] = Row(make, "beside")
-            table[f"{name}, words first"] = Row(make, "first")
+            table[f"{name}, words blend"] = Row(make, "blend")
+            table[f"{name}, words cascade"] = Row(make, "cascade")
     if place.task.tuned:
         return {name: row for name, row in table.items() if name.startswith(("probe", "single"))}
     if "unlabelled" in place.task.sets:
-        for way in ("beside", "first"):
+        for way in ("blend", "cascade"):
             table[f"single, words {way}, taught"] = Row(alone["single"], way, taught=True)
     table["Deep Ensemble"] = Row(Place.ensemble)
     table["hydra behind the mean trunk"] = Row(Place.behind_mean)

@@ -135,7 +135,7 @@ TASKS = {
     "tags": Task(
         _minilm,
         "text",
-        {"batch_size": "32", "max_length": "32", "problem": "multi_label"},
+        {"batch_size": "32", "max_length": "32", "task": "multi_label"},
         {"batch_size": "32", "lr": "1e-4"},
         {
             "train": "tags-train.jsonl",
@@ -471,7 +471,7 @@ class Place:
         )
 
     def probe(self) -> Path:
-        fields = {k: v for k, v in self.task.tuning.items() if k in ("max_length", "problem")}
+        fields = {k: v for k, v in self.task.tuning.items() if k in ("max_length", "task")}
         return self.once(
             "probe", lambda out: self._finetune(self.task.start(self), out, "probe", fields)
         )

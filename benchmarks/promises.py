@@ -34,10 +34,10 @@ from hydrasurgeon.decision.state import decide
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.abstain import Graded, Unpromised, fit_abstention
 from hydrasurgeon.statistics.metrics import auroc
 from hydrasurgeon.statistics.probabilities import of_labels
+from hydrasurgeon.tasks.base import Outputs
 
 RESULTS = Path(__file__).parent / "results" / "promises.json"
 CELLS = [

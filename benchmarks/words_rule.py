@@ -31,17 +31,18 @@ from scipy.optimize import minimize
 
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import open_data
-from hydrasurgeon.decision.beside import fit_beside, losses, scaled
+from hydrasurgeon.decision.blend import fit_blend, losses, scaled
 from hydrasurgeon.decision.reading import seer, targets_of
 from hydrasurgeon.decision.split import split_rows
 from hydrasurgeon.decision.words import STRENGTHS, Kind, path
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems import PROBLEMS, problem_of
-from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.problems.classes import Classes
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
+from hydrasurgeon.tasks import TASKS as MODEL_TASKS
+from hydrasurgeon.tasks import task_of
+from hydrasurgeon.tasks.base import Outputs
+from hydrasurgeon.tasks.single_label import SingleLabel
 
 RESULTS = Path(__file__).parent / "results" / "words_rule.json"
 TEXTS = ("clinc", "movies", "topics", "tags", "claims")
@@ -60,7 +61,7 @@ Weights = tuple[float, float]
 class Pool:
     """Outputs of a model and of bag-of-words models for VAL and TEST together."""
 
-    problem: Classes
+    task: SingleLabel
     logits: Floats
     """[row, member, class]."""
     read: Floats
@@ -69,8 +70,8 @@ class Pool:
 
     @property
     def kind(self) -> Kind:
-        assert self.problem.link is not None
-        return self.problem.link
+        assert self.task.link is not None
+        return self.task.link
 
     def targets(self) -> Floats:
         return targets_of(self.labels, self.kind, self.logits.shape[-1])[1]
@@ -92,7 +93,7 @@ def pool_of(task: str, shared: Path, cache: Path, *, tuned: bool) -> Pool:
         sets = [open_data(place.data(name), model=facts) for name in ("val", "test")]
         outputs = [collected([model], samples, Run(device="cpu")) for samples in sets]
         train, see = open_data(place.train, model=facts), seer(model.transform)
-        kind = problem_of(facts).link or "softmax"
+        kind = task_of(facts).link or "softmax"
         labelled, targets = targets_of(train.labels, kind, outputs[0].logits.shape[-1])
         texts, foreign = see(train), [ids for samples in sets for ids in see(samples)]
         seen = [texts[row] for row in labelled]
@@ -106,14 +107,14 @@ def pool_of(task: str, shared: Path, cache: Path, *, tuned: bool) -> Pool:
             "logits": np.concatenate([piece.logits for piece in outputs]),
             "labels": np.concatenate([piece.truth for piece in outputs]),
             "read": np.stack(read).astype(np.float32),
-            "problem": problem_of(facts).name,
+            "task": task_of(facts).name,
         }
         np.savez_compressed(kept, **packed)
     with np.load(kept) as held:
-        problem = PROBLEMS[str(held["problem"])]
-        assert isinstance(problem, Classes)
+        model_task = MODEL_TASKS[str(held["task"])]
+        assert isinstance(model_task, SingleLabel)
         logits, read = (held[name].astype(np.float64) for name in ("logits", "read"))
-        return Pool(problem, logits, read, held["labels"])
+        return Pool(model_task, logits, read, held["labels"])
 
 
 def chosen(pool: Pool, targets: Floats, fitting: Rows) -> Floats:
@@ -164,19 +165,19 @@ def draw(pool: Pool, rows: int, seed: int) -> dict[str, tuple[float, bool]]:
     fitting, certifying = val[parts.fitting], val[parts.certifying]
     targets = pool.targets()
     read = chosen(pool, targets, fitting)
-    new = fit_beside(pool.kind, pool.logits, read, targets, fitting, certifying)
+    new = fit_blend(pool.kind, pool.logits, read, targets, fitting, certifying)
     old, old_pays = old_rule(pool, read, targets, fitting, certifying)
 
     def outputs(weights: Weights, some: Rows) -> Outputs:
         mixed = weights[0] * pool.logits[some] + weights[1] * read[some][:, None]
-        return pool.problem.outputs(Outputs(mixed, None, pool.labels[some]))
+        return pool.task.outputs(Outputs(mixed, None, pool.labels[some]))
 
     def nll(weights: Weights) -> float:
         """Return the NLL by the temperature that `calibrate` then fits to its part of VAL."""
-        constants = pool.problem.fitted(outputs(weights, fitting))
+        constants = pool.task.fitted(outputs(weights, fitting))
         if "labels" in constants:
             constants["temperatures"] = constants["labels"].temperatures
-        return pool.problem.losses_of(outputs(weights, test), constants)["temperature"]
+        return pool.task.losses_of(outputs(weights, test), constants)["temperature"]
 
     never, unshrunk, shrunk = nll((1.0, 0.0)), nll(old), nll(new.weights)
     return {

@@ -202,7 +202,7 @@ def calibrate(
     id_flagged: float = ...,
     risk: float | None = ...,
     promise: Literal['wrong', 'missed'] | None = ...,
-    words: Literal['auto', 'off', 'beside', 'first'] = ...,
+    words: Literal['auto', 'off', 'blend', 'cascade'] = ...,
     max_loss: float | None = ...,
     budget: str | None = ...,
     cascade: bool = ...,

@@ -1,4 +1,4 @@
-"""Other packages' criteria, scores, families and kinds of problems, by entry points, as pip installs
+"""Other packages' criteria, scores, families and tasks, by entry points, as pip installs
 them: the snippets of docs/guide/extending.md, and examples/plugin.
 """
 
@@ -24,7 +24,7 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.files import decided
 from hydrasurgeon.files.manifest import parse_manifest
-from hydrasurgeon.problems import PROBLEMS
+from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tuning.losses import losses_of
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     lookup.plugins.cache_clear()
     for table, name in ((decided.LOGITS, "purity"), (decided.FITTED, "distance")):
         table.pop(name, None)  # type: ignore[attr-defined]
-    PROBLEMS.pop("ordinal", None)
+    TASKS.pop("ordinal", None)
     for name in ("my_package", "their_family", "ordinal", "ordinal_losses"):
         sys.modules.pop(name, None)
 
@@ -156,8 +156,8 @@ def test_a_kind_from_finetune_to_build(
     )
     tuned, ready, built = (tmp_path / f"{name}.safetensors" for name in ("m", "c", "b"))
     words = ["finetune", tiny(), "--data", train, "--recipe", "probe"]
-    assert run([*map(str, words), "--set", "problem=ordinal", "-o", str(tuned)]) == 0
-    assert open_checkpoint(tuned).manifest.model.problem == "ordinal"
+    assert run([*map(str, words), "--set", "task=ordinal", "-o", str(tuned)]) == 0
+    assert open_checkpoint(tuned).manifest.model.task == "ordinal"
     words = ["calibrate", str(tuned), "--data", val, "-o", str(ready)]
     assert run([*words, "--risk", "0.3"]) == 2
     assert run(words) == 0
@@ -189,7 +189,7 @@ def test_a_kind_from_finetune_to_build(
 def test_a_kinds_loss() -> None:
     """By hand: the cross-entropy, and (1 − P(y ≤ 0))² + P(y ≤ 0)² … of cumulated probabilities."""
     logits = torch.tensor([[0.0, np.log(2.0), np.log(5.0)]])
-    losses = losses_of(PROBLEMS["ordinal"]).losses(logits, torch.tensor([1]))
+    losses = losses_of(TASKS["ordinal"]).losses(logits, torch.tensor([1]))
     ranked = 0.125**2 + (0.375 - 1) ** 2
     torch.testing.assert_close(losses, torch.tensor([-np.log(0.25) + ranked], dtype=torch.float64))
 

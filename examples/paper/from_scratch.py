@@ -27,8 +27,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.tasks import task_of
+from hydrasurgeon.tasks.base import Outputs
 
 MEMBERS = 3
 ALPHA = 2
@@ -306,7 +306,7 @@ def main() -> None:
         outputs=Outputs(logits, None, labels),
         ood=sets,
         near=near,
-        problem=problem_of(single.manifest.model),
+        task=task_of(single.manifest.model),
     )
     write_predictions(predictions, options.out)
 

@@ -21,8 +21,8 @@ import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, fit_classes, moved, open_data
 from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.tasks import task_of
+from hydrasurgeon.tasks.base import Outputs
 
 
 def dropping(module: nn.Module) -> Iterator[nn.Module]:
@@ -81,7 +81,7 @@ def run(
         outputs=Outputs(logits, None, labels),
         ood=sets,
         near=near,
-        problem=problem_of(model.manifest.model),
+        task=task_of(model.manifest.model),
     )
     write_predictions(predictions, out)
 

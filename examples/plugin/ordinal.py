@@ -1,4 +1,4 @@
-"""Classes in an order, such as stars or grades: a kind of problem in a package of its own.
+"""Classes in an order, such as stars or grades: a task in a package of its own.
 
 answer   the median class of the calibrated probabilities, which errs by the fewest classes
 loss     ranked probability score Σ_k (P(y ≤ k) − 1[y ≤ k])², beside the cross-entropy
@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.problems.classes import Classes, JudgedClasses
 from hydrasurgeon.statistics.conformal import prediction_sets
+from hydrasurgeon.tasks.single_label import JudgedClasses, SingleLabel
 
 
 def medians(probs: ndarray) -> ndarray:
@@ -43,13 +43,13 @@ class JudgedOrdinal(JudgedClasses):
         )
 
 
-class Ordinal(Classes):
+class Ordinal(SingleLabel):
     """One of several classes in an order."""
 
     name = "ordinal"
     trained_by = "ordinal_losses:Losses"
     lacks: ClassVar = {
-        **Classes.lacks,
+        **SingleLabel.lacks,
         "--risk": "It promises that the likeliest class is right, not the median.",
     }
 

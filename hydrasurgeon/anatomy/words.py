@@ -2,7 +2,7 @@
 
 A batch of its inputs holds windows of texts, and under `words` where each word of each text stands
 among their tokens: [text, word], window · length + token, −1 where a text has no such word. Logits of
-tokens become logits of words, [text, member, word, class], which then are what every kind of problem
+tokens become logits of words, [text, member, word, class], which then are what every task
 has: one row a sample. A place without a word holds `NOTHING` in all classes.
 """
 

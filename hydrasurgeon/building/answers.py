@@ -29,11 +29,11 @@ from hydrasurgeon.measuring.predictions import (
 )
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
-from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers
 from hydrasurgeon.statistics.scores.evidence import Evidence
+from hydrasurgeon.tasks.base import Outputs, Task
 from hydrasurgeon.tuning.probe import cross_fitted
 
 
@@ -84,7 +84,7 @@ class AnswerStore:
     ood: Sequence[Samples]
     train: Samples
     """Training samples that fit the OOD scores."""
-    problem: Problem
+    task: Task
     options: BuildOptions
     progress: Progress
     crossed: Samples | None = None
@@ -147,7 +147,7 @@ class AnswerStore:
         kept, kind = {str(n): item for n, item in enumerate(ood)}, "backbone"
         if member.count > 1:
             kind = "hydra"
-        predictions = Predictions(member.name, kind, val, kept, [*kept], problem=self.problem)
+        predictions = Predictions(member.name, kind, val, kept, [*kept], task=self.task)
         more = {name: item for name, item in more.items() if item is not None}
         write_predictions(predictions, place, more=more)
 
@@ -161,11 +161,11 @@ class AnswerStore:
         held = load_file(place)
         sets = [replace(output, features=held[f"features.{n}"]) for n, output in enumerate(sets)]
         linear = tuple(
-            self.problem.classifier(held[f"weight.{n}"], held[f"bias.{n}"])
+            self.task.classifier(held[f"weight.{n}"], held[f"bias.{n}"])
             for n in range(sets[0].logits.shape[1])
         )
         fit = Outputs(held["fit.logits"], held[f"features.{len(sets)}"], held["fit.labels"])
         if self.crossed is not None:  # scores are fitted to a part of VAL: the rest has not seen it
             return Answers((*sets,), (), linear)
-        evidence = evidence_of(self.problem.outputs(fit), linear, self.options.seed)
+        evidence = evidence_of(self.task.outputs(fit), linear, self.options.seed)
         return Answers((*sets,), (*evidence,), linear)

@@ -151,7 +151,7 @@ class Clock:
 
 def _alone(engine: Engine, reader: Words) -> Engine:
     """Return a copy of an engine in which the word reader answers every sample."""
-    words: dict[str, Any] = {"mode": "first"}
+    words: dict[str, Any] = {"mode": "cascade"}
     ood: dict[str, Any] = {"score": NOVELTY, "threshold": 2.0}
     state: dict[str, Any] = {"temperature": 1.0, "conformal": SETS}
     first: dict[str, Any] = {**state, "threshold": 0.0, "novelty": 2.0, "floor": 2.0}

@@ -84,7 +84,7 @@ class Front:
             search.answer_store.read,
             search.cost,
             words=lambda: search.words,
-            problem=search.answer_store.problem,
+            task=search.answer_store.task,
             leaves_out=() if search.opened.family.named_classes else ZERO_SHOT,
             seed=self.options.seed,
         )
@@ -156,7 +156,7 @@ class Front:
         first = single.choice.members[0]
         if first.making:  # of a body, which answers nothing itself
             models = shlex.quote(str(first.file))
-        if any(entry.choice.words == "first" for entry in self.rungs.values()):
+        if any(entry.choice.words == "cascade" for entry in self.rungs.values()):
             page = f" --cascade{page}"
         columns = dict(DataSpec.parse(options.data).columns)
         for part in (SPLIT, PART):
@@ -168,7 +168,7 @@ class Front:
         lines.append(
             f"next, on rows that were not used so far (TEST): hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
         )
-        if options.certifying is None and "--risk" not in self.search.answer_store.problem.lacks:
+        if options.certifying is None and "--risk" not in self.search.answer_store.task.lacks:
             lines.append(self._to_abstain(data[2:]))
         return "\n".join(lines)
 
@@ -381,12 +381,12 @@ def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Comma
         words["ood_score"] = entry.score
     else:
         words["ood"] = list(options.ood)
-    if not options.crossed and (search.answer_store.problem.features or choice.words != "off"):
+    if not options.crossed and (search.answer_store.task.features or choice.words != "off"):
         words["fit_data"] = options.data
     if choice.engine == EIGHT_BITS:
         words["engine"] = EIGHT_BITS
     words["words"] = choice.words
-    if choice.words == "first":
+    if choice.words == "cascade":
         words["budget"] = f"on={choice.most_on:.6f}"
     return Command("calibrate", (file,), words, out)
 
@@ -407,7 +407,7 @@ def name_of(budget: Budget, entry: Entry) -> str:
 
 
 def how_of(entry: Entry) -> str:
-    """Return a suffix such as `, words beside, --engine int8`: the place of the word reader, and
+    """Return a suffix such as `, words blend, --engine int8`: the place of the word reader, and
     the engine that was timed.
     """
     words, how = entry.choice.words, ""

@@ -69,9 +69,9 @@ def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> 
     return Command("finetune", (source,), usual | words, file)
 
 
-def probe_of(source: Path, options: BuildOptions, problem: str | None = None) -> Member:
+def probe_of(source: Path, options: BuildOptions, task: str | None = None) -> Member:
     """Return a member made of an unchanged body with a classifier in closed form."""
-    file, kind = options.work / f"probe{SUFFIX}", None if problem is None else {"problem": problem}
+    file, kind = options.work / f"probe{SUFFIX}", None if task is None else {"task": task}
     fit = finetuned(options, source, file, recipe="probe", set=kind, arch=options.arch)
     return Member("the probe", file, WHOLE, -1, (fit,))
 

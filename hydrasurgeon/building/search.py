@@ -82,7 +82,7 @@ class Search:
     """There for a budget of time."""
     probe: Member | None = None
     reads_words: bool = False
-    """True once choices may have a reader of words beside or before them."""
+    """True once choices may have a bag-of-words model: a blend or a cascade."""
     tried: int = 1
     """Number of models that take part so far."""
     cuts: list[Member] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Search:
         model = self.opened.manifest.model
         if self.opened.family.named_classes:
             return None
-        member = self.probe or probe_of(self.models[0].file, self.options, model.problem)
+        member = self.probe or probe_of(self.models[0].file, self.options, model.task)
         self._make(member)
         fitted = open_single(member.file).manifest.model
         if fitted.num_classes != model.num_classes or model.labels not in (None, fitted.labels):
@@ -269,11 +269,11 @@ class Search:
     @cached_property
     def words(self) -> Sequence[ndarray] | None:
         """Outputs of a word reader; None if the data are no texts, or cannot fit one."""
-        model, problem = self.opened.manifest.model, self.answer_store.problem
+        model, task = self.opened.manifest.model, self.answer_store.task
         text = getattr(self._transform, "kind", "image") == "text"
         if not text:
             return None
-        if lacks(problem, model.num_classes, self.data, first=False) is not None:
+        if lacks(task, model.num_classes, self.data, first=False) is not None:
             return None
         return self.answer_store.words(lambda samples: self._reading.read(samples))
 
@@ -289,24 +289,24 @@ class Search:
             learnt = replace(learnt, folds=folds_of(self.data))
         lessons = learnt, lesson(val), outputs, parts
         tokenizer = model.preprocess.get("files_sha256")
-        return fit_reading(self.answer_store.problem, seer(self._transform), tokenizer, *lessons)[0]
+        return fit_reading(self.answer_store.task, seer(self._transform), tokenizer, *lessons)[0]
 
     def ways(self, choice: Choice, budget: Budget) -> list[Choice]:
         """Return a choice in each engine, with words and without."""
         ways = self.computed(choice)
         if not self.reads_words:
             return ways
-        beside = [replace(way, words="beside") for way in ways]
-        if self.clock is None or choice.count > 1 or self.answer_store.problem.link == "square":
-            return ways + beside
+        blend = [replace(way, words="blend") for way in ways]
+        if self.clock is None or choice.count > 1 or self.answer_store.task.link == "square":
+            return ways + blend
         times = self.times(choice.members)
         # In the fastest engine: the more rows go on the better, and OOD samples must.
         fastest = min(ways, key=lambda way: times[way.engine].time)
         # What is written may take longer by chance.
         most = (budget.most / BY_CHANCE - self.words_time.time) / times[fastest.engine].time
         if LEAST_ON < most < MOST_ON:
-            return [*ways, *beside, replace(fastest, words="first", most_on=most)]
-        return ways + beside
+            return [*ways, *blend, replace(fastest, words="cascade", most_on=most)]
+        return ways + blend
 
     @property
     def words_time(self) -> Taken:
@@ -332,7 +332,7 @@ class Search:
 
     def pays(self, choice: Choice, budget: Budget) -> bool:
         """Return True if a choice could be within a budget, before it has answered anything."""
-        if choice.words == "first":
+        if choice.words == "cascade":
             return True
         return budget.allows(self.cost(replace(choice, assumed=True))[budget.unit])
 
@@ -370,7 +370,7 @@ class Search:
         entry.cost.update(time=latency.time, ms=latency.ms)
         if latency.time <= budget.most * BY_CHANCE:
             return
-        if entry.choice.words == "first" and late > 0:
+        if entry.choice.words == "cascade" and late > 0:
             self.clock.slow_words(late)  # so that fewer go on
         raise SurgeryError(
             f"--budget {budget}: the best candidate takes time={format_number(latency.time, 2)} once it is written",

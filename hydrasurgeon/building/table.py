@@ -19,7 +19,7 @@ from numpy import ndarray
 from hydrasurgeon.building.answers import Answers
 from hydrasurgeon.building.clock import SETS
 from hydrasurgeon.building.members import Member
-from hydrasurgeon.decision.beside import fit_beside
+from hydrasurgeon.decision.blend import fit_blend
 from hydrasurgeon.decision.cascade_fit import gated
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.ood_score import Choice as Score
@@ -30,9 +30,9 @@ from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import LOGITS, Decision, Ood
 from hydrasurgeon.measuring.cascades import Staged, side_by_side
 from hydrasurgeon.measuring.measure import Answered, judged
-from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Judged, Outputs, Problem, joined
 from hydrasurgeon.statistics.bootstrap import Rows, Values, bootstrap
+from hydrasurgeon.tasks import SINGLE
+from hydrasurgeon.tasks.base import Judged, Outputs, Task, joined
 
 AUTO = "auto"
 """The OOD score that a decision state chooses."""
@@ -45,7 +45,7 @@ ONE_SIDE = 0.6827
 FLAGGED = 0.05
 """Fraction of familiar samples that a decision state flags by default."""
 Figures = Mapping[str, ndarray]
-Reads = Literal["off", "beside", "first"]
+Reads = Literal["off", "blend", "cascade"]
 """Place of the word reader: absent, beside the model, or before it."""
 
 
@@ -211,7 +211,7 @@ class Table:
         cost: Callable[[Choice, float], dict[str, float]] = lambda choice, on: {},
         *,
         words: Callable[[], Sequence[ndarray] | None] = lambda: None,
-        problem: Problem = SINGLE,
+        task: Task = SINGLE,
         leaves_out: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
@@ -222,7 +222,7 @@ class Table:
         """Word reader's outputs on VAL and each OOD set, [sample, output]; the last column is the
         novelty of the sample.
         """
-        self.problem = problem
+        self.task = task
         self.leaves_out = leaves_out
         """Fitted OOD scores that the model is not made for."""
         self.seed = seed
@@ -252,7 +252,7 @@ class Table:
             scores: list[ndarray] = []
             if len(sets) > 1:
                 kind = PROPOSES if self.objective.score == AUTO else self.objective.score
-                scores = [self.problem.outputs(outputs).scores(kind, None) for outputs in sets]
+                scores = [self.task.outputs(outputs).scores(kind, None) for outputs in sets]
             answers = _answered(judged(sets[0], self._state(sets[0], Score(""))), scores)
             value = self.objective.value(answers.quality(*answers.everything)).item()
             self._worth[members, half] = value
@@ -264,16 +264,16 @@ class Table:
     def _state(self, val: Outputs, score: Score, threshold: float = np.inf) -> State:
         """Return a decision state without promises."""
         ood: dict[str, Any] = {"score": score.kind, "threshold": threshold}
-        fields = {"temperature": 1.0, **self.problem.fitted(self.problem.outputs(val))}
+        fields = {"temperature": 1.0, **self.task.fitted(self.task.outputs(val))}
         fields |= {"ood": Ood.model_construct(**ood), "conformal": SETS}
-        return State(Decision.model_construct(**fields), score.fitted, self.problem)
+        return State(Decision.model_construct(**fields), score.fitted, self.task)
 
     def _half(self, choice: Choice, chosen_on: int) -> _Half:
         """Return the answers on one half of members that the other half chose, with a state fitted
         there.
         """
         engine = "torch" if choice.assumed else choice.engine
-        answers, problem = self._answers(choice.halves[chosen_on], engine), self.problem
+        answers, task = self._answers(choice.halves[chosen_on], engine), self.task
         sets = mixed = answers.sets
         parts = [halves(len(output.logits), self.seed, output.groups) for output in sets]
         rows = [output[:: 1 - 2 * chosen_on] for output in parts]
@@ -281,33 +281,33 @@ class Table:
         def halved(outputs: Sequence[Outputs], half: int) -> list[Outputs]:
             return [output.at(places[half]) for output, places in zip(outputs, rows, strict=True)]
 
-        fitting, *foreign = map(problem.outputs, halved(sets, 0))
-        score = Score(PROPOSES if problem.scores else "")
+        fitting, *foreign = map(task.outputs, halved(sets, 0))
+        score = Score(PROPOSES if task.scores else "")
         if foreign:
             grounds = Grounds(
                 answers.linear, answers.evidence or None, foreign, (), self.leaves_out
             )
-            score = choose(self.objective.score, fitting, grounds, problem=problem, seed=self.seed)
+            score = choose(self.objective.score, fitting, grounds, task=task, seed=self.seed)
         reading, read = self._reading(choice, sets[0], rows[0])
         threshold, on = np.inf, 1.0
-        if choice.words == "first":
+        if choice.words == "cascade":
             threshold = np.quantile(fitting.scores(score.kind, score.fitted), 1 - FLAGGED)
         if reading is not None:
             pairs = zip(sets, read, strict=True)
-            mixed = tuple(reading.beside(words_output, output) for words_output, output in pairs)
+            mixed = tuple(reading.blend(words_output, output) for words_output, output in pairs)
         state = self._state(mixed[0].at(rows[0][0]), score, float(threshold))
         if reading is not None:
-            state = state.beside(reading.record, reading.reader)
+            state = state.blended(reading.record, reading.reader)
             mixed = tuple(reading.scored(state, *pair) for pair in zip(mixed, sets, strict=True))
         judging = halved(mixed, 1)
-        if reading is None or choice.words != "first":
+        if reading is None or choice.words != "cascade":
             inside = judged(judging[0], state)
             scores = [
                 state.ood_score(output.logits, output.features) for output in judging if foreign
             ]
         else:
-            first = [reading.first(*pair, problem) for pair in zip(read, sets, strict=True)]
-            early, late = halved(first, 0), [problem.outputs(output) for output in halved(mixed, 0)]
+            first = [reading.first(*pair, task) for pair in zip(read, sets, strict=True)]
+            early, late = halved(first, 0), [task.outputs(output) for output in halved(mixed, 0)]
             (val, *ood), most = zip(early, late, strict=True), choice.most_on
             state = gated(state, *val, foreign=ood, words=True, most_on=most)
             inside, scores, on = _in_stages(state, halved(first, 1), judging)
@@ -320,13 +320,13 @@ class Table:
         """Return the reader with weights fitted on the first rows of VAL, and its outputs on each
         set.
         """
-        read, link = self.words() if choice.words != "off" else None, self.problem.link
+        read, link = self.words() if choice.words != "off" else None, self.task.link
         if read is None or link is None:
             return None, ()
         labelled, targets = targets_of(val.truth, link, val.logits.shape[-1])
         parts = (np.intersect1d(part, labelled) for part in rows)
         logits = val.logits.astype(np.float64)
-        fitted = fit_beside(link, logits, read[0][:, :-1], targets, *parts)
+        fitted = fit_blend(link, logits, read[0][:, :-1], targets, *parts)
         record: Any = {"weights": fitted.weights}
         return _Kept(decided.Words.model_construct(**record)), read
 
@@ -345,11 +345,11 @@ def _in_stages(
     samples that go on.
     """
     kind, measured, on = state.record.ood.score, [], []
-    for pair in zip(first, map(state.problem.outputs, outputs), strict=True):
+    for pair in zip(first, map(state.task.outputs, outputs), strict=True):
         parts, (count, members, *classes) = in_stages(state, *pair), pair[1].logits.shape
         measured.append(side_by_side(state, parts, (count, 1 + members, *classes), [kind]))
         on.append(len(parts[1].rows) / count)
-    stages = Staged(state.record, None, state.problem, complete=state)
+    stages = Staged(state.record, None, state.task, complete=state)
     inside = judged(Outputs(measured[0]["logits"], None, outputs[0].labels), stages)
     return inside, [values[kind] for values in measured], on[0]
 

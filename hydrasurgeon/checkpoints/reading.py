@@ -331,9 +331,9 @@ def without_words(checkpoint: CheckpointT) -> CheckpointT:
     decision = checkpoint.manifest.decision
     if decision is None or decision.words is None:
         return checkpoint
-    alone = {"mode": "beside", "threshold": None, "weights": (decision.words.alone, 0.0)}
+    alone = {"mode": "blend", "threshold": None, "weights": (decision.words.alone, 0.0)}
     changes: dict[str, Any] = {"words": decision.words.model_copy(update=alone)}
-    if decision.words.mode == "first":
+    if decision.words.mode == "cascade":
         changes["cascade"] = None
     manifest = checkpoint.manifest.model_copy(
         update={"decision": decision.model_copy(update=changes)}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.reading import Single
     from hydrasurgeon.criteria import ScoreKey
     from hydrasurgeon.data import Batches, Samples
-    from hydrasurgeon.problems.base import Problem
+    from hydrasurgeon.tasks.base import Task
 
 HeadScores = dict[tuple[str, int], list[float]]
 """(tower, layer) → one score for each head present, in the order of the kept heads."""
@@ -111,17 +111,17 @@ class Subject:
         return len(self.loaders[0].samples)
 
     @property
-    def problem(self) -> Problem:
-        """Kind of problem, which says how logits are read."""
-        from hydrasurgeon.problems import problem_of
+    def task(self) -> Task:
+        """Task, which says how logits are read."""
+        from hydrasurgeon.tasks import task_of
 
-        return problem_of(self.checkpoint.manifest.model)
+        return task_of(self.checkpoint.manifest.model)
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each sample, by the model's kind of problem."""
+        """Return the loss of each sample, by the model's task."""
         from hydrasurgeon.tuning.losses import losses_of
 
-        return losses_of(self.problem).losses(logits.float(), labels)
+        return losses_of(self.task).losses(logits.float(), labels)
 
     def batches(self, name: str) -> Iterator[tuple[Any, Tensor]]:
         """Yield all (inputs, labels) once, on the model's device; `name` labels the progress."""

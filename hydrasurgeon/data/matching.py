@@ -1,7 +1,7 @@
 """Labels of the data → classes of a model.
 
 They are matched by name where both have names, else by position or order, as the model's own names
-or `--labels` decide. For a new model, the labels determine its problem.
+or `--labels` decide. For a new model, the labels determine its task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hydrasurgeon.data.labels import (
     shown,
 )
 from hydrasurgeon.errors import PROBE, DataError
-from hydrasurgeon.files.manifest import MAX_CLASSES, Model, ProblemName
+from hydrasurgeon.files.manifest import MAX_CLASSES, Model, TaskName
 from hydrasurgeon.files.rows import harmless
 from hydrasurgeon.lookup import did_you_mean, format_number, plugins
 
@@ -140,10 +140,10 @@ def _kind_of(labels: Labels) -> str:
     return WORDS if labels.dtype.kind == "i" else LIST
 
 
-def new_problem(
-    spec: str, column: Column, wanted: ProblemName | None
-) -> tuple[ProblemName, int, tuple[str, ...] | None]:
-    """Return the problem that a new classifier of these labels solves, its number of classes, and
+def new_task(
+    spec: str, column: Column, wanted: TaskName | None
+) -> tuple[TaskName, int, tuple[str, ...] | None]:
+    """Return the task that a new classifier of these labels solves, its number of classes, and
     their names.
     """
     if column.numbers is None:
@@ -152,10 +152,10 @@ def new_problem(
     kind = _kind_of(column.labels)
     if kind == WORDS and column.names is None:
         raise DataError(f"{spec}: its tags are numbers without names", hint=TAGS)
-    problem = OF_KINDS.get(kind) or wanted or OF_DTYPES[column.labels.dtype.kind]
-    if problem in ONE_OUTPUT:
-        return problem, 1, None
-    return problem, *new_classes(spec, column)
+    task = OF_KINDS.get(kind) or wanted or OF_DTYPES[column.labels.dtype.kind]
+    if task in ONE_OUTPUT:
+        return task, 1, None
+    return task, *new_classes(spec, column)
 
 
 def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]:
@@ -180,12 +180,12 @@ def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]
     return max(numbers, default=-1) + 1, None
 
 
-OF_DTYPES: dict[str, ProblemName] = {"i": "single_label", "f": "one_logit"}
-"""Problem by the kind of number that labels are."""
-OF_KINDS: dict[str, ProblemName] = {LIST: "multi_label", WORDS: "tokens"}
-"""Problem by the kind of labels, where it is the only one."""
-ONE_OUTPUT: tuple[ProblemName, ...] = ("one_logit", "number")
-"""Problems with a single output, which has no name."""
+OF_DTYPES: dict[str, TaskName] = {"i": "single_label", "f": "binary"}
+"""Task by the kind of number that labels are."""
+OF_KINDS: dict[str, TaskName] = {LIST: "multi_label", WORDS: "token_classification"}
+"""Task by the kind of labels, where it is the only one."""
+ONE_OUTPUT: tuple[TaskName, ...] = ("binary", "regression")
+"""Tasks with a single output, which has no name."""
 
 
 def matched(spec: str, column: Column, model: Model) -> Column:
@@ -200,7 +200,7 @@ def matched(spec: str, column: Column, model: Model) -> Column:
         numbers = tuple(range(model.num_classes))
         numbered = tuple(map(str, numbers))
         column = replace(column, names=numbered, numbers=numbers, reading="positions")
-    read, wanted, hint = READ.get(model.problem) or plugins("problems")[model.problem].labels
+    read, wanted, hint = READ.get(model.task) or plugins("tasks")[model.task].labels
     kind = _kind_of(column.labels)
     # Of CLIP a picture may show one thing, or several.
     if kind != wanted and not (model.is_zero_shot and kind == ONE):
@@ -348,7 +348,7 @@ def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
 
 def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
     """Match labels of one output: numbers, or for one logit the truth of yes from 0 to 1."""
-    is_logit = model.problem == "one_logit"
+    is_logit = model.task == "binary"
     least, most, hint = (0, 1, FRACTIONS) if is_logit else (-MOST_NUMBER, MOST_NUMBER, NUMBERS)
     labels, worth = column.positions.astype(np.float64), column.numbers
     if column.names is not None and column.numbers is None:
@@ -389,12 +389,12 @@ def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
 Match = Callable[[str, Column, Model], Fit]
 READ: dict[str, tuple[Match, str, str]] = {
     "single_label": (_of_classes, ONE, ONE_EACH),
-    "one_logit": (_of_one_output, ONE, FRACTIONS),
+    "binary": (_of_one_output, ONE, FRACTIONS),
     "multi_label": (_of_many_labels, LIST, LISTS),
-    "number": (_of_one_output, ONE, NUMBERS),
-    "tokens": (_of_classes, WORDS, TAGS),
+    "regression": (_of_one_output, ONE, NUMBERS),
+    "token_classification": (_of_classes, WORDS, TAGS),
 }
-"""Function that matches labels, kind of labels, and hint, by problem; those of plugins are their
+"""Function that matches labels, kind of labels, and hint, by task; those of plugins are their
 `labels`.
 """
 

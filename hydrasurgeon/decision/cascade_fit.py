@@ -22,9 +22,9 @@ from hydrasurgeon.decision.state import (
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.decided import Cascade, storable
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Certifying, Outputs, Part
 from hydrasurgeon.run.shapes import Bool
 from hydrasurgeon.statistics.probabilities import TINY, Scores, falling, of_labels
+from hydrasurgeon.tasks.base import Certifying, Outputs, Part
 
 MAX_LOSS = 0.01
 """Nats by which the calibrated NLL may rise on the rows that fit, unless --max-loss says more."""
@@ -52,7 +52,7 @@ def fit_cascade(
 
     `first` and `full` are the outputs of each stage on the validation data.
     """
-    problem, rows = state.problem, split(full, promise.seed)
+    task, rows = state.task, split(full, promise.seed)
     most = MAX_LOSS if promise.max_loss is None else promise.max_loss
     fits = (first.at(rows.fitting), full.at(rows.fitting))
     state = gated(state, *fits, foreign=foreign, words=words, most=most, most_on=most_on)
@@ -61,7 +61,7 @@ def fit_cascade(
         _answered(state, first.at(part), full.at(part)) for part in (rows.fitting, *rows.parts)
     )
     by = Certifying(fitted, parts, promise, {})
-    thresholds = promised(problem, by, len(full.logits))
+    thresholds = promised(task, by, len(full.logits))
     going = going_on(state.stages[True], cascade.threshold, first)
     share = float(going.astype(np.float64).mean())
     return _with(state, cascade.model_copy(update={**thresholds, "share_on": share}))
@@ -94,7 +94,7 @@ def gated(
     novelty.
     """
     record = state.record
-    constants = state.problem.fitted(first)
+    constants = state.task.fitted(first)
     if record.labels is not None:  # what is answered is a question of costs, alike in both stages
         thresholds = {"thresholds": record.labels.thresholds}
         constants["labels"] = constants["labels"].model_copy(update=thresholds)
@@ -136,7 +136,7 @@ def _threshold_of(state: State, first: Outputs, most: float, least: float) -> fl
     if may_go < needed:
         on = (count - len(certainty) + needed) / count
         raise SurgeryError(
-            f"--words first: {100 * on:.0f} % of the rows must go on to the model, but --budget allows "
+            f"--words cascade: {100 * on:.0f} % of the rows must go on to the model, but --budget allows "
             f"{100 * most:.0f} %",
             hint="Give a larger --budget, or leave it out.",
         )
@@ -191,7 +191,7 @@ def _threshold(state: State, first: Outputs, full: Outputs, most: float) -> floa
 
 def _losses(rule: State, outputs: Outputs) -> Scores:
     """Return the NLL of each sample; the mean over the labels if there are many."""
-    chances = rule.problem.chances(rule.answers(outputs.logits))
+    chances = rule.task.chances(rule.answers(outputs.logits))
     truth = outputs.truth.reshape(-1).astype(np.int64)
     label_losses = -np.log(np.maximum(of_labels(chances, truth), TINY))
     return label_losses.reshape(len(outputs.logits), -1).mean(axis=1)

@@ -16,9 +16,9 @@ from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.decision_file import FORMAT, Header, read_decision_file
 from hydrasurgeon.files.manifest import HEADER_KEY, UNKNOWN, Step
 from hydrasurgeon.files.tensors import planned, write_tensors
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import Prediction
 from hydrasurgeon.run.words import WordIds
+from hydrasurgeon.tasks import TASKS
+from hydrasurgeon.tasks.base import Prediction
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Decision:
     def load(cls, path: str | Path) -> Decision:
         """Load the decision from a file that `calibrate --predictions` wrote."""
         read = read_decision_file(Path(path))
-        header, problem = read.header, PROBLEMS[read.header.problem]
-        state = state_of(header.decision, read.tensors, read.path, problem)
+        header, task = read.header, TASKS[read.header.task]
+        state = state_of(header.decision, read.tensors, read.path, task)
         return cls(state, header.classes, header.members, read.path.name, header.names)
 
     def save(self, path: Path, entry: Step) -> None:
@@ -49,7 +49,7 @@ class Decision:
                 classes=self.classes,
                 members=self.members,
                 names=self.names,
-                problem=self.state.problem.name,
+                task=self.state.task.name,
                 decision=self.state.record,
                 weights_sha256=sha256 or UNKNOWN,
                 history=(entry.wrote(sha256 or UNKNOWN),),
@@ -97,7 +97,7 @@ class Decision:
             if len(ids.ids) != len(logits) or not alike:
                 hint = "Give what calibrate was given, texts or tokens: one for each row of logits."
                 raise DataError(f"{self.name}: uses a bag-of-words model", hint=hint)
-            outputs = outputs.beside(self.state, reader.outputs(ids.ids))
+            outputs = outputs.blended(self.state, reader.outputs(ids.ids))
         with np.errstate(all="ignore"):  # what overflows is refused below
             answers = decide(self.state, outputs.logits, outputs.features)
         if name := answers.overflow():

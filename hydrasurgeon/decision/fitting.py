@@ -29,11 +29,11 @@ from hydrasurgeon.files.decided import (
     storable,
 )
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Certifying, Outputs, Part, Problem
 from hydrasurgeon.statistics.conformal import coverage_that_helps, quantile
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score
+from hydrasurgeon.tasks import SINGLE
+from hydrasurgeon.tasks.base import Certifying, Outputs, Part, Task
 
 # So many keep the coverage that is reached within some 0.03 of what is promised.
 ENOUGH = 1000
@@ -59,7 +59,7 @@ def halves(count: int, seed: int, groups: ndarray | None = None) -> tuple[ndarra
 def check_count(
     count: int,
     promise: CalibrateOptions,
-    problem: Problem = SINGLE,
+    task: Task = SINGLE,
     *,
     fitting: int | None = None,
 ) -> str | None:
@@ -76,7 +76,7 @@ def check_count(
     certifying = np.ones(certified(count) if fitting is None else count - fitting)
     quantile(certifying, promise.coverage)
     flag_threshold([certifying], promise.id_flagged)
-    if promise.risk is not None and "answer" in problem.columns:
+    if promise.risk is not None and "answer" in task.columns:
         check_risk(count, promise, certifying=len(certifying))
     if count >= ENOUGH:
         return None
@@ -102,7 +102,7 @@ def fit_state(
     grounds: Grounds,
     *,
     model: Outputs | None = None,
-    problem: Problem = SINGLE,
+    task: Task = SINGLE,
 ) -> tuple[State, tuple[str, ...]]:
     """Fit a state to the outputs on validation data; return it with notes.
 
@@ -113,22 +113,22 @@ def fit_state(
         check_score(score)
     rows = (unsplit if promise.cross else split)(val, promise.seed)
     fitting, certifying = val.at(rows.fitting), val.at(rows.certifying)
-    fit = problem.calibrated(fitting, certifying)
+    fit = task.calibrated(fitting, certifying)
     model = model or val
-    choice = choose(score, model.at(rows.fitting), grounds, problem=problem, seed=promise.seed)
+    choice = choose(score, model.at(rows.fitting), grounds, task=task, seed=promise.seed)
     scores = [
         model.at(part).scores(choice.kind, choice.fitted) for part in (rows.fitting, *rows.parts)
     ]
     threshold = flag_threshold(scores[1:], promise.id_flagged)
     fitted, *parts = (
-        Part(val.at(part), problem.answers(val.logits[part], fit.constants), score <= threshold)
+        Part(val.at(part), task.answers(val.logits[part], fit.constants), score <= threshold)
         for part, score in zip((rows.fitting, *rows.parts), scores, strict=True)
     )
     by = Certifying(fitted, parts, promise, fit.constants)
-    thresholds = promised(problem, by, len(val.logits))
+    thresholds = promised(task, by, len(val.logits))
     answers = parts[0].answers
     notes = list(choice.notes)
-    if {"label", "set"} <= problem.columns.keys() and (fit.accuracy or 0.0) > promise.coverage:
+    if {"label", "set"} <= task.columns.keys() and (fit.accuracy or 0.0) > promise.coverage:
         helps = coverage_that_helps(answers, certifying.truth, promise.coverage)
         how = "a higher --coverage needs more validation rows"
         if helps is not None:
@@ -139,10 +139,10 @@ def fit_state(
                 f"prediction set has two labels; {how}"
             )
     abstain = thresholds.get("abstain")
-    if abstain is not None and "answer" in problem.columns:
-        notes += filter(None, [set_aside(problem, by, abstain)])
+    if abstain is not None and "answer" in task.columns:
+        notes += filter(None, [set_aside(task, by, abstain)])
     if len(parts) > 1:
-        notes.append(with_copies(problem, by, thresholds, copies(val), len(val.logits)))
+        notes.append(with_copies(task, by, thresholds, copies(val), len(val.logits)))
     ood = Ood(
         score=choice.kind,
         threshold=threshold,
@@ -161,7 +161,7 @@ def fit_state(
         certified=len(rows.certifying),
         estimated=promise.cross or None,
     )
-    state = State(record, choice.fitted, problem)
+    state = State(record, choice.fitted, task)
     return with_seen(state, val.logits, val.features), tuple(dict.fromkeys(notes))
 
 
@@ -197,16 +197,16 @@ def fit_alone(
     fit: Outputs | None,
     foreign: Sequence[Outputs],
     promise: CalibrateOptions,
-    problem: Problem = SINGLE,
+    task: Task = SINGLE,
 ) -> tuple[State, tuple[str, ...]]:
     """Fit a state of any model to predictions; return it with notes.
 
     `val` are the answers on validation data, `model` the model's own outputs there; OOD scores are
     fitted to `fit` and compared on `foreign`.
     """
-    if val.features is None and not problem.scores:
+    if val.features is None and not task.scores:
         raise DataError(
-            f"predictions of a {problem.name} model require features",
+            f"predictions of a {task.name} model require features",
             hint="Its OOD score is fitted to features: give the inputs of its last layer, or of the model.",
         )
     score, linear = promise.ood_score, None
@@ -222,4 +222,4 @@ def fit_alone(
     if fit is not None and val.features is not None:
         evidence = evidence_of(fit, linear, promise.seed)
     grounds = Grounds(linear, evidence, foreign)
-    return fit_state(val, promise, grounds, model=model, problem=problem)
+    return fit_state(val, promise, grounds, model=model, task=task)

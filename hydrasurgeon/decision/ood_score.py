@@ -24,12 +24,12 @@ from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED, LOGITS, OF_CLASSIFIERS, ZERO_SHOT
-from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import auroc
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, fit
+from hydrasurgeon.tasks import SINGLE
+from hydrasurgeon.tasks.base import Outputs, Task
 
 Chooser = Literal["option", "ood", "perturbed", "default"]
 Classifier = tuple[ndarray, ndarray]
@@ -85,17 +85,17 @@ class Choice:
 
 
 def choose(
-    score: str, held: Outputs, grounds: Grounds, *, problem: Problem = SINGLE, seed: int = 0
+    score: str, held: Outputs, grounds: Grounds, *, task: Task = SINGLE, seed: int = 0
 ) -> Choice:
     """Fit the named OOD score, or for `auto` choose one."""
     if score in LOGITS:
         return Choice(score)
     auto, linear, notes = score == "auto", grounds.classifiers, list[str]()
     lacking = FITTED if held.features is None else OF_CLASSIFIERS if linear is None else ()
-    possible = {*problem.features}.difference(grounds.leaves_out, lacking)
+    possible = {*task.features}.difference(grounds.leaves_out, lacking)
     choice = Choice(score, chosen_by=grounds.chooser if auto else "option")
     if choice.chosen_by == "default":
-        score = next(kind for kind in USUAL if kind in {*possible, *problem.scores})
+        score = next(kind for kind in USUAL if kind in {*possible, *task.scores})
         notes = [
             f"--ood-score auto took {score}, as there are no --ood-predictions to compare scores on"
         ]
@@ -115,7 +115,7 @@ def choose(
     refused: DataError | None = None
     if auto:
         several = held.logits.shape[1] > 1
-        candidates = dict.fromkeys(kind for kind in problem.scores if several or kind != "mi")
+        candidates = dict.fromkeys(kind for kind in task.scores if several or kind != "mi")
     for kind in kinds:
         if kind.partition("/")[0] not in (possible if auto else (score,)):
             continue

@@ -11,7 +11,6 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Abstention, Limits
 from hydrasurgeon.lookup import percent
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.base import Certifying, Problem
 from hydrasurgeon.statistics.abstain import (
     Unpromised,
     least_risk,
@@ -19,6 +18,7 @@ from hydrasurgeon.statistics.abstain import (
     samples_needed,
     two_digits,
 )
+from hydrasurgeon.tasks.base import Certifying, Task
 
 RISKS = [per_mille / 1000 for per_mille in (*range(1, 10), *range(10, 1000, 10))]
 """Risks that are tried in place of one that cannot be promised."""
@@ -26,14 +26,14 @@ MOSTLY = 0.9
 """The fraction of familiar samples of which fewer answered are worth a note."""
 
 
-def promised(problem: Problem, by: Certifying, rows: int) -> dict[str, Any]:
+def promised(task: Task, by: Certifying, rows: int) -> dict[str, Any]:
     """Take the thresholds, as fields of a `Decision`; `rows` are those of VAL."""
     try:
-        return problem.promised(by)
+        return task.promised(by)
     except Unpromised as error:
         risk = by.promise.risk
         assert risk is not None
-        smallest = next((more for more in RISKS if more > risk and _keeps(problem, by, more)), None)
+        smallest = next((more for more in RISKS if more > risk and _keeps(task, by, more)), None)
         share = max(float(by.parts[0].familiar.mean()), 1e-9)
         needed = None if error.needed is None else int(error.needed / share)
         raise DataError(
@@ -42,9 +42,9 @@ def promised(problem: Problem, by: Certifying, rows: int) -> dict[str, Any]:
         ) from error
 
 
-def _keeps(problem: Problem, by: Certifying, risk: float) -> bool:
+def _keeps(task: Task, by: Certifying, risk: float) -> bool:
     try:
-        problem.promised(replace(by, promise=by.promise.but(risk=risk)))
+        task.promised(replace(by, promise=by.promise.but(risk=risk)))
     except Unpromised:
         return False
     return True
@@ -81,13 +81,13 @@ def _more(risk: float, rows: int, needed: int | None) -> str:
     return f"For {percent(risk)} give about {two_digits(max(needed, rows + rows // 5))} rows."
 
 
-def set_aside(problem: Problem, by: Certifying, abstain: Abstention) -> str | None:
+def set_aside(task: Task, by: Certifying, abstain: Abstention) -> str | None:
     """Say how many rows of VAL would leave none unanswered, where more than a tenth is."""
     flagged = by.promise.id_flagged
     if abstain.coverage >= MOSTLY * (1 - flagged):
         return None
     left = f"--risk {abstain.risk:g} leaves {100 * (1 - abstain.coverage):.0f} % of the rows unanswered"
-    right = problem.graded(by.fitting).joined(problem.graded(by.parts[0])).right
+    right = task.graded(by.fitting).joined(task.graded(by.parts[0])).right
     accuracy = float(right.mean())
     needed = rows_needed(abstain.risk, accuracy, flagged)
     if needed is None:
@@ -109,23 +109,23 @@ NAMED = {
 
 
 def with_copies(
-    problem: Problem, by: Certifying, thresholds: dict[str, Any], copies: int, rows: int
+    task: Task, by: Certifying, thresholds: dict[str, Any], copies: int, rows: int
 ) -> str:
     """Say that thresholds hold with and without copies, and which are stricter with them."""
     note = f"{copies:,} of these {rows:,} rows are copies of others; the promises hold with and without them"
     stricter = {}
     for kind, part in zip(("without", "with"), by.parts, strict=True):
-        looser = _differing(problem, replace(by, parts=[part]), thresholds)
+        looser = _differing(task, replace(by, parts=[part]), thresholds)
         if looser:
             stricter[kind] = ", ".join(NAMED[name] for name in looser)
     reasons = "; ".join(f"stricter {kind} them: {names}" for kind, names in stricter.items())
     return f"{note} ({reasons})" if reasons else note
 
 
-def _differing(problem: Problem, by: Certifying, thresholds: dict[str, Any]) -> list[str]:
+def _differing(task: Task, by: Certifying, thresholds: dict[str, Any]) -> list[str]:
     """List the thresholds that these parts alone would take otherwise."""
     try:
-        alone = problem.promised(by)
+        alone = task.promised(by)
     except Unpromised:
         return []
     return [name for name in NAMED if _threshold(alone, name) != _threshold(thresholds, name)]

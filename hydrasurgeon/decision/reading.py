@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import Tokens, reader_of
-from hydrasurgeon.decision.beside import Beside, fit_beside, losses, means, scaled
+from hydrasurgeon.decision.blend import Blend, fit_blend, losses, means, scaled
 from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.decision.words import FEWEST, Kind, fit_words, fit_words_in_folds
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
-from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.run.words import Floats, Words
+from hydrasurgeon.tasks.base import Outputs, Task
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Reading:
             return self.out_of_fold[1]
         return self.reader.read(self.see(samples))
 
-    def first(self, samples: Any, outputs: Outputs, problem: Problem) -> Outputs:
+    def first(self, samples: Any, outputs: Outputs, task: Task) -> Outputs:
         """Return the bag-of-words model's outputs, in the form of the model's outputs."""
         read = self.read(samples).astype(np.float32)[:, None]
-        return problem.outputs(replace(outputs, logits=read[..., :-1], features=read[..., -1:]))
+        return task.outputs(replace(outputs, logits=read[..., :-1], features=read[..., -1:]))
 
     def scored(self, state: State, mixed: Outputs, outputs: Outputs) -> Outputs:
         """Return blended outputs with the features that OOD scores read: those of the model alone."""
@@ -51,16 +51,16 @@ class Reading:
 
     def joined(self, state: State, mixed: Outputs, outputs: Outputs) -> State:
         """Return the state with the bag-of-words model beside it, and its summary of VAL."""
-        state = state.beside(self.record, self.reader)
+        state = state.blended(self.record, self.reader)
         val = self.scored(state, mixed, outputs)
         return with_seen(state, val.logits, val.features)
 
     def blended(self, state: State, samples: Any, outputs: Outputs) -> Outputs:
         """Return the blended outputs with the features that OOD scores read."""
-        mixed = state.problem.outputs(self.beside(outputs, samples))
+        mixed = state.task.outputs(self.blend(outputs, samples))
         return self.scored(state, mixed, outputs)
 
-    def beside(self, outputs: Outputs, samples: Any) -> Outputs:
+    def blend(self, outputs: Outputs, samples: Any) -> Outputs:
         """Return the model's outputs with the weighted bag-of-words outputs added."""
         model, reader = self.record.weights
         read = self.read(samples)[:, None, :-1]
@@ -68,13 +68,13 @@ class Reading:
         return replace(outputs, logits=mixed.astype(outputs.logits.dtype))
 
 
-def lacks(problem: Problem, outputs: int, train: Sized | None, *, first: bool) -> str | None:
+def lacks(task: Task, outputs: int, train: Sized | None, *, first: bool) -> str | None:
     """Return why there is no bag-of-words model; None where there can be one."""
-    if problem.link is None:
-        return f"words: {problem.name} have none, for every word has an answer of its own"
-    if problem.link == "square" and first:
+    if task.link is None:
+        return f"words: {task.name} have none, for every word has an answer of its own"
+    if task.link == "square" and first:
         return "words: a number is not sure of itself, so nothing can come before the model"
-    if problem.link == "square" and outputs != 1:
+    if task.link == "square" and outputs != 1:
         return "words: a model that says how certain each number is has none"
     if train is None:
         return "words: are fitted on --fit-data (or --fit-predictions), and none is given"
@@ -110,7 +110,7 @@ def lesson(samples: Samples) -> Lesson:
 
 @decided.storable()
 def fit_reading(
-    problem: Problem,
+    task: Task,
     see: Callable[[Any], Any],
     tokenizer: str | None,
     train: Lesson,
@@ -119,13 +119,13 @@ def fit_reading(
     halves: tuple[ndarray, ndarray],
     *,
     first: bool = False,
-) -> tuple[Reading, Beside]:
+) -> tuple[Reading, Blend]:
     """Fit the bag-of-words model with the least loss on the fitting half of VAL, and its weights.
 
     The loss is that of the blend, or of the bag-of-words model alone if it is the `first` stage.
     `tokenizer` is the hash of the tokenizer that makes ids of texts.
     """
-    kind, logits = problem.link or "softmax", outputs.logits.astype(np.float64)
+    kind, logits = task.link or "softmax", outputs.logits.astype(np.float64)
     fitting, certifying = halves
     labelled_train, targets = targets_of(train.labels, kind, logits.shape[-1])
     if kind == "softmax" and train.chances is not None:
@@ -142,20 +142,20 @@ def fit_reading(
         scale = scaled(kind, alone[fitting], truth[fitting])
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
-    def fit_candidate(seen: Any, targets: Floats) -> tuple[float, Words, Beside]:
+    def fit_candidate(seen: Any, targets: Floats) -> tuple[float, Words, Blend]:
         fitted = fit_words(seen, targets, kind, loss, val_seen)
         # As a file stores it: what is weighed is what will answer.
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         reader = reader_of(parts)
         parts_of_val = (truth, fitting, certifying)
-        worth = fit_beside(kind, logits, reader.outputs(val_seen), *parts_of_val)
+        worth = fit_blend(kind, logits, reader.outputs(val_seen), *parts_of_val)
         return fitted.loss if first else worth.fitted, reader, worth
 
     if train.folds is not None:
         folds, learnt = train.folds[labelled_train], targets[labelled_train]
         fitted, read = fit_words_in_folds(train_seen, learnt, kind, loss, folds)
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
-        worth = fit_beside(kind, logits, read[:, :-1], truth, fitting, certifying)
+        worth = fit_blend(kind, logits, read[:, :-1], truth, fitting, certifying)
         record = _record(reader_of(parts), tokenizer, logits.shape[-1], worth)
         return Reading(record, reader_of(parts), see, out_of_fold=(val.samples, read)), worth
     every = [fit_candidate(train_seen, targets[labelled_train])]
@@ -181,22 +181,22 @@ def weigh(
     val: Lesson,
     outputs: Outputs,
     halves: tuple[ndarray, ndarray],
-) -> tuple[Reading, Beside]:
+) -> tuple[Reading, Blend]:
     """Weigh the bag-of-words model of a stored state anew on this VAL."""
     reader, before = stored.words, stored.record.words
     assert reader is not None
     assert before is not None
-    kind, logits = stored.problem.link or "softmax", outputs.logits.astype(np.float64)
+    kind, logits = stored.task.link or "softmax", outputs.logits.astype(np.float64)
     labelled, truth = targets_of(val.labels, kind, logits.shape[-1])
     parts = (np.intersect1d(half, labelled) for half in halves)
     read = reader.outputs(see(val.samples))
-    worth = fit_beside(kind, logits, read, truth, *parts)
+    worth = fit_blend(kind, logits, read, truth, *parts)
     return Reading(_record(reader, before.tokenizer, before.outputs, worth), reader, see), worth
 
 
-def _record(reader: Words, tokenizer: str | None, outputs: int, worth: Beside) -> decided.Words:
+def _record(reader: Words, tokenizer: str | None, outputs: int, worth: Blend) -> decided.Words:
     return decided.Words(
-        mode="beside",
+        mode="blend",
         tokenizer=tokenizer,
         ids=len(reader.ids),
         columns=len(reader.weight),

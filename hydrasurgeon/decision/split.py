@@ -17,9 +17,9 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.run.shapes import Bool, Int
 from hydrasurgeon.statistics.drawing import Drawing
+from hydrasurgeon.tasks.base import Outputs
 
 FITS = 3
 """One row in so many fits."""

@@ -37,8 +37,6 @@ from hydrasurgeon.files.decided import (
 )
 from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.tensors import Tensors, as_float, spoiled
-from hydrasurgeon.problems import SINGLE, problem_of
-from hydrasurgeon.problems.base import Constants, Outputs, Prediction, Problem, joined
 from hydrasurgeon.run.shapes import Bool, Float
 from hydrasurgeon.run.words import MOST, Words
 from hydrasurgeon.statistics import temperature
@@ -53,6 +51,8 @@ from hydrasurgeon.statistics.scores.fitted import (
 )
 from hydrasurgeon.statistics.scores.on_features import K
 from hydrasurgeon.statistics.scores.on_logits import score_of
+from hydrasurgeon.tasks import SINGLE, task_of
+from hydrasurgeon.tasks.base import Constants, Outputs, Prediction, Task, joined
 
 NOVELTY = "novelty"
 """The OOD score of a reader of words: what it answers is more familiar than what the model does."""
@@ -65,25 +65,25 @@ class State:
     record: Decision
     fitted: EnsembleScore | None = None
     """None for an OOD score of the logits alone."""
-    problem: Problem = SINGLE
+    task: Task = SINGLE
     words: Words | None = None
     """Bag-of-words model beside the model."""
     is_fitted: bool = True
     """True if `calibrate` fitted the state."""
 
     @classmethod
-    def unfitted(cls, problem: Problem = SINGLE, temperature: float = 1.0) -> State:
+    def unfitted(cls, task: Task = SINGLE, temperature: float = 1.0) -> State:
         """Return an uncalibrated state, apart from a temperature."""
         flags: dict[str, Any] = {"score": "", "threshold": math.inf}
         fields: dict[str, Any] = {"temperature": temperature, "ood": Ood.model_construct(**flags)}
-        return cls(Decision.model_construct(**fields), None, problem, is_fitted=False)
+        return cls(Decision.model_construct(**fields), None, task, is_fitted=False)
 
     @property
     def constants(self) -> Constants:
         """Calibration constants."""
         if not self.is_fitted:
             return {"temperature": self.record.temperature}
-        return self.problem.constants(self.record)
+        return self.task.constants(self.record)
 
     @property
     def conformal(self) -> Conformal | None:
@@ -115,28 +115,28 @@ class State:
                 novelty = {"score": NOVELTY, "threshold": floor}
                 changes["ood"] = self.record.ood.model_copy(update=novelty)
         changes |= {name: getattr(cascade, name) for name in names}
-        return State(self.record.model_copy(update=changes), fitted, self.problem)
+        return State(self.record.model_copy(update=changes), fitted, self.task)
 
     def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
         """Measure how far members are apart: mutual information, and whether they disagree."""
         return score_of("mi", choices), disagreements(choices)
 
-    def beside(self, record: decided.Words, words: Words) -> State:
+    def blended(self, record: decided.Words, words: Words) -> State:
         """Return the state with a bag-of-words model beside the model.
 
         OOD scores still read the outputs of the model alone.
         """
         fitted, ood = self.fitted, self.record.ood
         if fitted is None:
-            fitted = OwnLogits(ood.score, (), (), read=self.problem.read)
+            fitted = OwnLogits(ood.score, (), (), read=self.task.read)
         elif ood.score == "vim":
-            fitted = OwnBoth(**vars(fitted), width=fitted.sizes["width"], read=self.problem.read)
+            fitted = OwnBoth(**vars(fitted), width=fitted.sizes["width"], read=self.task.read)
         record_with = self.record.model_copy(update={"words": record})
-        return State(record_with, fitted, self.problem, words)
+        return State(record_with, fitted, self.task, words)
 
     def answers(self, logits: ndarray) -> ndarray:
         """Return calibrated probabilities of classes or labels; for numbers, with their deviations."""
-        return self.problem.answers(logits, self.constants)
+        return self.task.answers(logits, self.constants)
 
     def certainty(self, logits: ndarray) -> Scores:
         """Return the certainty of each sample's answer.
@@ -146,7 +146,7 @@ class State:
         With many labels it is that of the least certain one.
         """
         answers = self.answers(logits)
-        most = self.problem.chances(answers).max(axis=-1)
+        most = self.task.chances(answers).max(axis=-1)
         return most.reshape(len(answers), -1).min(axis=1)
 
     def ood_score(self, logits: ndarray, features: ndarray | None) -> Scores:
@@ -154,7 +154,7 @@ class State:
 
         It reads the raw logits: temperature concerns probabilities alone.
         """
-        logits = self.problem.read(logits)
+        logits = self.task.read(logits)
         return scores_of(self.record.ood.score, logits, features, self.fitted)
 
     def tensors(self) -> dict[str, ndarray]:
@@ -172,10 +172,10 @@ class State:
 
 def decide(state: State, logits: Logits, features: ndarray | None) -> Prediction:
     """Decide about logits and features by a decision state."""
-    return state.problem.decide(logits, state.record, state.ood_score(logits, features))
+    return state.task.decide(logits, state.record, state.ood_score(logits, features))
 
 
-def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = SINGLE) -> State:
+def state_of(record: Decision, tensors: Tensors, path: Path, task: Task = SINGLE) -> State:
     """Build the state from its record and its tensors in a file; the tensors must be finite."""
     ood, words = record.ood, record.words
 
@@ -192,12 +192,12 @@ def state_of(record: Decision, tensors: Tensors, path: Path, problem: Problem = 
             for member in range(len(ood.members))
         )
         fitted = EnsembleScore(ood.score, fits, ood.members, neighbours=ood.neighbours or K)
-    state = State(record, fitted, problem)
+    state = State(record, fitted, task)
     if words is None:
         return state
     parts = {part: read(words_name(part)) for part in words.shapes}
     _check_columns(parts["ids"], parts["idf"], path)
-    return state.beside(words, reader_of(parts))
+    return state.blended(words, reader_of(parts))
 
 
 def _check_columns(ids: ndarray, idf: ndarray, path: Path) -> None:
@@ -218,10 +218,10 @@ def _check_columns(ids: ndarray, idf: ndarray, path: Path) -> None:
 
 def state_in(checkpoint: Checkpoint) -> State | None:
     """Return the decision state of a checkpoint; None if it has none."""
-    record, problem = checkpoint.manifest.decision, problem_of(checkpoint.manifest.model)
+    record, task = checkpoint.manifest.decision, task_of(checkpoint.manifest.model)
     if record is None:
         return None
-    return state_of(record, checkpoint.tensors, checkpoint.path, problem)
+    return state_of(record, checkpoint.tensors, checkpoint.path, task)
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Said:
         features = None if self.features is None else self.features[places]
         return replace(self, rows=self.rows[places], logits=self.logits[places], features=features)
 
-    def beside(self, state: State, read: Any) -> Said:
+    def blended(self, state: State, read: Any) -> Said:
         """Return these rows with the bag-of-words outputs added to every member's logits.
 
         Logits and `read` are both tensors or both arrays.

@@ -39,8 +39,8 @@ of these averages.
 
 def ood_score(state: State, logits: Tensor, features: Tensor | None) -> Tensor:
     """Return the OOD score that a decision state uses."""
-    kind, problem = state.record.ood.score, state.problem
-    choices = kind_of(problem).read(logits)
+    kind, task = state.record.ood.score, state.task
+    choices = kind_of(task).read(logits)
     if kind in OF_LOGITS:
         return _of_logits(kind, choices)
     fitted = state.fitted

@@ -228,7 +228,7 @@ class GraphEngine(Engine):
         logits, score = outputs["logits"], outputs.get("ood_score")
         expected = (rows, self.members, model.num_classes)
         shape = (*logits.shape[:2], *logits.shape[-1:])
-        if logits.ndim != len(self.problem.axes) or shape != expected:
+        if logits.ndim != len(self.task.axes) or shape != expected:
             difference = f"logits {[*logits.shape]}, expected {[*expected]}"
         elif score is not None and score.shape != (rows,):
             difference = f"ood_score {[*score.shape]}, expected {[rows]}"

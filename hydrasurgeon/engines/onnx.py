@@ -88,7 +88,7 @@ def to_onnx(
     inputs = sample(model, batch=BATCH, length=LENGTH)
     text = "input_ids" in inputs
     outputs: tuple[str, ...] = OUTPUTS if model.state is None else DECIDED
-    with settled(model, reads=plain and bool(model.problem.features)) as read:
+    with settled(model, reads=plain and bool(model.task.features)) as read:
         if plain:
             outputs = READ[:1] if read is None else READ
         elif stock:

@@ -91,10 +91,10 @@ class Graph(nn.Module):
         if self._stock:
             ours = (logits,) if features is None else (logits, features)
             if state is None or not clients_decide(self.model):
-                return kind_of(self.model.problem).merged(logits), *ours
+                return kind_of(self.model.task).merged(logits), *ours
             return calibrated(state, logits), *decision_outputs(state, logits, features)[2:], *ours
         if state is None:
-            return logits, kind_of(self.model.problem).probs(logits).mean(dim=1)
+            return logits, kind_of(self.model.task).probs(logits).mean(dim=1)
         return logits, *decision_outputs(state, logits, features)
 
     def _logits(self, inputs: Any) -> Tensor:
@@ -121,7 +121,7 @@ class Texts(Graph):
 def clients_decide(model: Classifier) -> bool:
     """Return True if a graph can decide within itself, for other clients too."""
     state = model.state
-    in_graph = "a decision state in a graph" not in model.problem.lacks
+    in_graph = "a decision state in a graph" not in model.task.lacks
     return state is not None and state.words is None and in_graph
 
 
@@ -130,7 +130,7 @@ def decision_outputs(state: State, logits: Tensor, features: Tensor | None) -> t
     the comparison with its threshold in float64.
     """
     with ExactNumbers():
-        kind, record = kind_of(state.problem), state.record
+        kind, record = kind_of(state.task), state.record
         uncertainty = kind.uncertainty(logits, record)
         score = ood_score(state, logits, features)
         unfamiliar = score > record.ood.threshold
@@ -140,7 +140,7 @@ def decision_outputs(state: State, logits: Tensor, features: Tensor | None) -> t
 def calibrated(state: State, logits: Tensor) -> Tensor:
     """Return logits [batch, class] whose softmax is the calibrated answer."""
     with ExactNumbers():
-        kind = kind_of(state.problem)
+        kind = kind_of(state.task)
         return kind.logits_of(kind.answers(logits, state.record)).float()
 
 

@@ -285,7 +285,7 @@ class Worth(Record):
 class Words(Record):
     """A bag-of-words model: one linear layer beside a model, or before it."""
 
-    mode: Literal["beside", "first"]
+    mode: Literal["blend", "cascade"]
     tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     """The hash of the tokenizer's files."""
     ids: Annotated[int, Field(ge=0, lt=1 << 24)] = 0
@@ -312,7 +312,7 @@ class Words(Record):
     def _check_consistency(self) -> Words:
         must(
             (
-                (self.mode == "first") == (self.threshold is not None),
+                (self.mode == "cascade") == (self.threshold is not None),
                 "words: a threshold belongs to a reader that comes first",
             ),
             (self.ids <= self.columns, "words: more ids than columns"),
@@ -476,7 +476,7 @@ class Decision(Record):
                 ),
                 (
                     (self.cascade.novelty is not None)
-                    == (self.words is not None and self.words.mode == "first"),
+                    == (self.words is not None and self.words.mode == "cascade"),
                     "cascade: what is novel belongs to words that come first",
                 ),
             )

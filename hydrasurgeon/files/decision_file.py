@@ -16,10 +16,10 @@ from hydrasurgeon.files.manifest import (
     HEADER_KEY,
     MAX_BYTES,
     Name,
-    ProblemName,
     Record,
     Sha256,
     Step,
+    TaskName,
     first_mistake,
 )
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
@@ -38,12 +38,12 @@ class Header(Record):
     members: int = Field(ge=1, le=MAX_MEMBERS)
     names: tuple[Name, ...] | None = None
     """The classes, where the predictions named them."""
-    problem: ProblemName = "single_label"
+    task: TaskName = "single_label"
     decision: decided.Decision
     weights_sha256: Sha256
     history: tuple[Step, ...]
 
-    _silent = silent_of("names", "problem")
+    _silent = silent_of("names", "task")
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,9 @@ LONG_LIST = re.compile(r"\[(?:\s*\d+,){16,}\s*\d+\s*\]")
 
 NAMES = {
     "families": ["timm", "transformers", "open_clip"],
-    "problems": ["single_label", "one_logit", "multi_label", "number", "tokens"],
+    "tasks": ["single_label", "binary", "multi_label", "regression", "token_classification"],
 }
-"""The families that a model may be of, and the kinds of problems. Those of plugins come on top."""
+"""The families that a model may be of, and the tasks. Those of plugins come on top."""
 
 
 def _json(record: dict[str, Any]) -> dict[str, Any]:
@@ -109,10 +109,10 @@ Neurons = tuple[
     Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_WIDTH)], ...], Field(min_length=1)], ...
 ]
 """For each layer, the neurons of its MLP that stay."""
-ProblemName = Annotated[
+TaskName = Annotated[
     str,
-    PlainValidator(partial(_one_of, "problems")),
-    WithJsonSchema({"enum": [*NAMES["problems"]], "type": "string"}),
+    PlainValidator(partial(_one_of, "tasks")),
+    WithJsonSchema({"enum": [*NAMES["tasks"]], "type": "string"}),
 ]
 """Meaning of logits: one of several classes; yes or no, by one logit; any number of labels; a
 number; a tag for each word.
@@ -123,14 +123,14 @@ needs.
 """
 
 
-def usual_problem(classes: int) -> ProblemName:
-    """Return the problem of a model that names none: one logit can only say yes or no."""
-    return "one_logit" if classes == 1 else "single_label"
+def usual_task(classes: int) -> TaskName:
+    """Return the task of a model that names none: one logit can only say yes or no."""
+    return "binary" if classes == 1 else "single_label"
 
 
-def _usual(fields: dict[str, Any]) -> ProblemName:
+def _usual(fields: dict[str, Any]) -> TaskName:
     zero_shot = "zero_shot" in fields.get("config", ())
-    return usual_problem(0 if zero_shot else fields.get("num_classes", 0))
+    return usual_task(0 if zero_shot else fields.get("num_classes", 0))
 
 
 class Pooling(Record):
@@ -157,7 +157,7 @@ class Model(Record):
     num_classes: int = Field(ge=0, le=MAX_CLASSES)
     labels: tuple[Text, ...] | None = None
     preprocess: Json = Field(default={})
-    problem: ProblemName = Field(default_factory=lambda fields: _usual(fields))
+    task: TaskName = Field(default_factory=lambda fields: _usual(fields))
     """Absent from files of models that choose one of several classes."""
     inputs: Inputs | None = None
     """Inputs that it was tuned or calibrated on; absent if unknown, or for images."""
@@ -175,16 +175,16 @@ class Model(Record):
                 f"{count} labels for {self.num_classes} classes",
             ),
             (
-                self.problem != "one_logit" or self.num_classes == 1,
-                f"one_logit: has {self.num_classes} classes",
+                self.task != "binary" or self.num_classes == 1,
+                f"binary: has {self.num_classes} classes",
             ),
             (
-                self.problem != "number" or self.num_classes in (1, 2),
-                f"number: has {self.num_classes} outputs, a value and perhaps a variance",
+                self.task != "regression" or self.num_classes in (1, 2),
+                f"regression: has {self.num_classes} outputs, a value and perhaps a variance",
             ),
             (
                 self.levels is None
-                or (self.problem == "number" and [*self.levels] == sorted({*self.levels})),
+                or (self.task == "regression" and [*self.levels] == sorted({*self.levels})),
                 "levels: are of numbers, in rising order",
             ),
         )
@@ -192,13 +192,13 @@ class Model(Record):
 
     @model_serializer(mode="wrap")
     def _without_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit defaults: files of models that choose one class do not mention other problems."""
+        """Omit defaults: files of models that choose one class do not mention other tasks."""
         return {
             name: value
             for name, value in handler(self).items()
             if (name, value)
             not in (
-                ("problem", "single_label"),
+                ("task", "single_label"),
                 ("pooling", None),
                 ("inputs", None),
                 ("levels", None),
@@ -214,7 +214,7 @@ class Model(Record):
     @property
     def choices(self) -> int:
         """Classes that a decision chooses between: one logit has no and yes."""
-        return 2 if self.problem == "one_logit" else self.num_classes
+        return 2 if self.task == "binary" else self.num_classes
 
     @property
     def is_zero_shot(self) -> bool:
@@ -491,7 +491,7 @@ def _check_decision(
     """Check that the state belongs to these members, and that a step records what it was fitted to."""
     standards, cascade = len(decision.ood.members), decision.cascade
     labels, words, classes = decision.labels, decision.words, model.choices
-    first = words is not None and words.mode == "first"
+    first = words is not None and words.mode == "cascade"
     alike = labels is None or len(labels.temperatures) == len(labels.thresholds) == classes
     calibrations = [entry for entry in history if entry.command == "calibrate"]
     must(
@@ -510,7 +510,7 @@ def _check_decision(
             "decision: words were counted by another tokenizer than the model's",
         ),
         (
-            decision.joint is None or model.problem == "number",
+            decision.joint is None or model.task == "regression",
             "decision: joint calibration is of numbers",
         ),
         (decision.counts(classes), f"decision: counts of other than {classes} classes"),

@@ -23,10 +23,10 @@ from hydrasurgeon.measuring.measure import Row, row_of
 from hydrasurgeon.measuring.predictions import Said, predicted
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import Answering, Engine, Piece, gathered, outputs_in_stages
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.scores.fitted import scores_of
+from hydrasurgeon.tasks.base import Outputs
 
 WHOLE = " (whole)"
 """Suffix of the row of the complete model, in tables where its cascade has the name itself."""
@@ -96,7 +96,7 @@ def side_by_side(
         if part.first:
             columns = slice(0, 1)
         logits[part.rows, columns] = part.logits
-        choices = rule.problem.read(part.logits)
+        choices = rule.task.read(part.logits)
         for kind, values in scores.items():
             score = scores_of(kind, choices, part.features, rule.fitted)
             values[part.rows] = np.round(score.astype(np.float64), decimals=DIGITS)
@@ -140,7 +140,7 @@ def with_cascade(
         lambda samples, scored: in_stages(model, samples, run, score_kinds if scored else ()),
         name=result.name,
         kind=result.kind,
-        problem=state.problem,
+        task=state.task,
     )
     logits = predictions.outputs.logits
     share = sum(len(part.rows) for part in stages_in(logits) if not part.first)
@@ -149,7 +149,7 @@ def with_cascade(
     cost = result.cost.model_copy(update={"expected_macs": expected})
     cascade = state.cascade
     updates = {name: getattr(cascade, name) for name in ("conformal", "abstain", "limits")}
-    stages = Staged(state.record.model_copy(update=updates), None, state.problem, complete=state)
+    stages = Staged(state.record.model_copy(update=updates), None, state.task, complete=state)
     with torch.inference_mode():
         row = row_of(replace(predictions, cost=cost), stages, kinds, **intervals)
     if timed is not None:

@@ -25,7 +25,7 @@ from hydrasurgeon.options.columns import split_options
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.measuring.predictions import Predictions
-    from hydrasurgeon.problems.base import Outputs
+    from hydrasurgeon.tasks.base import Outputs
 
 MANY = 0.1
 """Maximum fraction of training rows in validation data."""

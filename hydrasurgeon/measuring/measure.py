@@ -34,15 +34,15 @@ from hydrasurgeon.measuring.results import (
     ShiftResult,
     level,
 )
-from hydrasurgeon.problems import SINGLE, unfit
-from hydrasurgeon.problems.base import Judged, Outputs
-from hydrasurgeon.problems.classes import JudgedClasses
 from hydrasurgeon.run.shapes import Float
 from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.bootstrap import Ranked, Rows, bootstrap
 from hydrasurgeon.statistics.bootstrap import Values as Drawn
 from hydrasurgeon.statistics.probabilities import Logits
 from hydrasurgeon.statistics.scores.fitted import check_score, scores_of
+from hydrasurgeon.tasks import SINGLE, unfit
+from hydrasurgeon.tasks.base import Judged, Outputs
+from hydrasurgeon.tasks.single_label import JudgedClasses
 
 ELEMENTS = 1 << 20
 """Number of logits that are processed at a time: 4 MB, so that intermediate results stay in
@@ -146,12 +146,12 @@ class Row:
 def scores_wanted(wanted: str | None, state: State, name: str) -> tuple[str, ...]:
     """Return the OOD scores to report for a model, the one in use first."""
     recorded = state.record.ood.score if state.is_fitted else None
-    usual = [recorded] if recorded else [*state.problem.scores][:1]
+    usual = [recorded] if recorded else [*state.task.scores][:1]
     if wanted is None:
         return tuple(usual)
     kinds = wanted.split(",")
     if wanted == "all":
-        kinds = [*usual, *state.problem.scores]
+        kinds = [*usual, *state.task.scores]
     for kind in kinds:
         if kind in FITTED and kind != recorded:
             raise UsageError(
@@ -167,11 +167,11 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
     """
     id_scores, sets = predictions.scores.get("", {}), predictions.ood
     held = [name for name in id_scores if all(name in predictions.scores.get(s, {}) for s in sets)]
-    on_logits = [*predictions.problem.scores]
+    on_logits = [*predictions.task.scores]
     if not all(outputs.logits.size for outputs in sets.values()):
         on_logits = []
     available = [*held, *(kind for kind in on_logits if kind not in held)]
-    usual = ["msp"] if predictions.problem.scores else held[:1]
+    usual = ["msp"] if predictions.task.scores else held[:1]
     if predictions.decision is not None:
         usual = [predictions.decision.ood.score]
     kinds = usual if wanted is None else wanted.split(",")
@@ -180,7 +180,7 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
     for kind in kinds:
         if kind not in available:
             why = "does not hold this score of every set"
-            if kind in predictions.problem.scores:
+            if kind in predictions.task.scores:
                 why = "has OOD sets without logits"
             near = did_you_mean(kind, available, visible)
             raise UsageError(
@@ -202,7 +202,7 @@ def judged(outputs: Outputs, state: State) -> Judged:
     joined: dict[str, ndarray] = {}
     done, labels = 0, outputs.truth
     for rows, truth in in_pieces(outputs.logits, labels):
-        part = state.problem.judged(rows, truth, state)
+        part = state.task.judged(rows, truth, state)
         fields = {name: field for name, field in vars(part).items() if isinstance(field, ndarray)}
         for name, values in fields.items():
             size = len(values) // len(truth)  # of many labels a sample has several
@@ -219,9 +219,9 @@ def scored(kind: str, outputs: Outputs, stored: Mapping[str, Values], state: Sta
     """Return an OOD score: the stored one, or a function of the logits."""
     if kind in stored:
         return stored[kind]
-    check_score(kind, state.problem.scores)
+    check_score(kind, state.task.scores)
     at = 1.0 if state.is_fitted else state.record.temperature
-    read = (state.problem.read(rows) for (rows,) in in_pieces(outputs.logits))
+    read = (state.task.read(rows) for (rows,) in in_pieces(outputs.logits))
     scores = np.concatenate([scores_of(kind, rows, None, None, at) for rows in read])
     return np.round(scores, decimals=metrics.DIGITS)  # equal up to rounding is equal
 
@@ -238,13 +238,13 @@ def as_decided(outputs: Outputs, stored: Mapping[str, Values], state: State) -> 
 
 def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("msp",)) -> Answered:
     """Return a model's answers on the labelled set and its OOD scores on all sets."""
-    outputs, problem = predictions.outputs, state.problem
+    outputs, task = predictions.outputs, state.task
     if predictions.ood and not kinds:
         raise UsageError(
             f"--ood: {predictions.name} has no OOD score", hint="Run calibrate on it first."
         )
     inside = as_decided(outputs, predictions.scores.get("", {}), state)
-    if problem is SINGLE and isinstance(inside, JudgedClasses):
+    if task is SINGLE and isinstance(inside, JudgedClasses):
         # Every other row suggests another order of labels, and the rest judges.
         halves = [(inside.predicted[at::2], inside.labels[at::2]) for at in (0, 1)]
         try:
@@ -266,7 +266,7 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
         inside,
         scores,
         {name: of(name, answers, kinds) for name, answers in predictions.ood.items()},
-        problem.read(outputs.logits[:1]).shape[-1],
+        task.read(outputs.logits[:1]).shape[-1],
         threshold,
         state.is_fitted or state.record.temperature != 1.0,
     )
@@ -368,7 +368,7 @@ def _ood(
 
 def diversity_of(logits: Logits, state: State) -> dict[str, float]:
     """Return how much members differ on unlabelled samples, averaged over their choices."""
-    pieces = [state.apart(state.problem.choices(rows)[0]) for (rows,) in in_pieces(logits)]
+    pieces = [state.apart(state.task.choices(rows)[0]) for (rows,) in in_pieces(logits)]
     information, disagreement = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     return {"mi": float(information.mean()), "disagreement": float(disagreement.mean())}
 

@@ -27,20 +27,20 @@ from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.files.foreign import is_name, parse_json
-from hydrasurgeon.files.manifest import Input, ProblemName, first_mistake, usual_problem
+from hydrasurgeon.files.manifest import Input, TaskName, first_mistake, usual_task
 from hydrasurgeon.files.tensors import ArrayFile, TensorFile, Tensors, typed, weights_sha256
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.results import TIMES, Cost, Count, summed_costs
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems import PROBLEMS, SINGLE
-from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.run.words import MOST, WordIds
 from hydrasurgeon.runtime.answering import collected, numbered
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.probabilities import in_pieces, yes_or_no
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore
+from hydrasurgeon.tasks import SINGLE, TASKS
+from hydrasurgeon.tasks.base import Outputs, Task
 
 Group = Literal["near", "far"]
 Shift = tuple[str, int | None]
@@ -95,7 +95,7 @@ class Predictions:
     cost: Cost | None = None
     decision: Decision | None = None
     """Decision state of the model."""
-    problem: Problem = SINGLE
+    task: Task = SINGLE
     source: Any = None
     """File name and hash."""
     ids: list[Any] | None = None
@@ -136,12 +136,12 @@ def write_predictions(
     for shift, foreign in predictions.shift.items():
         key = f"shift.{_key(*shift)}"
         tensors |= {f"{key}.logits": foreign.logits, f"{key}.labels": foreign.truth}
-    usual = predictions.problem.name == usual_problem(outputs.logits.shape[-1])
+    usual = predictions.task.name == usual_task(outputs.logits.shape[-1])
     about: dict[str, Any] = {
         "name": predictions.name,
         "kind": predictions.kind,
         **({} if data is None else {"data": data}),
-        **({} if usual else {"problem": predictions.problem.name}),
+        **({} if usual else {"task": predictions.task.name}),
         "ood": [[name, predictions.group(name)] for name in predictions.ood],
         "shift": [*map(list, predictions.shift)],
     }
@@ -190,7 +190,7 @@ def read_predictions(path: Path) -> Predictions:
         scores=scores,
         cost=about.cost,
         decision=about.decision,
-        problem=contents.problem,
+        task=contents.task,
     )
 
 
@@ -201,7 +201,7 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
     """
     contents = _Contents(path)
     logits, rows = contents.answers, len(contents.answers)
-    if logits.shape[-1] < 2 and contents.problem.scores:
+    if logits.shape[-1] < 2 and contents.task.scores:
         hint = "Replace one logit z by two, 0 and z, or one probability p by two, 1 - p and p."
         raise DataError(f"{path}: has only one class", hint=hint)
     outputs = Outputs(logits, contents.features())
@@ -219,7 +219,7 @@ def read_outputs(path: Path, *, labelled: bool = False, like: Outputs | None = N
         path.stem,
         "unknown",
         outputs,
-        problem=contents.problem,
+        task=contents.task,
         source=contents.source,
         ids=contents.listed("ids", rows, "rows"),
         names=names,
@@ -308,8 +308,8 @@ class _About(BaseModel):
     shift: list[tuple[Name, Count | None]] = []
     cost: Annotated[Cost, BeforeValidator(_untimed)] | None = None
     decision: Decision | None = None
-    problem: ProblemName | None = None
-    """Problem; absent if the number of classes implies it."""
+    task: TaskName | None = None
+    """Task; absent if the number of classes implies it."""
 
     @model_validator(mode="after")
     def _each_once(self) -> _About:
@@ -333,14 +333,14 @@ class _Contents:
         except ValidationError as error:
             hint = "Write the file again with eval --predictions."
             raise DataError(f"{where}: {first_mistake(error)}", hint=hint) from error
-        self.problem = PROBLEMS[self.about.problem or SINGLE.name]
+        self.task = TASKS[self.about.task or SINGLE.name]
         if "logits" not in self.file.infos and VALUES in self.file.infos:
-            usual: ProblemName = "number"
+            usual: TaskName = "regression"
             self.answers = self._finite(VALUES, ("sample", "member"), {})[..., None]
         else:
             self.answers = self._logits("logits", {})
-            usual = usual_problem(self.answers.shape[-1])
-        self.problem = PROBLEMS[self.about.problem or usual]
+            usual = usual_task(self.answers.shape[-1])
+        self.task = TASKS[self.about.task or usual]
         labels = self.about.decision and self.about.decision.labels
         classes = self.answers.shape[-1]
         if labels and {len(labels.temperatures), len(labels.thresholds)} != {classes}:
@@ -386,7 +386,7 @@ class _Contents:
 
     def _logits(self, name: str, sizes: Mapping[str, int]) -> ndarray:
         stored = self._stored(name)
-        logits = self._finite(stored, self.problem.axes, sizes)
+        logits = self._finite(stored, self.task.axes, sizes)
         if stored != name:
             return self._logarithms(stored, logits)
         if self._distributions(logits):
@@ -473,14 +473,14 @@ class _Contents:
 
     def labels(self, name: str, *, of: ndarray) -> ndarray:
         """Return class numbers, −1 for a word without a class; or numbers."""
-        problem, info = self.problem, self.file.infos.get(name)
-        sizes = dict(zip(problem.axes, of.shape, strict=True))
-        words = "word" in problem.label_axes
-        low, high = problem.numbers or (UNLABELLED if words else 0, sizes["class"] - 1)
-        if problem.numbers is None or (info is not None and info.dtype in INTEGERS):
-            values = self._array(name, INTEGERS, problem.label_axes, sizes).astype("i8")
+        task, info = self.task, self.file.infos.get(name)
+        sizes = dict(zip(task.axes, of.shape, strict=True))
+        words = "word" in task.label_axes
+        low, high = task.numbers or (UNLABELLED if words else 0, sizes["class"] - 1)
+        if task.numbers is None or (info is not None and info.dtype in INTEGERS):
+            values = self._array(name, INTEGERS, task.label_axes, sizes).astype("i8")
         else:
-            values = self._finite(name, problem.label_axes, sizes)
+            values = self._finite(name, task.label_axes, sizes)
         wrong = np.argwhere((values < low) | (values > high))
         if len(wrong):
             row, value = wrong[0][0], values[tuple(wrong[0])]
@@ -488,7 +488,7 @@ class _Contents:
                 f"{self.path}: {name}: row {row} has the label {format_number(value, 6)}; labels must lie in "
                 f"{format_number(low, 6)} to {format_number(high, 6)}"
             )
-        return values if problem.numbers is None else values.astype(np.float64)
+        return values if task.numbers is None else values.astype(np.float64)
 
     def _array(
         self, name: str, dtypes: Sequence[str], axes: Sequence[str], sizes: Mapping[str, int]
@@ -560,7 +560,7 @@ def ensembled(files: Sequence[tuple[Path, Predictions]], *, name: str | None = N
     return Predictions(
         name=name or " + ".join(predictions.name for predictions in every),
         kind="ensemble",
-        problem=first.problem,
+        task=first.task,
         outputs=_joined([member.outputs for member in every]),
         ood={name: _joined([member.ood[name] for member in every]) for name in first.ood},
         near=first.near,
@@ -580,7 +580,7 @@ def _samples_of(predictions: Predictions) -> dict[str, Any]:
     """Return the properties that files of one ensemble must share, by their names in messages."""
     return {
         "classes": predictions.outputs.logits.shape[2],
-        "problem": predictions.problem.name,
+        "task": predictions.task.name,
         "labels": predictions.outputs.truth.tolist(),
         "OOD sets": {
             name: (predictions.group(name), len(outputs.logits))

@@ -90,7 +90,7 @@ class _Record(BaseModel):
 
 
 class SetAverage(_Record):
-    """Metrics that are averaged over data sets; a problem has some of them."""
+    """Metrics that are averaged over data sets; a task has some of them."""
 
     accuracy: Number = column(
         "accuracy",
@@ -120,7 +120,7 @@ class SetAverage(_Record):
 
 class IdResult(SetAverage):
     """Metrics of a labelled set. Metrics behind `n` are present if they were computed; other
-    packages' problems add theirs.
+    packages' tasks add theirs.
     """
 
     model_config = ConfigDict(extra="allow")

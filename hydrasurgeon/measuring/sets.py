@@ -160,9 +160,9 @@ def check_same_classes(opened: Sequence[Checkpoint]) -> None:
     first = opened[0]
     labels = first.manifest.model.labels
     for other in opened[1:]:
-        problems = [checkpoint.manifest.model.problem for checkpoint in (first, other)]
-        if problems[0] != problems[1]:
-            message = f"{visible(first.name)} is {problems[0]}, {visible(other.name)} {problems[1]}"
+        tasks = [checkpoint.manifest.model.task for checkpoint in (first, other)]
+        if tasks[0] != tasks[1]:
+            message = f"{visible(first.name)} is {tasks[0]}, {visible(other.name)} {tasks[1]}"
             raise DataError(message, hint="Evaluate them one by one.")
         check_classes(
             first.name,

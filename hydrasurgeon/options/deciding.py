@@ -196,24 +196,24 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         recorded=True,
         help="Entities: whether --risk limits wrong entities or missed ones. Default: wrong.",
     )
-    words: Literal["auto", "off", "beside", "first"] = option(
+    words: Literal["auto", "off", "blend", "cascade"] = option(
         "auto",
-        metavar="auto|off|beside|first",
+        metavar="auto|off|blend|cascade",
         recorded=True,
-        help="Texts: fit a bag-of-words model to --fit-data. beside averages it with the model; first lets it answer confident rows and the model the rest; auto keeps what the file has, else uses beside if NLL improves.",
+        help="Texts: fit a bag-of-words model to --fit-data. blend averages it with the model; cascade lets it answer confident rows and the model the rest; auto keeps what the file has, else uses blend if NLL improves.",
     )
     max_loss: float | None = option(
         None,
         gt=0,
         metavar="NATS",
         recorded=True,
-        help="Maximum rise of NLL by a cascade or --words first. Default: 0.01.",
+        help="Maximum rise of NLL by --cascade or --words cascade. Default: 0.01.",
     )
     budget: str | None = option(
         None,
         metavar="time=N|on=N",
         recorded=True,
-        help="With --words first, instead of --max-loss: maximum time per answer relative to the model in float32, or the fraction of rows that go on to the model.",
+        help="With --words cascade, instead of --max-loss: maximum time per answer relative to the model in float32, or the fraction of rows that go on to the model.",
     )
     cascade: bool = option(
         False,

@@ -62,7 +62,7 @@ def _beside(path: Path, suffix: str) -> str:
 def _calibrate_next(path: Path, manifest: Manifest) -> None:
     """Print how to calibrate a model, on the validation rows of its training if it had some."""
     used = [entry.args["val"] for entry in manifest.history if "val" in entry.args]
-    risk = ["--risk", "0.05"] if manifest.model.problem == "single_label" else []
+    risk = ["--risk", "0.05"] if manifest.model.task == "single_label" else []
     data = str(used[-1]) if used else "VAL"
     if not data.startswith("demo:") and not Path(data).exists():
         data = "VAL"

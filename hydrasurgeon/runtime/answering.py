@@ -31,11 +31,11 @@ from hydrasurgeon.decision.state import (
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import Outputs, Prediction, Problem, rows_of
-from hydrasurgeon.problems.columns import CUT
 from hydrasurgeon.run.shapes import Int
 from hydrasurgeon.statistics.words import alike
+from hydrasurgeon.tasks import task_of
+from hydrasurgeon.tasks.base import Outputs, Prediction, Task, rows_of
+from hydrasurgeon.tasks.columns import CUT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,12 +64,12 @@ class Engine(ABC):
     @property
     @abstractmethod
     def facts(self) -> Model:
-        """The model's record: its problem, its classes and their names."""
+        """The model's record: its task, its classes and their names."""
 
     @property
-    def problem(self) -> Problem:
-        """The problem that gives the outputs their meaning."""
-        return problem_of(self.facts)
+    def task(self) -> Task:
+        """The task that gives the outputs their meaning."""
+        return task_of(self.facts)
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class Engine(ABC):
     def first(self) -> FirstReader | None:
         """First stage of the cascade; None if there is only the full model."""
         record = None if self.state is None else self.state.record.words
-        return None if record is None or record.mode != "first" else partial(first_words, self)
+        return None if record is None or record.mode != "cascade" else partial(first_words, self)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class Engine(ABC):
         outputs = self.compute(plain, features=features)
         if read is None or self.state is None:
             return outputs
-        return outputs.beside(self.state, read[:, :-1])
+        return outputs.blended(self.state, read[:, :-1])
 
     @abstractmethod
     def compute(self, inputs: Any, *, features: bool) -> Said:
@@ -172,7 +172,7 @@ class Engine(ABC):
                 answers = decide(state, outputs.logits, outputs.features)
             else:
                 (outputs,) = parts
-                answers = self.problem.decide(outputs.logits)
+                answers = self.task.decide(outputs.logits)
         if name := answers.overflow():
             raise CheckpointError(
                 f"{self.name}: its answers hold NaN or infinity ({name})",

@@ -25,14 +25,14 @@ from hydrasurgeon.decision.state import Said, state_in
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.manifest import HydraManifest, Model
 from hydrasurgeon.options.shared import ClassNames, Run
-from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Prediction, Problem, joined, need_feature
-from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.runtime.answering import Answering, Engine, FirstReader, collected, rows_in
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
+from hydrasurgeon.tasks import SINGLE
+from hydrasurgeon.tasks.base import Prediction, Task, joined, need_feature
+from hydrasurgeon.tasks.printed import Answers
 
 Prepared = Tensor | Mapping[str, Tensor]
 """Samples after a model's `transform`: pixels, or the ids and mask of tokens."""
@@ -68,7 +68,7 @@ class Classifier(LiveModel, Engine):
         facts, members = self.facts, f"{self.members} member{'s' * (self.members > 1)}"
         state = "calibrated" if self.state is not None else "not calibrated"
         return (
-            f"<{self.name}: {self.manifest.kind} of {facts.family}, {members}, {facts.problem}, "
+            f"<{self.name}: {self.manifest.kind} of {facts.family}, {members}, {facts.task}, "
             f"{facts.num_classes} outputs, {state}>"
         )
 
@@ -92,7 +92,7 @@ class Classifier(LiveModel, Engine):
             >>> hs.load("ready").predict_proba("bag.png").round(2)[0, :3].tolist()
             [0.0, 0.0, 0.0]
         """
-        need_feature(self.problem, "predict_proba", self.name, CheckpointError)
+        need_feature(self.task, "predict_proba", self.name, CheckpointError)
         if not is_prepared(inputs):
             return self._named(inputs, cascade, columns).probabilities
         return self.answered(inputs, cascade=cascade).probabilities
@@ -111,7 +111,7 @@ class Classifier(LiveModel, Engine):
             >>> hs.load("backbone").embed(["bag.png", "boot.png"]).shape
             (2, 64)
         """
-        need_feature(self.problem, "--embeddings", self.name, CheckpointError)
+        need_feature(self.task, "--embeddings", self.name, CheckpointError)
         if is_prepared(inputs):
             (outputs,) = self.ask(inputs, features=True)
             read = outputs.features
@@ -159,10 +159,10 @@ class Classifier(LiveModel, Engine):
         """
         if is_prepared(inputs):
             if not rows_in(inputs):
-                return mean_probs(self.ask(inputs), self.problem)
+                return mean_probs(self.ask(inputs), self.task)
             in_stages = bool(cascade) and self.in_stages(cascade)
             parts = self.parts(inputs, in_stages, features=in_stages and self.reads)
-            return mean_probs(parts, self.problem)
+            return mean_probs(parts, self.task)
         return self._named(inputs, cascade, columns).rows
 
     @torch.inference_mode()
@@ -193,7 +193,7 @@ class Classifier(LiveModel, Engine):
     def compute(self, inputs: Any, *, features: bool) -> Said:
         if not rows_in(inputs):
             width = (self.state and self.state.record.ood.width) or 0
-            words = len(self.problem.axes) - 3
+            words = len(self.task.axes) - 3
             logits = torch.zeros(0, self.members, *(0,) * words, self.facts.num_classes)
             read = torch.zeros(0, self.members, width)
             return Said(torch.arange(0), logits, read)
@@ -254,7 +254,7 @@ def first_member(
             outputs = Said(rows, *with_features.of(call, started))
         if words is None or model.state is None:
             return outputs
-        return outputs.beside(model.state, words[rows, :-1])
+        return outputs.blended(model.state, words[rows, :-1])
 
     plain = model.placed(plain)
     started = hydra.start(plain)
@@ -273,9 +273,9 @@ def first_member(
     return first, finish
 
 
-def mean_probs(parts: Sequence[Said], problem: Problem = SINGLE) -> Float[Tensor, "batch klass"]:
+def mean_probs(parts: Sequence[Said], task: Task = SINGLE) -> Float[Tensor, "batch klass"]:
     """Return the mean probabilities over the members that ran."""
-    kind = kind_of(problem)
+    kind = kind_of(task)
     probs = torch.cat(
         [kind.probs(torch.as_tensor(part.logits).float()).mean(dim=1) for part in parts]
     )

@@ -1,4 +1,4 @@
-"""Problems in torch, for graphs and for tensors. Decisions are numpy's (`problems`), and a test
+"""Tasks in torch, for graphs and for tensors. Decisions are numpy's (`tasks`), and a test
 compares the two.
 """
 
@@ -15,8 +15,8 @@ from torch.nn.functional import logsigmoid
 from hydrasurgeon.anatomy.words import NOTHING, are_there
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.lookup import imported
-from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.statistics.probabilities import TINY
+from hydrasurgeon.tasks.base import Task
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class OfTokens(OfClasses):
 
 
 @cache
-def kind_of(problem: Problem) -> OfClasses:
-    """Return the torch side of a kind of problem."""
-    kind: OfClasses = imported(problem.in_torch)()
+def kind_of(task: Task) -> OfClasses:
+    """Return the torch side of a task."""
+    kind: OfClasses = imported(task.in_torch)()
     return kind

@@ -25,7 +25,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.exceptions import HTTPException as Refused
 from starlette.requests import ClientDisconnect
 
-from hydrasurgeon.problems.base import abstained
 from hydrasurgeon.serving.inputs import (
     JSON,
     PATIENCE,
@@ -40,9 +39,10 @@ from hydrasurgeon.serving.inputs import (
 )
 from hydrasurgeon.serving.open_inference import HEADER, Signature
 from hydrasurgeon.serving.system_one import Model, asked_of
+from hydrasurgeon.tasks.base import abstained
 
 if TYPE_CHECKING:
-    from hydrasurgeon.problems.base import Problem
+    from hydrasurgeon.tasks.base import Task
 
 UNPROTECTED = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
 """Routes that need no token."""
@@ -163,7 +163,7 @@ class Counts:
         finally:
             self.waiting.dec(count)
 
-    def add(self, rows: Sequence[dict[str, Any]], members: int, problem: Problem) -> None:
+    def add(self, rows: Sequence[dict[str, Any]], members: int, task: Task) -> None:
         """Count the answers of one pass of a model with so many members."""
         self.batches.observe(len(rows))
         self.inputs.inc(len(rows))
@@ -171,8 +171,8 @@ class Counts:
             self.abstained.inc(not row["unfamiliar"] and abstained(row))
             self.unfamiliar.inc(bool(row["unfamiliar"]))
             self.went_on.inc(row.get("members_run", members) == members)
-            self.uncertainty.observe(problem.unsure(row))
-            for name in problem.named(row):
+            self.uncertainty.observe(task.unsure(row))
+            for name in task.named(row):
                 self.predicted.labels(name).inc()
 
     def text(self) -> bytes:

@@ -38,11 +38,11 @@ from hydrasurgeon.files.decided import BESIDE, FITTED, PREFIX
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest
 from hydrasurgeon.files.tensors import Planned, Tensors, as_float, from_float, write_tensors
-from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.runtime.tensors import to_weights
 from hydrasurgeon.surgery.cut import check_stock
+from hydrasurgeon.tasks import task_of
 
 FORMAT = "hydrasurgeon.thresholds/1"
 """Format identifier of decision.json."""
@@ -75,7 +75,7 @@ def thresholds(opened: Checkpoint, reads: str) -> dict[str, str]:
     fields = decision.model_dump(mode="json", exclude_none=True)
     record = {
         "format": FORMAT,
-        "problem": model.problem,
+        "task": model.task,
         "names": model.labels,
         "folded": {name: fields[name] for name in CONSTANTS if name in fields},
         "ood": {"score": decision.ood.score, "threshold": decision.ood.threshold, "reads": reads},
@@ -159,7 +159,7 @@ def _as_graph(checkpoint: Checkpoint) -> str:
 def _classifier(opened: Single) -> dict[str, NDArray[np.float64]]:
     """Return the tensors of the classifier, with the calibration folded in."""
     decision, model = opened.manifest.decision, opened.manifest.model
-    if decision is None or problem_of(model).link == "square":
+    if decision is None or task_of(model).link == "square":
         return {}
     of_labels = () if decision.labels is None else decision.labels.temperatures
     temperatures = np.array(of_labels or [decision.temperature])
@@ -198,7 +198,7 @@ def difference_when_folded(checkpoint: Checkpoint) -> float:
         state[name] = to_weights(raw, dtype, name=name, path=opened.path).double()
     changed.module.load_state_dict(state, strict=False)
     assert model.state is not None
-    kind = kind_of(model.problem)
+    kind = kind_of(model.task)
     worst = 0.0
     for batch in (1, 3):
         inputs: Any = opened.family.example(
@@ -236,7 +236,7 @@ def answering(file: Exported, model: Classifier) -> Callable[[Any], tuple[Tensor
         for name in set(file.inputs) - set(fed):
             fed[name] = torch.zeros_like(fed[IDS[0]])
         values = dict(zip(file.outputs, file.run(fed), strict=True))
-        return kind_of(model.problem).probs(values["logits"]), values.get("ood_score")
+        return kind_of(model.task).probs(values["logits"]), values.get("ood_score")
 
     return answer
 

@@ -15,8 +15,8 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.timm_vit.family import add_architecture
 from hydrasurgeon.files.manifest import Model
-from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.kinds import kind_of
+from hydrasurgeon.tasks import task_of
 
 ENTRY = "hydrasurgeon_vit"
 """The architecture that config.json names; its model_args only inform, the manifest decides."""
@@ -31,7 +31,7 @@ class TimmHydra(nn.Module):
         super().__init__()
         self.hydra = hydra
         self.num_classes = model.num_classes
-        self.problem = problem_of(model)
+        self.task = task_of(model)
 
     def member_logits(self, x: Tensor) -> Tensor:
         """Return the members' logits, [batch, member, class]."""
@@ -51,10 +51,10 @@ class TimmHydra(nn.Module):
             member.forward_head(features, pre_logits=pre_logits) for member, features in pairs
         ]
         stacked = torch.stack(outputs, dim=1)
-        return stacked if pre_logits else kind_of(self.problem).merged(stacked)
+        return stacked if pre_logits else kind_of(self.task).merged(stacked)
 
     def forward(self, x: Tensor) -> Tensor:
-        return kind_of(self.problem).merged(self.member_logits(x))
+        return kind_of(self.task).merged(self.member_logits(x))
 
     @property
     def _members(self) -> list[Any]:

@@ -44,9 +44,9 @@ from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.making import THIRD, BuildOptions
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.stages.fuse import fusable, with_common_names
+from hydrasurgeon.tasks import task_of
+from hydrasurgeon.tasks.base import need_feature
 from hydrasurgeon.tuning.recipes import load_recipe
 from hydrasurgeon.tuning.start import model_to_tune
 
@@ -244,13 +244,13 @@ def _search(
 ) -> Search:
     """Return the search space. `begun` is the probe of a body."""
     first, val = models[0], sets["val"][0]
-    problem = problem_of(first.manifest.model)
+    task = task_of(first.manifest.model)
     train = read_data(options.data, options.but(limit=SCORED), model=first.manifest.model)
     ood = [*sets["ood"]]
     if ood:  # those given are of one kind: what is chosen by them alone may tell no other
         ood.append(Perturbed(val, options.seed))
     crossed = sets["data"][0] if options.crossed else None
-    answer_store = AnswerStore(val, ood, train, problem, options, plan.tick, crossed)
+    answer_store = AnswerStore(val, ood, train, task, options, plan.tick, crossed)
     clock = None
     if budgets[0].unit == "time":
         clock = Clock(first, val, options, state)
@@ -294,9 +294,7 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     for opened in models:
         need_classes(opened.manifest, opened.path)
         if options.sees_ood:
-            need_feature(
-                problem_of(opened.manifest.model), "--objective ood", opened.name, UsageError
-            )
+            need_feature(task_of(opened.manifest.model), "--objective ood", opened.name, UsageError)
     fusable(models)
     return models
 
@@ -334,7 +332,7 @@ def _of_data(
 
 def _for_numbers(model: Model, name: object, options: BuildOptions) -> BuildOptions:
     """Return the options with an objective that suits the model: rmse for numbers alone."""
-    numbers = problem_of(model).link == "square"
+    numbers = task_of(model).link == "square"
     if numbers and options.objective is None:
         return options.but(objective="rmse")
     if numbers != (options.objective == "rmse"):
@@ -400,7 +398,7 @@ def _data(
     chosen = val
     if options.certifying is not None:
         if options.risk is not None:
-            need_feature(problem_of(model), "--risk", name, UsageError)
+            need_feature(task_of(model), "--risk", name, UsageError)
         chosen = part_of(val, f"0-{THIRD}")
     if len(chosen) < FEWEST:
         hint = f"--val needs at least {FEWEST} rows, as it is split into two halves."
@@ -415,14 +413,14 @@ def _data(
         if options.coverage is not None:
             promise = promise.but(coverage=options.coverage)
         try:
-            check_count(len(val), promise, problem_of(model), fitting=len(chosen))
+            check_count(len(val), promise, task_of(model), fitting=len(chosen))
         except DataError as error:
             hint = (error.hint or "").replace("--data", "--val")
             raise DataError(f"--val {options.val}: {error.message}", hint=hint) from error
     few = [too_few_ood(f"--ood {samples.spec}", len(samples)) for samples in ood]
     ood = [samples for samples, note in zip(ood, few, strict=True) if note is None]
     notes += [note for note in few if note is not None]
-    if "--objective ood" in problem_of(model).lacks:
+    if "--objective ood" in task_of(model).lacks:
         ood = []
     if not ood and options.sees_ood and options.goal != "avg":
         hint = f"Give --ood data of {FEWEST_OOD} samples or more, or --objective nll."

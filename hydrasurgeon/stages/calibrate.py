@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.state import State
-    from hydrasurgeon.problems.base import Outputs, Problem
     from hydrasurgeon.runtime.answering import Engine
     from hydrasurgeon.runtime.classifier import Classifier
     from hydrasurgeon.statistics.scores.evidence import Evidence
+    from hydrasurgeon.tasks.base import Outputs, Task
 
 
 LEARNT = ("--fit-data", "--unlabelled")
@@ -84,7 +84,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     from hydrasurgeon.decision.fitting import check_count
     from hydrasurgeon.decision.state import state_in
     from hydrasurgeon.files.tensors import planned
-    from hydrasurgeon.problems import problem_of
+    from hydrasurgeon.tasks import task_of
 
     checkpoint, data = arguments.needed()
     opened = open_checkpoint(checkpoint, arch=arguments.arch)
@@ -133,7 +133,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         few = check_count(
             len({*inputs}) + sum(map(len, certify)),
             arguments,
-            problem_of(model),
+            task_of(model),
             fitting=len(val) if certify else None,
         )
     skipped = left_out_of(*(samples for _, samples in options))
@@ -212,11 +212,11 @@ def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOption
     """Return the options with the engine that `auto` stands for; raise if the model cannot keep
     their promises.
     """
-    from hydrasurgeon.problems import problem_of
+    from hydrasurgeon.tasks import task_of
 
     _check_promise(
         arguments,
-        problem_of(source.manifest.model),
+        task_of(source.manifest.model),
         source.name,
         several=bool(source.manifest.members),
         named=source.family.named_classes,
@@ -228,8 +228,8 @@ def _checked(arguments: CalibrateOptions, source: Checkpoint) -> CalibrateOption
     arguments = as_before(arguments, source.manifest.decision)
     if arguments.budget is not None:
         budget_of(arguments.budget)
-        if arguments.words != "first":
-            raise UsageError("--budget requires --words first", hint="Or leave it out.")
+        if arguments.words != "cascade":
+            raise UsageError("--budget requires --words cascade", hint="Or leave it out.")
     if arguments.words not in ("auto", "off") and kind_read(source.manifest) != "text":
         message = f"--words {arguments.words} is for text models, and {source.name} reads images"
         raise UsageError(message, hint="Leave it out.")
@@ -258,9 +258,9 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
         )
     target = output_file(out, option="-o", force=arguments.force, inputs=arguments.sources)
     first = read_outputs(path, labelled=True)
-    problem, val = first.problem, first.problem.outputs(first.outputs)
+    task, val = first.task, first.task.outputs(first.outputs)
     members, classes = val.logits.shape[1], val.logits.shape[-1]
-    _check_promise(arguments, problem, path.name, several=members > 1, named=False)
+    _check_promise(arguments, task, path.name, several=members > 1, named=False)
     fit = [] if arguments.fit_predictions is None else [arguments.fit_predictions]
     more_files = [
         (name, read_outputs(Path(name), labelled=name in fit, like=first.outputs))
@@ -280,21 +280,21 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
         kept, shared = known.unfitted(first, train, path.name, Path(fit[0]).name)
         val, ids = val.at(kept), ids and ids.at(kept)
     val = replace(val, inputs=known.inputs_by_features(val))
-    few = check_count(len(val.logits) - copies(val), arguments, problem)
-    fit_outputs = None if train is None else problem.outputs(train.outputs)
+    few = check_count(len(val.logits) - copies(val), arguments, task)
+    fit_outputs = None if train is None else task.outputs(train.outputs)
     foreign, few_ood = [], []
     for name, predictions in more_files[len(fit) :]:
-        outputs = problem.outputs(predictions.outputs)
+        outputs = task.outputs(predictions.outputs)
         note = too_few_ood(Path(name).name, len(outputs.logits))
         if note is None:
             foreign.append(outputs)
         else:
             few_ood.append(note)
     plain_val = val
-    reading, words_note = reading_alone(problem, train, ids, plain_val, arguments)
+    reading, words_note = reading_alone(task, train, ids, plain_val, arguments)
     if reading is not None and ids is not None:
-        val = reading.beside(plain_val, ids.ids)
-    state, notes = fit_alone(val, plain_val, fit_outputs, foreign, arguments, problem)
+        val = reading.blend(plain_val, ids.ids)
+    state, notes = fit_alone(val, plain_val, fit_outputs, foreign, arguments, task)
     if reading is not None:
         state = reading.joined(state, val, plain_val)
     entry = step(
@@ -306,16 +306,16 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
 
 
 def _check_promise(
-    arguments: CalibrateOptions, problem: Problem, name: str, *, several: bool, named: bool
+    arguments: CalibrateOptions, task: Task, name: str, *, several: bool, named: bool
 ) -> None:
     """Raise UsageError for a promise, score or cascade that the model does not support."""
     from hydrasurgeon.statistics.scores.fitted import check_score
 
     score = arguments.ood_score
-    why = dict(problem.lacks)
+    why = dict(task.lacks)
     if score != "auto":
         check_score(score)
-        among = (*problem.scores, *problem.features)
+        among = (*task.scores, *task.features)
         if score not in among:
             why[f"--ood-score {score}"] = f"OOD scores: {', '.join(among)}."
     flags = {
@@ -325,7 +325,7 @@ def _check_promise(
         f"--ood-score {score}": True,
     }
     for flag in (flag for flag, is_given in flags.items() if is_given and flag in why):
-        message = f"{flag} is not supported for {problem.name} models ({name})"
+        message = f"{flag} is not supported for {task.name} models ({name})"
         raise UsageError(message, hint=why[flag])
     if score != "auto":
         option = (
@@ -380,16 +380,16 @@ def _fit(
     from hydrasurgeon.data.samples import Joined
     from hydrasurgeon.decision.fitting import fit_state, too_few_ood
     from hydrasurgeon.decision.ood_score import Grounds
-    from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
+    from hydrasurgeon.tasks import task_of
     from hydrasurgeon.tuning.probe import cross_fitted
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     engine, how = _computing(opened, model, arguments)
-    auto, problem = arguments.ood_score == "auto", problem_of(opened.manifest.model)
-    features = (auto and bool(problem.features)) or arguments.ood_score in FITTED
+    auto, task = arguments.ood_score == "auto", task_of(opened.manifest.model)
+    features = (auto and bool(task.features)) or arguments.ood_score in FITTED
     features = features or arguments.cross
 
     def answer(samples: Samples, **more: Any) -> Outputs:
@@ -414,17 +414,17 @@ def _fit(
     unlabelled = () if arguments.words == "off" else sets.get("--unlabelled", ())
     taught = [(samples, answer(samples)) for samples in unlabelled]
     lessons = learnt, validation, raw, taught
-    reading, words_note = reading_of(engine, problem, stored, *lessons, arguments)
-    model_val = problem.outputs(raw)
-    val = model_val if reading is None else problem.outputs(reading.beside(raw, validation))
+    reading, words_note = reading_of(engine, task, stored, *lessons, arguments)
+    model_val = task.outputs(raw)
+    val = model_val if reading is None else task.outputs(reading.blend(raw, validation))
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
     strange: list[Samples] = [*ood]
     if auto or arguments.ood_score == "knn":
         strange.append(Perturbed(validation, arguments.seed))
     strange_said = [answer(samples) for samples in strange]
-    foreign = [problem.outputs(outputs) for outputs in strange_said]
-    linear = [problem.classifier(*layer) for layer in classifiers(model)] if features else []
+    foreign = [task.outputs(outputs) for outputs in strange_said]
+    linear = [task.classifier(*layer) for layer in classifiers(model)] if features else []
     evidence = None
     if features and train is not None:
         evidence = _gathered(engine, linear, train, arguments, skipped)
@@ -439,18 +439,18 @@ def _fit(
             () if opened.family.named_classes else ZERO_SHOT,
         ),
         model=model_val,
-        problem=problem,
+        task=task,
     )
     if reading is not None:
         state = reading.joined(state, val, raw)
-    if reading is not None and arguments.words == "first":
+    if reading is not None and arguments.words == "cascade":
         val = reading.scored(state, val, raw)
-        first = reading.first(validation, raw, problem)
+        first = reading.first(validation, raw, task)
         most = most_on(opened, reading, validation, arguments)
         if most is not None:  # what was timed is not timed anew when it is made again
             arguments = arguments.but(budget=f"on={most:.6f}")
         ahead = [
-            (reading.first(samples, outputs, problem), reading.blended(state, samples, outputs))
+            (reading.first(samples, outputs, task), reading.blended(state, samples, outputs))
             for samples, outputs in zip(strange, strange_said, strict=True)
         ]
         state, more = with_words_first(state, first, val, ahead, len(ood), arguments, most)
@@ -499,7 +499,7 @@ def _gathered(
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
     answering = Answering([engine], samples, arguments, features=True)
     for piece in answering:
-        outputs = engine.problem.outputs(piece.outputs)
+        outputs = engine.task.outputs(piece.outputs)
         for member, gathering in enumerate(gatherings):
             gathering.add(*outputs.of(member))
     skipped += answering.batches.skipped

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hydrasurgeon.files.decided import Decision
     from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.options.deciding import CalibrateOptions
-    from hydrasurgeon.problems.base import Outputs, Problem
     from hydrasurgeon.run.words import WordIds
     from hydrasurgeon.runtime.answering import Engine
+    from hydrasurgeon.tasks.base import Outputs, Task
 
 LEAST_SAVED = 0.05
 """The fraction of samples that words must answer to come first."""
@@ -44,8 +44,8 @@ def as_before(arguments: CalibrateOptions, decision: Decision | None) -> Calibra
     before = decision and decision.words
     if arguments.words != "auto" or arguments.cascade or not decision or not before:
         return arguments
-    if before.mode == "first" and decision.cascade is not None:
-        arguments = arguments.but(words="first")
+    if before.mode == "cascade" and decision.cascade is not None:
+        arguments = arguments.but(words="cascade")
         if arguments.budget is None and arguments.max_loss is None:
             arguments = arguments.but(budget=f"on={decision.cascade.share_on:.6f}")
     return arguments
@@ -53,7 +53,7 @@ def as_before(arguments: CalibrateOptions, decision: Decision | None) -> Calibra
 
 def reading_of(
     engine: Engine,
-    problem: Problem,
+    task: Task,
     stored: State | None,
     train: Samples | None,
     val: Samples,
@@ -81,11 +81,11 @@ def reading_of(
         learnt = replace(learnt, folds=folds_of(train))
     for samples, outputs_of in unlabelled:
         learnt = learnt and replace(learnt, more=(samples, outputs_of.logits))
-    return _weighed(problem, *about, learnt, lesson(val), outputs, arguments, None)
+    return _weighed(task, *about, learnt, lesson(val), outputs, arguments, None)
 
 
 def reading_alone(
-    problem: Problem,
+    task: Task,
     train: Predictions | None,
     ids: WordIds | None,
     val: Outputs,
@@ -97,9 +97,9 @@ def reading_alone(
     from hydrasurgeon.decision.reading import Lesson
 
     wanted, why, learnt = arguments.words, None, None
-    if wanted == "first":
-        message = "--words first: saves no time, as the model has answered already"
-        raise UsageError(message, hint="Give --words beside.")
+    if wanted == "cascade":
+        message = "--words cascade: saves no time, as the model has answered already"
+        raise UsageError(message, hint="Give --words blend.")
     if wanted == "off" or (wanted == "auto" and (ids is None or train is None)):
         return None, None
     read = None if train is None else train.read
@@ -110,11 +110,11 @@ def reading_alone(
     if train is not None:
         learnt = Lesson(read.ids if read is not None else [], train.outputs.labels)
     seen, tokenizer = ([], None) if ids is None else (ids.ids, ids.tokenizer)
-    return _weighed(problem, list, tokenizer, learnt, Lesson(seen, val.labels), val, arguments, why)
+    return _weighed(task, list, tokenizer, learnt, Lesson(seen, val.labels), val, arguments, why)
 
 
 def _weighed(
-    problem: Problem,
+    task: Task,
     see: Callable[[Any], Any],
     tokenizer: str | None,
     train: Lesson | None,
@@ -130,15 +130,15 @@ def _weighed(
     from hydrasurgeon.decision.split import split
 
     wanted = arguments.words
-    why = lacks(problem, outputs.logits.shape[-1], train, first=wanted == "first") or why
+    why = lacks(task, outputs.logits.shape[-1], train, first=wanted == "cascade") or why
     if why is not None or train is None:
         if wanted == "auto":
-            return None, why if problem.link is not None else None
+            return None, why if task.link is not None else None
         raise UsageError(str(why), hint="Give --words off.")
     rows = split(outputs, arguments.seed)
     parts = rows.fitting, rows.certifying
-    about = (problem, see, tokenizer, train, val, outputs, parts)
-    reading, worth = fit_reading(*about, first=wanted == "first")
+    about = (task, see, tokenizer, train, val, outputs, parts)
+    reading, worth = fit_reading(*about, first=wanted == "cascade")
     if worth.pays or wanted != "auto":
         source = (
             "also learnt from --unlabelled" if reading.taught else "is better without --unlabelled"
@@ -207,7 +207,7 @@ def with_words_first(
     cascade, words = fitted.cascade, fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:
-        note = f"--words first saves nothing: {100 * cascade.share_on:.0f} % of the rows would go on to the model. The bag-of-words model is averaged with it instead"
+        note = f"--words cascade saves nothing: {100 * cascade.share_on:.0f} % of the rows would go on to the model. The bag-of-words model is averaged with it instead"
         return state, (note,)
     more = "a smaller --max-loss" if most_on is None else "a larger budget"
     advice = more if real_count else f"--ood or {more}"
@@ -216,6 +216,6 @@ def with_words_first(
         for share in (lost(fitted, *outputs) for outputs in foreign[real_count:])
         if share > LOST
     )
-    words = words.model_copy(update={"mode": "first", "threshold": cascade.threshold})
+    words = words.model_copy(update={"mode": "cascade", "threshold": cascade.threshold})
     fitted = replace(fitted, record=fitted.record.model_copy(update={"words": words}))
     return with_seen(fitted, val.logits, val.features, first), notes

@@ -35,8 +35,6 @@ from hydrasurgeon.measuring.sets import (
 )
 from hydrasurgeon.options.base import STDOUT, stage
 from hydrasurgeon.options.measuring import EvaluateOptions
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.report.columns import brief
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
@@ -51,6 +49,8 @@ from hydrasurgeon.stages.evaluate_models import (
     unlike_notes,
 )
 from hydrasurgeon.statistics.scores.fitted import check_score
+from hydrasurgeon.tasks import task_of
+from hydrasurgeon.tasks.base import need_feature
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +125,12 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         engine = chosen(checkpoint, arguments.engine, device=device, dtype=dtype)
         notes += filter(None, [fitted_otherwise(checkpoint, engine)])
         decision = checkpoint.manifest.decision
-        if not arguments.cascade and decision and decision.words and decision.words.mode == "first":
+        if (
+            not arguments.cascade
+            and decision
+            and decision.words
+            and decision.words.mode == "cascade"
+        ):
             how = "measured without its cascade; --cascade measures it as deployed"
             notes.append(f"{name}: {how}")
     at = 0 if wanted is None else [row.name for row in rows].index(wanted)
@@ -202,7 +207,7 @@ def _names(
         raise CheckpointError(message, hint=CALIBRATE)
     for checkpoint in opened:
         for option in (name for name, is_given in wanted.items() if is_given):
-            need_feature(problem_of(checkpoint.manifest.model), option, checkpoint.name)
+            need_feature(task_of(checkpoint.manifest.model), option, checkpoint.name)
         checkpoint.check_weights()
     names = []
     for entry in entries:

@@ -47,9 +47,9 @@ from hydrasurgeon.measuring.sets import (
     open_sets,
     uses_of,
 )
-from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.statistics.temperature import temperature_of
+from hydrasurgeon.tasks import task_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.options.measuring import EvaluateOptions
@@ -208,13 +208,13 @@ def _rows(
     models: list[Engine] = []
     if not (parts and sets.val is None and timed is None and not further):
         models = [_loaded(checkpoint, arguments) for checkpoint in job]
-    problem = problem_of(job[0].manifest.model)
+    task = task_of(job[0].manifest.model)
     decides = len(job) == 1 and not arguments.no_decision
     temperature = arguments.temperature
     if sets.val is not None:  # the temperature is fitted
         outputs, _ = said_of(models, sets.val, arguments, skipped)
-        temperature = temperature_of(*problem.choices(outputs.logits, outputs.truth))
-    state = State.unfitted(problem, float(temperature or 1))
+        temperature = temperature_of(*task.choices(outputs.logits, outputs.truth))
+    state = State.unfitted(task, float(temperature or 1))
     model_state = (decides and models[0].state) or state
     kinds = scores_wanted(arguments.ood_score, model_state, name)
     if temperature is None:
@@ -231,7 +231,7 @@ def _rows(
             kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
             # Of a text without the padding that others bring.
             cost=cost_of(models, first_inputs(models[0], sets.id, arguments, 1)),
-            problem=problem,
+            task=task,
             decision=model_state.record if model_state.is_fitted else None,
         )
     if place is not None:
@@ -268,9 +268,9 @@ def of_files(arguments: EvaluateOptions) -> list[Row]:
         if arguments.no_decision or arguments.ensemble:
             predictions = replace(predictions, decision=None)
         kinds = scores_in(arguments.ood_score, predictions, called)
-        state = State.unfitted(predictions.problem, float(arguments.temperature or 1))
+        state = State.unfitted(predictions.task, float(arguments.temperature or 1))
         if predictions.decision is not None and arguments.temperature is None:
-            state = State(predictions.decision, None, predictions.problem)
+            state = State(predictions.decision, None, predictions.task)
         measured = row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
         return replace(measured, decided=predictions.decision is not None)
 

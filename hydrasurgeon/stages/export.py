@@ -126,21 +126,21 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     from hydrasurgeon.engines.program import clients_decide
     from hydrasurgeon.files.tensors import weights_sha256
     from hydrasurgeon.measuring.cost import told_of
-    from hydrasurgeon.problems import problem_of
-    from hydrasurgeon.problems.base import need_feature
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing import stock, trial
+    from hydrasurgeon.tasks import task_of
+    from hydrasurgeon.tasks.base import need_feature
 
     if folder:
         stock.check_client(opened)
     about, decision = opened.manifest.model, opened.manifest.decision
     left: tuple[str, ...] = ()
     if decision is not None and not folder:
-        need_feature(problem_of(about), "a decision state in a graph", opened.name)
+        need_feature(task_of(about), "a decision state in a graph", opened.name)
         opened, left = _without_words(opened)
     tried = None
     if arguments.check is not None:
-        need_feature(problem_of(about), "--check", opened.name)
+        need_feature(task_of(about), "--check", opened.name)
         tried = trial.opened_trial(about, arguments.check, arguments)
     answer: Callable[[Exported], Answer] = trial.in_file
     theirs, classifier = opened, None

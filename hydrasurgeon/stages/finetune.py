@@ -424,7 +424,7 @@ def _training(
     """Return the batches, the trainable weights and the loss."""
     from hydrasurgeon.data import Batches
     from hydrasurgeon.data.samples import Joined, Subset
-    from hydrasurgeon.problems import problem_of
+    from hydrasurgeon.tasks import task_of
     from hydrasurgeon.tuning.learning import Learning, perturbation, positive_weight
     from hydrasurgeon.tuning.loop import Training, epoch_order
 
@@ -442,7 +442,7 @@ def _training(
     transform = source.family.transform(
         material.model, recipe.augment.model_dump(), files=source.files
     )
-    problem = problem_of(material.model)
+    task = task_of(material.model)
 
     def batches(epoch: int, rank: int, world: int, skip: int) -> Batches:
         seed = arguments.seed if recipe.order_seed is None else recipe.order_seed
@@ -463,7 +463,7 @@ def _training(
         material.teachers,
         alpha if material.teachers else 0.0,
         arguments.temperature,
-        problem,
+        task,
         positive_weight(recipe, material.model),
     )
     return Training(
@@ -474,7 +474,7 @@ def _training(
         validation,
         pace=_pace(module, material, arguments),
         label=f"training by {arguments.recipe}",
-        problem=problem,
+        task=task,
         begin=begin,
     )
 

@@ -44,13 +44,13 @@ from hydrasurgeon.surgery.means import (
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.problems.base import Outputs
+    from hydrasurgeon.tasks.base import Outputs
 
 ALIKE = {
     "family": "family",
     "architecture": "arch",
     "number of classes": "num_classes",
-    "problem": "problem",
+    "task": "task",
     "labels": "labels",
     "preprocessing": "preprocess",
     "kind of texts": "inputs",
@@ -301,11 +301,11 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     """Compare the members, run one by one, with the hydra on the same samples."""
     import numpy as np
 
-    from hydrasurgeon.problems import problem_of
     from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.statistics.metrics import accuracy
     from hydrasurgeon.statistics.probabilities import TINY, member_probs
+    from hydrasurgeon.tasks import task_of
 
     def answer(checkpoints: Sequence[Checkpoint]) -> Outputs:
         models = [as_classifier(c, device=run.device, dtype=run.dtype) for c in checkpoints]
@@ -314,9 +314,9 @@ def _agreement(opened: Sequence[Single], target: Path, samples: Samples, run: Ru
     fused_checkpoint = open_checkpoint(target)
     alone, together = answer(opened), answer([fused_checkpoint])
     labels = alone.labels
-    problem = problem_of(fused_checkpoint.manifest.model)
+    task = task_of(fused_checkpoint.manifest.model)
     (rows, truth), (fused, _) = (
-        problem.choices(outputs.logits, labels) for outputs in (alone, together)
+        task.choices(outputs.logits, labels) for outputs in (alone, together)
     )
     p, q = member_probs(rows), member_probs(fused)
     p = p if q.shape[1] > 1 else p.mean(axis=1, keepdims=True)  # one model answers for all of them

@@ -18,12 +18,12 @@ from hydrasurgeon.files.looks import Look, fingerprint, hash_of, read_looks, unp
 from hydrasurgeon.files.rows import harmless, read_rows
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import MonitorOptions
-from hydrasurgeon.problems.base import abstained
+from hydrasurgeon.tasks.base import abstained
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.decided import Decision
     from hydrasurgeon.measuring.drift import Drift
-    from hydrasurgeon.problems.base import Problem, Watched
+    from hydrasurgeon.tasks.base import Task, Watched
 
 STATE = ".state.json"
 """Suffix of the state file, behind the name of the answers file."""
@@ -81,11 +81,11 @@ def monitor(arguments: MonitorOptions) -> Monitored:
             hint="Give the checkpoint that `calibrate` wrote.",
         )
     from hydrasurgeon.measuring.drift import drift_over
-    from hydrasurgeon.problems import problem_of
+    from hydrasurgeon.tasks import task_of
 
-    problem = problem_of(model)
-    watched = problem.watched(model, decision)
-    reader = _Reader(problem, decision, watched)
+    task = task_of(model)
+    watched = task.watched(model, decision)
+    reader = _Reader(task, decision, watched)
     state = read_looks(
         place,
         against=fingerprint(opened.manifest.weights_sha256, decision),
@@ -141,7 +141,7 @@ class _Counted:
 class _Reader:
     """Reads answers of one checkpoint."""
 
-    problem: Problem
+    task: Task
     decision: Decision
     watched: Watched
 
@@ -164,7 +164,7 @@ class _Reader:
             if isinstance(row, dict) and row.get("error"):
                 errors += 1
                 continue
-            label, kind, total = _answer(row, where, most, self.problem, self.decision)
+            label, kind, total = _answer(row, where, most, self.task, self.decision)
             if label not in index:
                 raise DataError(
                     f"{where}: {visible(label)[:80]} is not a class of the checkpoint",
@@ -235,7 +235,7 @@ class _Reader:
             answered[name] = digest
             if row.get("error"):
                 continue
-            verdict = self.problem.broken(row, truths[name])
+            verdict = self.task.broken(row, truths[name])
             rows.update(verdict.keys())
             broken.update(promise for promise, wrong in verdict.items() if wrong)
         left = truths.keys() - answered.keys()
@@ -258,7 +258,7 @@ class _Row(dict[str, Any]):
 
 
 def _answer(
-    row: Any, where: str, most: float, problem: Problem, decision: Decision
+    row: Any, where: str, most: float, task: Task, decision: Decision
 ) -> tuple[str, str, float]:
     """Label, kind (`unfamiliar`, `abstain` or `answered`) and total uncertainty of a row, whatever
     kind of file it stands in.
@@ -267,7 +267,7 @@ def _answer(
         raise DataError(f"{where}: is not an answer of a calibrated checkpoint", hint=HINT)
     named = _Row(row)
     try:
-        label, total = problem.counted(decision, named), problem.unsure(named)
+        label, total = task.counted(decision, named), task.unsure(named)
         unfamiliar = FLAGS[str(named["unfamiliar"]).strip().lower()]
         is_unsure = abstained(named)
     except (LookupError, TypeError, ValueError) as error:

@@ -30,10 +30,10 @@ from hydrasurgeon.files.pieces import Pieces
 from hydrasurgeon.files.rows import Write, line, writing, writing_parts
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.base import abstained, need_feature, rows_of
-from hydrasurgeon.problems.columns import CUT, columns_of, spread, with_cut, without_state
-from hydrasurgeon.problems.printed import Answers
+from hydrasurgeon.tasks import task_of
+from hydrasurgeon.tasks.base import abstained, need_feature, rows_of
+from hydrasurgeon.tasks.columns import CUT, columns_of, spread, with_cut, without_state
+from hydrasurgeon.tasks.printed import Answers
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -418,11 +418,11 @@ def _opened(arguments: PredictOptions, place: Path | None) -> _Source:
     need_classes(opened.manifest, opened.path)
     facts_of_model = opened.manifest.model
     # The name of an answer's own field is taken: what the data calls so is told apart.
-    reserved = ("id", CUT, *problem_of(facts_of_model).columns)
+    reserved = ("id", CUT, *task_of(facts_of_model).columns)
     kept = {f"data_{name}" if name in reserved else name: name for name in keep}
     is_cut = facts_of_model.max_tokens is not None
     columns = partial(
-        columns_of, problem_of(facts_of_model), kept=kept, errors=arguments.skip_bad, cut=is_cut
+        columns_of, task_of(facts_of_model), kept=kept, errors=arguments.skip_bad, cut=is_cut
     )
     if not len(first):
         note = () if opened.note is None else (opened.note,)
@@ -437,7 +437,7 @@ def _opened(arguments: PredictOptions, place: Path | None) -> _Source:
     )
     model = engine_of(opened, engine=engine, device=arguments.device, dtype=arguments.dtype)
     if arguments.embeddings is not None:
-        need_feature(model.problem, "--embeddings", opened.name, UsageError)
+        need_feature(model.task, "--embeddings", opened.name, UsageError)
         if arguments.engine not in ("auto", "torch") or model.in_stages(arguments.cascade):
             message = "--embeddings requires PyTorch and all members"
             raise UsageError(message, hint="Leave --engine out, and give --no-cascade.")
@@ -538,7 +538,7 @@ def _read(arguments: PredictOptions) -> _Source:
         )
     none = predictions.outputs.at(slice(0))
     decision.decide(none.logits, none.features)
-    columns = partial(columns_of, decision.state.problem)
+    columns = partial(columns_of, decision.state.task)
     rows = _decided(decision, predictions, arguments.top, str(arguments.decision))
     return _Source(rows, columns, decision.classes)
 

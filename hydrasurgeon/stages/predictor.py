@@ -18,9 +18,9 @@ from hydrasurgeon.engines import check_engine, engine_of, open_any
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.rows import as_batch, schema_of
 from hydrasurgeon.options.deciding import PredictOptions
-from hydrasurgeon.problems import problem_of
-from hydrasurgeon.problems.columns import CUT, columns_of, with_cut
-from hydrasurgeon.problems.printed import Answers
+from hydrasurgeon.tasks import task_of
+from hydrasurgeon.tasks.columns import CUT, columns_of, with_cut
+from hydrasurgeon.tasks.printed import Answers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +91,7 @@ class Predictor:
     def schema(self) -> pa.Schema:
         """The columns that come back, of a table with an `id`; it reads the manifest alone."""
         model = self._opened.manifest.model
-        return schema_of(columns_of(problem_of(model), cut=model.max_tokens is not None))
+        return schema_of(columns_of(task_of(model), cut=model.max_tokens is not None))
 
     def __call__(self, table: Any) -> Any:
         """Answer a table's rows, or a list of texts or images, in their order."""
@@ -124,7 +124,7 @@ class Predictor:
                 answers[i] = row
         if listed:
             return Answers(answers)
-        columns = columns_of(engine.problem, cut=engine.facts.max_tokens is not None)
+        columns = columns_of(engine.task, cut=engine.facts.max_tokens is not None)
         answers = [*map(with_cut, answers)] if CUT in columns else answers
         if not has_id:
             del columns[ID]

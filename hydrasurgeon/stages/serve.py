@@ -28,7 +28,7 @@ from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import NAMED, kind_read
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import ServeOptions
-from hydrasurgeon.problems.columns import CUT, columns_of, without_state
+from hydrasurgeon.tasks.columns import CUT, columns_of, without_state
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -280,7 +280,7 @@ def _ready(
 
     def counted(samples: list[Any]) -> list[dict[str, Any]]:
         rows = answer(samples)
-        counts.add(rows, model.members, model.problem)
+        counts.add(rows, model.members, model.task)
         if kept is not None:
             # What has no id of its own would look like others; `monitor` counts a row once.
             keys = [
@@ -296,7 +296,7 @@ def _ready(
     if arguments.max_body is not None:
         most = arguments.max_body * MEGABYTE
     model_facts = opened.manifest.model
-    columns = columns_of(model.problem, cut=model_facts.max_tokens is not None)
+    columns = columns_of(model.task, cut=model_facts.max_tokens is not None)
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
     tensors = {

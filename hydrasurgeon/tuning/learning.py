@@ -23,10 +23,10 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import Batch, moved
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.problems import SINGLE, problem_of
-from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.processes import own_device
+from hydrasurgeon.tasks import SINGLE, task_of
+from hydrasurgeon.tasks.base import Task
 from hydrasurgeon.tuning.losses import losses_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Learning:
     alpha: float = 0.0
     """Weight of the teachers in the loss."""
     temperature: float = 1.0
-    problem: Problem = SINGLE
+    task: Task = SINGLE
     weight: Tensor | None = None
     """Weight of a yes, for each label."""
 
@@ -104,7 +104,7 @@ class Learning:
             labels = torch.full((len(batch.index),), UNLABELLED)
         inputs, mixed = self.perturb(moved(batch.inputs, device), labels.to(device))
         logits = model(inputs).float()
-        loss, by = logits.new_zeros(()), losses_of(self.problem)
+        loss, by = logits.new_zeros(()), losses_of(self.task)
         for some, part in mixed:
             labelled = by.is_labelled(some)
             if self.alpha < 1 and bool(labelled.any()):
@@ -140,7 +140,7 @@ def perturbation(recipe: Recipe, transform: Any) -> Perturbation:
 
 
 def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
-    """Return the recipe's `pos_weight`, one for each label; refuse it for other problems and
+    """Return the recipe's `pos_weight`, one for each label; refuse it for other tasks and
     counts.
     """
     weight = recipe.pos_weight
@@ -148,14 +148,14 @@ def positive_weight(recipe: Recipe, model: Model) -> Tensor | None:
         return None
     weights = weight if isinstance(weight, tuple) else (weight,) * model.num_classes
     if (
-        problem_of(model).link != "sigmoid"
+        task_of(model).link != "sigmoid"
         or len(weights) != model.num_classes
         or not all(0 < one < inf for one in weights)
     ):
         raise UsageError(
             f"--set pos_weight={json.dumps(weight)}: is not one positive number for each of "
             f"{model.num_classes} labels"
-            f" of a {model.problem} model",
+            f" of a {model.task} model",
             hint="It belongs to models with one logit or many labels; classes have none.",
         )
     return torch.tensor(weights)
@@ -170,7 +170,7 @@ def open_teacher(
 
     opened = open_checkpoint(spec)
     theirs = opened.manifest.model
-    if (theirs.problem, theirs.num_classes) != (model.problem, model.num_classes) or (
+    if (theirs.task, theirs.num_classes) != (model.task, model.num_classes) or (
         theirs.labels or model.labels
     ) != (model.labels or theirs.labels):
         raise SurgeryError(

@@ -21,9 +21,9 @@ from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.processes import is_launched
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.statistics.words import joined
+from hydrasurgeon.tasks import SINGLE
+from hydrasurgeon.tasks.base import Task
 from hydrasurgeon.tuning.learning import Learning
 from hydrasurgeon.tuning.recipes import Recipe
 from hydrasurgeon.tuning.state import TrainingPosition, TrainingState, quality
@@ -48,8 +48,8 @@ class Training:
     validation: Batches | None = None
     pace: Callable[[str], float] = lambda name: 1.0
     """Function from a parameter's name to its learning rate relative to lr."""
-    problem: Problem = SINGLE
-    """Problem by which the logits on validation data are measured."""
+    task: Task = SINGLE
+    """Task by which the logits on validation data are measured."""
     begin: Callable[[], None] = lambda: None
     """Done to the model after the start is measured and before the first step."""
     label: str = "training"
@@ -303,7 +303,7 @@ class _Loop:
         from accelerate.utils import broadcast_object_list
 
         self.model.eval()
-        problem = self.training.problem
+        task = self.training.task
         device = self.accelerator.device
         logits_of_batches, truth = list[NDArray[Any]](), list[NDArray[Any]]()
         for batch in self.training.validation:
@@ -312,7 +312,7 @@ class _Loop:
             truth.append(np.asarray(batch.labels))
         logits, figures = joined(logits_of_batches), dict[str, float]()
         if np.isfinite(logits).all():
-            values = problem.validated(logits, joined(truth))
+            values = task.validated(logits, joined(truth))
             figures = {f"val_{name}": value for name, value in values.items()}
         everyone = [figures]
         broadcast_object_list(everyone)

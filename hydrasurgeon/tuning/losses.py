@@ -1,4 +1,4 @@
-"""Training losses for each kind of problem."""
+"""Training losses for each task."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from hydrasurgeon.anatomy.words import are_there, widened
 from hydrasurgeon.data.labels import UNLABELLED
 from hydrasurgeon.lookup import imported
-from hydrasurgeon.problems.base import Problem
 from hydrasurgeon.runtime.kinds import yes_or_no
+from hydrasurgeon.tasks.base import Task
 
 Losses = Float[Tensor, " sample"]
 
@@ -157,7 +157,7 @@ class OfTokens(OfClasses):
 
 
 @cache
-def losses_of(problem: Problem) -> OfClasses:
-    """Return the losses of a kind of problem."""
-    losses: OfClasses = imported(problem.trained_by)()
+def losses_of(task: Task) -> OfClasses:
+    """Return the losses of a task."""
+    losses: OfClasses = imported(task.trained_by)()
     return losses

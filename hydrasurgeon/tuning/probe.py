@@ -28,12 +28,12 @@ from hydrasurgeon.data.folds import FOLDS, NO_FOLD, folds_of
 from hydrasurgeon.data.samples import UNLABELLED, Samples
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.problems import SINGLE, problem_of
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures, last_layers
 from hydrasurgeon.runtime.processes import own_device
 from hydrasurgeon.runtime.tensors import device_of
+from hydrasurgeon.tasks import SINGLE, task_of
+from hydrasurgeon.tasks.base import Outputs
 from hydrasurgeon.tuning.losses import losses_of
 
 PENALTY = 0.01
@@ -68,8 +68,8 @@ def probe(
             hint="Give labelled data; to learn from --teacher alone, --recipe text --set classifier=fresh.",
         )
     features, labels, rows = read(model, samples, run)
-    (layers,), problem = last_layers(model), problem_of(model.manifest.model)
-    losses = losses_of(problem).losses
+    (layers,), task = last_layers(model), task_of(model.manifest.model)
+    losses = losses_of(task).losses
 
     def fitted(penalty: float, starts: Sequence[Fit | None]) -> list[Fit]:
         # A distilled model has two classifiers side by side, each with features of its own.
@@ -144,14 +144,14 @@ def cross_fitted(model: LiveModel, outputs: Outputs, samples: Samples) -> Output
     """Return the outputs of a probe on the samples that it was fitted to, with the logits of
     classifiers that were fitted to the other folds; rows without a fold are left out.
     """
-    (layers,), problem = last_layers(model), problem_of(model.manifest.model)
+    (layers,), task = last_layers(model), task_of(model.manifest.model)
     check_one_layer(layers)
     assert outputs.features is not None
     assert samples.written is not None
     folds = folds_of(samples)
     features = torch.from_numpy(outputs.features[:, 0].astype(np.float64))
     truth = torch.from_numpy(np.asarray(samples.written.held))
-    _, logits = out_of_fold(features, truth, folds, layers[0], losses_of(problem).losses)
+    _, logits = out_of_fold(features, truth, folds, layers[0], losses_of(task).losses)
     shape = outputs.logits.shape
     answers = logits.numpy().reshape(shape).astype(outputs.logits.dtype)
     return replace(outputs, logits=answers).at(np.flatnonzero(folds != NO_FOLD))
@@ -175,7 +175,7 @@ def read(
     for batch in fed(batches, run.but(progress=None), module=model):
         assert batch.truth is not None
         rows, truth = features_of(batch.inputs)[1][:, 0].cpu(), batch.truth
-        labelled = losses_of(problem_of(model.manifest.model)).is_labelled(truth)
+        labelled = losses_of(task_of(model.manifest.model)).is_labelled(truth)
         if rows.dim() == 3:
             truth = truth[:, : rows.shape[1]]
             labelled = are_there(rows) & (truth != UNLABELLED)

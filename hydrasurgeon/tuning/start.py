@@ -119,25 +119,25 @@ def model_to_tune(model: Model, plan: Recipe, samples: Samples) -> Model:
     """
     import numpy as np
 
-    from hydrasurgeon.data.matching import new_problem
+    from hydrasurgeon.data.matching import new_task
     from hydrasurgeon.data.samples import reading
-    from hydrasurgeon.problems import PROBLEMS
+    from hydrasurgeon.tasks import TASKS
 
-    if plan.problem not in (None, model.problem) and plan.classifier == "keep":
+    if plan.task not in (None, model.task) and plan.classifier == "keep":
         raise UsageError(
-            f"--set problem={plan.problem}: the model's classifier is {model.problem}",
+            f"--set task={plan.task}: the model's classifier is {model.task}",
             hint="Give it a new one: --set classifier=fresh.",
         )
     column = samples.written
     if plan.classifier != "keep" and column is not None:
-        problem, count, classes = new_problem(samples.spec, column, plan.problem)
-        words = "word" in PROBLEMS[problem].axes
+        task, count, classes = new_task(samples.spec, column, plan.task)
+        words = "word" in TASKS[task].axes
         model = family_of(model).with_classes(model, count, classes, words=words)
-        model = model.model_copy(update={"problem": problem, "inputs": None})
+        model = model.model_copy(update={"task": task, "inputs": None})
     model = reading(model, samples)
     if column is not None:
         levels = None
-        if model.problem == "number":
+        if model.task == "regression":
             likely = column.chances is not None and column.numbers is not None
             numbers = np.array(column.numbers) if likely else np.unique(column.positions)
             if 2 <= len(numbers) <= MOST_LEVELS and (numbers % 1 == 0).all():

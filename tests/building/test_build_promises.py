@@ -28,7 +28,7 @@ from hydrasurgeon.decision.state import decide as answer
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Decision
 from hydrasurgeon.measuring import known
-from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.tasks.base import Outputs
 
 DRAWS, ROWS, FRESH, RISK, MODELS, CLASSES = 300, 300, 20_000, 0.1, 8, 4
 
@@ -218,7 +218,7 @@ def test_numbers_have_no_risk(here: Place, tmp_path: Path) -> None:
     rows = [json.dumps({"text": f"a film {at}", "label": at / 7}) for at in range(150)]
     (tmp_path / "n.jsonl").write_text("\n".join(rows[:75]))
     (tmp_path / "v.jsonl").write_text("\n".join(rows[75:]))
-    about: dict[str, Any] = {"set": {"problem": "number"}, "device": "cpu"}
+    about: dict[str, Any] = {"set": {"task": "regression"}, "device": "cpu"}
     model = hs.finetune(
         "embedder", recipe="probe", data=f"{tmp_path}/n.jsonl", out=tmp_path / "m", **about
     )

@@ -20,7 +20,7 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.folds import FOLDS, NO_FOLD, folds_of
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.problems import SINGLE
+from hydrasurgeon.tasks import SINGLE
 from hydrasurgeon.tuning import probe
 from hydrasurgeon.tuning.losses import losses_of
 

@@ -21,7 +21,7 @@ from hydrasurgeon.building.table import Choice, Entry, Objective, Table
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.decision import ood_score
 from hydrasurgeon.decision.ood_score import evidence_of
-from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.tasks.base import Outputs
 
 KINDS = {"logits": "energy", "features": "mds", "both": "vim"}
 """What an OOD score reads → one that does."""
@@ -89,11 +89,11 @@ def test_words_change_no_ood_score(kind: str, members: int) -> None:
     choice = Choice.of(*(member(at) for at in range(members)))
     plain = table.entry(choice)
     assert plain.score == kind
-    for words in ("beside", "alone", "first"):
+    for words in ("blend", "alone", "cascade"):
         entry = table.entry(replace(choice, words=words, most_on=0.6))
         assert entry.score == kind
         assert entry.worth["nll"] != plain.worth["nll"]
-        if words != "first":
+        if words != "cascade":
             assert entry.worth["auroc"] == plain.worth["auroc"]
             assert entry.worth["fpr95"] == plain.worth["fpr95"]
         else:  # what stops at words lies below all that the model reads
@@ -174,10 +174,10 @@ def test_whatever_score_wins(
     by_members: dict[Any, dict[str, Entry]] = {}
     for choice, entry in seen.items():
         by_members.setdefault(choice.members, {})[choice.words] = entry
-    pairs = [each for each in by_members.values() if {"off", "beside"} <= each.keys()]
+    pairs = [each for each in by_members.values() if {"off", "blend"} <= each.keys()]
     assert len(pairs) >= (2 if source == "one model" else 4)
     for pair in pairs:
-        alone, beside = pair["off"].worth, pair["beside"].worth
+        alone, beside = pair["off"].worth, pair["blend"].worth
         assert alone["auroc"] == beside["auroc"]
         assert alone["fpr95"] == beside["fpr95"]
         assert alone["nll"] != beside["nll"]

@@ -13,21 +13,19 @@ from token_logits import NAMES, drawn
 from hydrasurgeon.building.answers import Answers
 from hydrasurgeon.building.table import Choice, Objective, Table
 from hydrasurgeon.decision.fitting import halves
-from hydrasurgeon.problems import PROBLEMS, SINGLE
-from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.entities import begun
 from hydrasurgeon.statistics.probabilities import softmax
 from hydrasurgeon.statistics.scores.on_logits import score_of
 from hydrasurgeon.statistics.temperature import calibrated, temperature_of
+from hydrasurgeon.tasks import SINGLE, TASKS
+from hydrasurgeon.tasks.base import Outputs, Task
 
 MEMBERS = [member(0), member(1), member(2)]
 
 
-def table(everyone: Sequence[Answers], name: str, problem: Problem = SINGLE) -> Table:
-    return Table(
-        Objective(name), lambda each, engine: everyone[MEMBERS.index(each)], problem=problem
-    )
+def table(everyone: Sequence[Answers], name: str, task: Task = SINGLE) -> Table:
+    return Table(Objective(name), lambda each, engine: everyone[MEMBERS.index(each)], task=task)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -68,11 +66,11 @@ def test_tags_are_judged_text_by_text() -> None:
     """F1 as seqeval has it, NLL of words; and errors as of texts, whose words stand together."""
     from seqeval.metrics import f1_score
 
-    problem = PROBLEMS["tokens"]
+    task = TASKS["token_classification"]
     logits, tags, _ = drawn(200, seed=4)
     tags = tags[:, : logits.shape[2]]
     val = Outputs(logits[:, :1], None, tags)
-    row = table([Answers((val,))], "nll", problem).entry(Choice.of(MEMBERS[0])).row("tagger")
+    row = table([Answers((val,))], "nll", task).entry(Choice.of(MEMBERS[0])).row("tagger")
     said, true, losses, right = [], [], [], []
     parts = halves(len(logits), 0)
     for fits in (0, 1):

@@ -1,4 +1,4 @@
-"""Words beside and first as candidates of `build`, and the budget of `calibrate --words first`."""
+"""Blends and cascades with a bag-of-words model as candidates of `build`, and the budget of `calibrate --words cascade`."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def decided(path: Path) -> Decision:
 
 def calibrated(place: Path, out: Path, **more: Any) -> Any:
     about = {"data": str(place / "val.csv"), "fit_data": str(place / "train.csv"), "device": "cpu"}
-    return hs.calibrate(place / "probe", words="first", out=out, **about, **more)
+    return hs.calibrate(place / "probe", words="cascade", out=out, **about, **more)
 
 
 @pytest.mark.slow
 def test_a_budget_chooses_the_threshold(place: Path, tmp_path: Path) -> None:
     """Of samples that fit, (0.5 - 0.05) / 1.0 may go on; of all about as many."""
-    done = calibrated(place, tmp_path / "first", budget="time=0.5", ood_score="msp")
-    assert done.decision.words.mode == "first"
+    done = calibrated(place, tmp_path / "cascade", budget="time=0.5", ood_score="msp")
+    assert done.decision.words.mode == "cascade"
     assert done.decision.cascade.share_on == pytest.approx(0.45, abs=0.06)
     # Made again, it is the same whatever the clock says then.
     step = open_checkpoint(done.path).manifest.history[-1]
@@ -96,27 +96,27 @@ def test_a_budget_chooses_the_threshold(place: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match=r"bag-of-words model alone takes time=0\.05"):
-        calibrated(place, tmp_path / "first", budget="time=0.04")
-    with pytest.raises(UsageError, match="--budget requires --words first"):
+        calibrated(place, tmp_path / "cascade", budget="time=0.04")
+    with pytest.raises(UsageError, match="--budget requires --words cascade"):
         hs.calibrate(
             place / "probe", data=str(place / "val.csv"), budget="on=0.3", out=tmp_path / "x"
         )
     for wrong in ("time=0", "macs=0.5", "on=1.5", "time=nan"):
         with pytest.raises(UsageError, match="expected time=N above 0"):
-            calibrated(place, tmp_path / "first", budget=wrong)
-    done = calibrated(place, tmp_path / "beside", budget="time=3", ood_score="msp")
-    assert (done.decision.words.mode, done.decision.cascade) == ("beside", None)
-    assert any("--words first saves nothing" in note for note in done.notes)
+            calibrated(place, tmp_path / "cascade", budget=wrong)
+    done = calibrated(place, tmp_path / "blend", budget="time=3", ood_score="msp")
+    assert (done.decision.words.mode, done.decision.cascade) == ("blend", None)
+    assert any("--words cascade saves nothing" in note for note in done.notes)
 
 
 @pytest.mark.slow
 def test_invented_samples_take_nothing_from_a_budget(place: Path, tmp_path: Path) -> None:
     """What of perturbed texts stops at words is told; the same texts as OOD data must go on."""
     budget, given = "time=0.06", tmp_path / "ood.jsonl"
-    done = calibrated(place, tmp_path / "first", budget=budget)
+    done = calibrated(place, tmp_path / "cascade", budget=budget)
     (note,) = [note for note in done.notes if "perturbed rows that the model calls" in note]
     val = Perturbed(open_data(str(place / "val.csv")), 0)
-    first, off = hs.load(tmp_path / "first", device="cpu"), hs.load(place / "off", device="cpu")
+    first, off = hs.load(tmp_path / "cascade", device="cpu"), hs.load(place / "off", device="cpu")
     rows = [val.read(i) for i in range(len(val))]
     stops = np.asarray(first.decide(rows).members_run) == 0
     lost = 100 * (stops & np.asarray(off.decide(rows).unfamiliar)).mean()
@@ -175,7 +175,7 @@ def test_build_tries_words_at_their_time(
     done = built("front/")
     record = json.loads((done.path / "front.json").read_text())
     first, whole = record["rungs"]
-    assert decided(done.path / first["path"]).words.mode == "first"
+    assert decided(done.path / first["path"]).words.mode == "cascade"
     assert first["time"] <= 0.5 * 1.1
     share = decided(done.path / first["path"]).cascade.share_on
     assert first["time"] == pytest.approx(0.05 + share, abs=1e-9)
@@ -196,10 +196,10 @@ def test_numbers_too(place: Path, tmp_path: Path) -> None:
             table = table.replace(f",{label}\n", f",{number}\n")
         (tmp_path / name).write_text(table)
     probe, train, val = tmp_path / "probe", str(tmp_path / "train.csv"), str(tmp_path / "val.csv")
-    number = {"problem": "number"}
+    number = {"task": "regression"}
     hs.finetune(place / "random", recipe="probe", data=train, set=number, out=probe)
     built = hs.build(probe, data=train, val=val, budget="macs=1", out=tmp_path / "best")
-    assert built.front[0].name.endswith(", words beside")
+    assert built.front[0].name.endswith(", words blend")
     alone, best = hs.evaluate([probe, built.path], data=val).report.results
     assert built.rows[0].worth["rmse"] == pytest.approx(alone.id.rmse, abs=1e-6)
     assert built.front[0].worth["rmse"] == pytest.approx(best.id.rmse, rel=0.1)
@@ -213,7 +213,7 @@ def test_a_file_that_takes_longer_than_its_parts_gives_way(
     seconds["written"] = 0.2
     done = front_of(place, tmp_path, monkeypatch, "time=0.5")("one.safetensors")
     record = decided(done.path)
-    assert record.words.mode == "first"
+    assert record.words.mode == "cascade"
     assert 0.2 < record.cascade.share_on <= 0.5 * 1.05 - 0.2
     assert done.front[0].cost["time"] == pytest.approx(0.2 + record.cascade.share_on)
     known = json.loads(json.loads((tmp_path / "work" / "build.json").read_text())["position"])
@@ -236,7 +236,7 @@ def test_build_and_bench_measure_alike(
         answer(engines, batches)
 
     monkeypatch.setattr(cost, "answer", noted)
-    file = calibrated(place, tmp_path / "first", budget="on=0.4", ood_score="msp").path
+    file = calibrated(place, tmp_path / "cascade", budget="on=0.4", ood_score="msp").path
     val = str(place / "val.csv")
     hs.bench(file, data=val, batch="1", runs=1, device="cpu")
     benched = max(seen, key=len)

@@ -19,7 +19,7 @@ import pytest
 import hydrasurgeon
 from hydrasurgeon.commands import COMMANDS, NAMED, Command
 from hydrasurgeon.options.base import about
-from hydrasurgeon.problems import PROBLEMS
+from hydrasurgeon.tasks import TASKS
 
 ROOT = Path(hydrasurgeon.__file__).parent
 OPTION = re.compile(r"(?<![\w-])(?:--[a-z][a-z0-9_-]*|-o(?![\w-]))")
@@ -84,7 +84,7 @@ REACHED: dict[str, set[str]] = {
     "measuring/known.py": {"calibrate", "build"},
     "measuring/known.py:unfitted": {"calibrate"},
     "measuring/predictions.py": {"eval", "calibrate", "predict", "finetune"},
-    "problems/": {"calibrate"},
+    "tasks/": {"calibrate"},
     "render/": set(),
     "report/": {"eval"},
     "run/": RUN,
@@ -119,7 +119,7 @@ class Text(NamedTuple):
 
 
 def texts(path: Path) -> Iterator[Text]:
-    """The texts of a module that name options, but for docstrings and what problems lack."""
+    """The texts of a module that name options, but for docstrings and what tasks lack."""
     name = path.relative_to(ROOT).as_posix()
 
     def walked(node: ast.AST, function: str) -> Iterator[Text]:
@@ -211,10 +211,10 @@ def test_options_in_messages_are_there(part: str) -> None:
     assert not mistakes, "\n" + "\n".join(mistakes)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_what_a_problem_has_instead_is_there(name: str) -> None:
-    """In a command that has what the problem lacks."""
-    for feature, instead in PROBLEMS[name].lacks.items():
+@pytest.mark.parametrize("name", TASKS)
+def test_what_a_task_has_instead_is_there(name: str) -> None:
+    """In a command that has what the task lacks."""
+    for feature, instead in TASKS[name].lacks.items():
         needed = {option for option, command in mentions(instead) if command is None}
         given = OPTION.findall(feature)
         assert any({*given, *needed} <= has for has in OPTIONS.values()), (feature, instead)

@@ -30,7 +30,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     step = Exact.next
 
     def counted(self: Any, removed: Any) -> Any:
-        run.append(len(self.problem.left(removed)))
+        run.append(len(self.task.left(removed)))
         return step(self, removed)
 
     monkeypatch.setattr(Exact, "next", counted)

@@ -227,7 +227,7 @@ def test_a_0_or_1_for_every_label(tmp_path: Path, kind: type, names: tuple[str, 
     lists = [[kind(value) for value in row] for row in holds]
     path = tmp_path / "d.jsonl"
     path.write_text("".join(json.dumps({"text": "x", "labels": row}) + "\n" for row in lists))
-    about = named(names, 3).model_copy(update={"problem": "multi_label"})
+    about = named(names, 3).model_copy(update={"task": "multi_label"})
     labels = open_data(str(path), model=about).labels
     assert labels is not None
     assert labels.tolist() == holds

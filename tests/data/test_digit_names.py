@@ -23,8 +23,8 @@ SHAPES = ("csv", "strings", "ints", "parquet", "many", "many ints")
 
 
 def model(names: tuple[str, ...] | None, count: int = 5, many: bool = False) -> Model:
-    problem = "multi_label" if many else "single_label"
-    return Model(family="timm", arch="vit", num_classes=count, labels=names, problem=problem)
+    task = "multi_label" if many else "single_label"
+    return Model(family="timm", arch="vit", num_classes=count, labels=names, task=task)
 
 
 def table(folder: Path, labels: list[str], shape: str = "csv") -> str:

@@ -200,7 +200,7 @@ def test_parquet_has_all_names_in_all_rows(tmp_path: Path) -> None:
 
 
 def test_of_one_output_they_are_a_mean(tmp_path: Path) -> None:
-    one = Model(family="timm", arch="x", num_classes=1, problem="one_logit")
+    one = Model(family="timm", arch="x", num_classes=1, task="binary")
     for name, rows in {
         "names": [{"no": 0.25, "yes": 0.75}, {"no": 1}],
         "lists": [[0.25, 0.75], [1.0, 0.0]],
@@ -208,7 +208,7 @@ def test_of_one_output_they_are_a_mean(tmp_path: Path) -> None:
         place = table(tmp_path / f"{name}.jsonl", [{"label": row} for row in rows])
         assert open_data(place, model=one).labels == pytest.approx([0.75, 0])
     levels = table(tmp_path / "n.jsonl", [{"label": {"1": 0.5, "4": 0.5}}, {"label": {"2": 1}}])
-    number = Model(family="timm", arch="x", num_classes=1, problem="number")
+    number = Model(family="timm", arch="x", num_classes=1, task="regression")
     assert open_data(levels, model=number).labels == pytest.approx([2.5, 2])
     beside = [{"label": "no", "p.no": 0.4, "p.yes": 0.6}, {"label": "", "p.no": 0.4, "p.yes": 0.6}]
     both = open_data(table(tmp_path / "b.jsonl", beside), model=one)
@@ -312,7 +312,7 @@ def test_the_reader_of_words_learns_them(tmp_path: Path) -> None:
         return read(str(place))
 
     def read(data: str) -> dict[str, torch.Tensor]:
-        options = {"fit_data": data, "ood_score": "msp", "words": "beside", "device": "cpu"}
+        options = {"fit_data": data, "ood_score": "msp", "words": "blend", "device": "cpu"}
         made = hs.calibrate(
             tmp_path / "bert", data=val, out=tmp_path / "c.safetensors", force=True, **options
         )

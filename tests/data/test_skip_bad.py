@@ -140,7 +140,7 @@ def both(place: Path, command: Callable[[str, str, bool], Any]) -> tuple[Any, An
     return clean, command(str(place / "train-bad.csv"), str(place / "val-bad.csv"), True)
 
 
-@pytest.mark.parametrize("words", ["beside", "first", "auto"])
+@pytest.mark.parametrize("words", ["blend", "cascade", "auto"])
 def test_words_are_those_of_clean_tables(place: Path, tmp_path: Path, words: str) -> None:
     def calibrated(train: str, val: str, skip: bool) -> Any:
         out = tmp_path / f"{skip}.safetensors"
@@ -241,7 +241,7 @@ def test_build_takes_what_clean_tables_give(place: Path, tmp_path: Path) -> None
     clean, skipped = both(place, built)
     assert [row.worth for row in skipped.front] == [row.worth for row in clean.front]
     assert [row.name for row in skipped.rows] == [row.name for row in clean.rows]
-    assert all("words beside" in row.name for row in skipped.front)
+    assert all("words blend" in row.name for row in skipped.front)
     assert skipped.summary.count("--skip-bad") == 2  # what is typed next needs it too
     assert "--skip-bad" not in clean.summary
     assert any("val-bad.csv: 3 rows left out: line 5" in note for note in skipped.notes)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hydrasurgeon.data import fit_classes, open_data
-from hydrasurgeon.data.matching import new_problem
+from hydrasurgeon.data.matching import new_task
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Model
 
@@ -25,7 +25,7 @@ def table(path: Path, labels: list[Any]) -> str:
 def new(spec: str) -> Any:
     column = open_data(spec).written
     assert column is not None
-    return new_problem(spec, column, None)
+    return new_task(spec, column, None)
 
 
 @pytest.mark.parametrize(

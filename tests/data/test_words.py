@@ -13,7 +13,7 @@ import tiny_families
 from transformers import PreTrainedTokenizerFast
 
 from hydrasurgeon.data import open_data
-from hydrasurgeon.data.matching import new_problem
+from hydrasurgeon.data.matching import new_task
 from hydrasurgeon.data.samples import Joined, fit_classes
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.data.words import TokenizeWords, Words, words_of
@@ -37,7 +37,7 @@ def model(labels: tuple[str, ...] = NAMES) -> Model:
         arch="BertForTokenClassification",
         num_classes=len(labels),
         labels=labels,
-        problem="tokens",
+        task="token_classification",
         pooling=OF_WORDS,
     )
 
@@ -90,7 +90,7 @@ def test_all_forms_say_the_same(tmp_path: Path) -> None:
         column = samples.written
         assert column is not None
         assert (name, column.names, column.labels.tolist()) == (name, NAMES, POSITIONS)
-        assert new_problem(spec, column, None) == ("tokens", 5, NAMES)
+        assert new_task(spec, column, None) == ("token_classification", 5, NAMES)
         text = samples.read(0)
         assert isinstance(text, Words)
         assert [text[start:end] for start, end in text.spans] == TOKENS[0]
@@ -109,7 +109,7 @@ def test_tags_become_the_models_by_name(tmp_path: Path) -> None:
     single = open_data(lines(tmp_path / "one.jsonl", [{"text": "a", "label": "b"}]))
     with pytest.raises(DataError, match="expected a tag for each word"):
         fit_classes(single, model())
-    many = model().model_copy(update={"problem": "multi_label", "pooling": None})
+    many = model().model_copy(update={"task": "multi_label", "pooling": None})
     with pytest.raises(DataError, match="row 0 has a tag for each word, expected a list of labels"):
         fit_classes(open_data(spec), many)
 
@@ -236,7 +236,7 @@ def test_numbers_are_tags_of_the_model(tmp_path: Path) -> None:
     samples = open_data(spec)
     assert samples.written is not None
     with pytest.raises(DataError, match="numbers without names"):
-        new_problem(spec, samples.written, None)
+        new_task(spec, samples.written, None)
     fitted = fit_classes(samples, model())
     assert (np.asarray(fitted.labels).tolist(), fitted.classes) == ([[3, 0], [4, -1]], NAMES)
     assert "classes: 0 is O, 4 is I-PER" in (fitted.note or "")

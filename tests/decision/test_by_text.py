@@ -17,13 +17,13 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Decision, shapes_of
 from hydrasurgeon.measuring import measure
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import Outputs, joined
 from hydrasurgeon.statistics.abstain import risk_bound
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
 from hydrasurgeon.statistics.probabilities import of_labels
+from hydrasurgeon.tasks import TASKS
+from hydrasurgeon.tasks.base import Outputs, joined
 
-TOKENS = PROBLEMS["tokens"]
+TOKENS = TASKS["token_classification"]
 
 
 def population(texts: int, random: np.random.Generator, *, largest: int = 6) -> Outcomes:
@@ -134,7 +134,7 @@ def outputs(texts: int, seed: int) -> Outputs:
 
 def state_of(seed: int = 0, **options: Any) -> State:
     promise = CalibrateOptions.of("m", data="d", out="o", **options)
-    state, _ = fit_state(outputs(1200, 1), promise.but(ood_score="msp"), Grounds(), problem=TOKENS)
+    state, _ = fit_state(outputs(1200, 1), promise.but(ood_score="msp"), Grounds(), task=TOKENS)
     return state
 
 
@@ -212,7 +212,7 @@ def test_scores_are_fitted_to_the_mean_of_words() -> None:
     assert given.features is not None
     far = Outputs(given.logits, given.features + 3, given.labels)
     linear = [(np.zeros((1, 4)), np.zeros(1))] * 2
-    state, _ = fit_state(given, promise, Grounds(classifiers=linear, foreign=[far]), problem=TOKENS)
+    state, _ = fit_state(given, promise, Grounds(classifiers=linear, foreign=[far]), task=TOKENS)
     assert state.record.ood.score in TOKENS.features
     shapes = {name: tuple(tensor.shape) for name, tensor in state.tensors().items()}
     assert shapes_of(state.record, len(NAMES)) == shapes

@@ -18,9 +18,9 @@ from hydrasurgeon.decision.state import (
     in_stages,
 )
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.statistics.temperature import calibrated, temperature_of
+from hydrasurgeon.tasks import TASKS
+from hydrasurgeon.tasks.base import Outputs, Task
 
 PROMISE = CalibrateOptions(checkpoint="c", data="v", out="o", risk=0.3, ood_score="msp")
 OF_LABELS = PROMISE.but(risk=None)
@@ -29,37 +29,37 @@ OF_LABELS = PROMISE.but(risk=None)
 def drawn(name: str, rows: int, seed: int, strength: float = 1.0) -> Outputs:
     """A first member that knows a little, and two others that know more."""
     random = torch.Generator().manual_seed(seed)
-    problem, classes = PROBLEMS[name], {"single_label": 4, "one_logit": 1, "multi_label": 3}[name]
+    task, classes = TASKS[name], {"single_label": 4, "binary": 1, "multi_label": 3}[name]
     if name == "single_label":
         labels = torch.randint(classes, (rows,), generator=random).numpy()
         signal = np.eye(classes)[labels].astype(np.float64)
     else:
         labels = torch.randint(2, (rows, classes), generator=random).numpy().astype(np.float64)
         signal = 2 * labels - 1
-        labels = labels[:, 0] if name == "one_logit" else labels
+        labels = labels[:, 0] if name == "binary" else labels
     each = [
         known * strength * signal + torch.randn(rows, classes, generator=random).numpy()
         for known in (1.0, 1.8, 2.2)
     ]
-    return problem.outputs(Outputs(np.stack(each, axis=1).astype(np.float32), None, labels))
+    return task.outputs(Outputs(np.stack(each, axis=1).astype(np.float32), None, labels))
 
 
-def fitted(problem: Problem, whole: Outputs, promise: CalibrateOptions) -> State:
-    state, _ = fit_state(whole, promise, Grounds(), problem=problem)
+def fitted(task: Task, whole: Outputs, promise: CalibrateOptions) -> State:
+    state, _ = fit_state(whole, promise, Grounds(), task=task)
     return fit_cascade(state, whole.among([0]), whole, promise)
 
 
-def losses(problem: Problem, state: State, outputs: Outputs) -> ndarray:
-    chances = problem.chances(state.answers(outputs.logits))
+def losses(task: Task, state: State, outputs: Outputs) -> ndarray:
+    chances = task.chances(state.answers(outputs.logits))
     of_truth = chances[np.arange(len(chances)), outputs.truth.flatten().astype(np.int64)]
     return -np.log(of_truth).reshape(len(outputs.logits), -1).mean(axis=1)
 
 
-@pytest.mark.parametrize("name", ["single_label", "one_logit", "multi_label"])
+@pytest.mark.parametrize("name", ["single_label", "binary", "multi_label"])
 def test_the_fewest_go_on_that_keep_the_nll(name: str) -> None:
-    problem, whole = PROBLEMS[name], drawn(name, 400, seed=1)
+    task, whole = TASKS[name], drawn(name, 400, seed=1)
     promise = OF_LABELS if name == "multi_label" else PROMISE
-    state = fitted(problem, whole, promise)
+    state = fitted(task, whole, promise)
     cascade = state.cascade
     fitting = split(whole, 0).fitting
     every = whole.at(fitting)
@@ -69,7 +69,7 @@ def test_the_fewest_go_on_that_keep_the_nll(name: str) -> None:
     if name == "multi_label":
         sure = np.stack([probabilities, 1 - probabilities]).max(axis=0).min(axis=1)
     unfamiliar = rule.ood_score(first.logits, None) > state.record.ood.threshold
-    early, late = losses(problem, rule, first), losses(problem, state, every)
+    early, late = losses(task, rule, first), losses(task, state, every)
     shares = []
     for threshold in sure.tolist():
         going = (sure < threshold) | unfamiliar
@@ -84,8 +84,8 @@ def test_the_fewest_go_on_that_keep_the_nll(name: str) -> None:
 
 
 def test_the_first_is_calibrated_alone() -> None:
-    problem, whole = PROBLEMS["single_label"], drawn("single_label", 400, seed=2)
-    state = fitted(problem, whole, PROMISE)
+    task, whole = TASKS["single_label"], drawn("single_label", 400, seed=2)
+    state = fitted(task, whole, PROMISE)
     fitting = split(whole, 0).fitting
     alone = whole.among([0]).at(fitting)
     cascade = state.cascade
@@ -99,9 +99,9 @@ def test_the_first_is_calibrated_alone() -> None:
 
 def test_promises_hold_for_the_answers_of_both_stages() -> None:
     """On fresh samples, over draws: coverage on average, the risk nearly always, what is flagged."""
-    problem, covered, broken, flagged = PROBLEMS["single_label"], [], 0, []
+    task, covered, broken, flagged = TASKS["single_label"], [], 0, []
     for seed in range(20):
-        state = fitted(problem, drawn("single_label", 300, seed=seed), PROMISE)
+        state = fitted(task, drawn("single_label", 300, seed=seed), PROMISE)
         fresh = drawn("single_label", 2000, seed=1000 + seed)
         decided = decide_in_stages(state, in_stages(state, fresh.among([0]), fresh))
         assert {*decided.members_run.tolist()} == {1, 3}
@@ -120,9 +120,9 @@ def test_promises_hold_for_the_answers_of_both_stages() -> None:
 
 
 def test_a_first_that_knows_nothing_answers_nothing() -> None:
-    problem, whole = PROBLEMS["single_label"], drawn("single_label", 400, seed=3)
+    task, whole = TASKS["single_label"], drawn("single_label", 400, seed=3)
     random = torch.Generator().manual_seed(0)
     blind = torch.randn(400, 1, 4, generator=random).numpy()
     whole = Outputs(np.concatenate([blind, 3 * whole.logits[:, 1:]], axis=1), None, whole.labels)
-    state = fitted(problem, whole, PROMISE)
+    state = fitted(task, whole, PROMISE)
     assert state.cascade.share_on > 0.9

@@ -14,8 +14,8 @@ from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.split import split
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.abstain import Graded, Unpromised, fit_abstention
+from hydrasurgeon.tasks.base import Outputs
 
 ATOMS, WRONG, SHARE = 12, 4, 0.3
 """Inputs that repeat, how many of them are answered wrongly and surely, and how many rows they are."""

@@ -16,7 +16,6 @@ from hydrasurgeon.decision.ood_score import Grounds, dealt_out, evidence_of, lef
 from hydrasurgeon.decision.split import split, split_rows
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.probabilities import mean_probs, softmax
 from hydrasurgeon.statistics.scores.evidence import Gathering
 from hydrasurgeon.statistics.temperature import (
@@ -24,6 +23,7 @@ from hydrasurgeon.statistics.temperature import (
     temperature_of,
     uncertainties,
 )
+from hydrasurgeon.tasks.base import Outputs
 
 MEMBERS, CLASSES, WIDTH = 2, 3, 8
 

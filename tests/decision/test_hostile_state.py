@@ -40,7 +40,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place / "probe",
         data=str(place / "val.csv"),
         fit_data=str(place / "train.csv"),
-        words="first",
+        words="cascade",
         ood_score="mds",
         device="cpu",
         out=place / "ready",

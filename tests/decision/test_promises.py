@@ -17,9 +17,9 @@ from hydrasurgeon.decision.ood_score import Grounds, evidence_of
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.abstain import rows_needed, two_digits
+from hydrasurgeon.tasks import TASKS
+from hydrasurgeon.tasks.base import Outputs
 
 GUIDE = Path(__file__).parents[2] / "docs/guide/decision.md"
 
@@ -191,7 +191,7 @@ def test_numbers_are_right_though_their_deviation_is_not(members: int) -> None:
     values = truth[:, None] + 0.01 * random.normal(size=(60, members))
     values[::2] += random.standard_t(1.5, size=(30, members)) * 1.0
     logits = np.asarray(values)[..., None]
-    numbers = PROBLEMS["number"]
+    numbers = TASKS["regression"]
     fitting, certifying = (
         numbers.outputs(Outputs(logits[at], None, np.asarray(truth[at])))
         for at in (slice(1, None, 2), slice(0, None, 2))
@@ -206,7 +206,7 @@ def test_a_number_may_come_with_its_variance() -> None:
     own = np.exp(random.normal(size=4000))
     value = random.normal(size=4000)
     logits = np.stack([value, np.log(own)], axis=-1)[:, None]
-    numbers = PROBLEMS["number"]
+    numbers = TASKS["regression"]
     outputs = Outputs(logits, None, value + 2 * np.sqrt(own) * random.normal(size=4000))
     fit = numbers.calibrated(numbers.outputs(outputs), numbers.outputs(outputs))
     said = numbers.answers(logits, fit.constants)

@@ -1,4 +1,4 @@
-"""Promises of each kind of problem, kept over several hundred draws of validation data."""
+"""Promises of each task, kept over several hundred draws of validation data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import Certifying, Outputs, Part
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
+from hydrasurgeon.tasks import TASKS
+from hydrasurgeon.tasks.base import Certifying, Outputs, Part
 
 DRAWS = 300
 
@@ -98,7 +98,7 @@ def cover_labels(random: np.random.Generator) -> Callable[[], float]:
 
 def cover_numbers(random: np.random.Generator) -> Callable[[], float]:
     """Return a draw of the share of intervals that hold the number."""
-    numbers = PROBLEMS["number"]
+    numbers = TASKS["regression"]
     fresh = numbers.outputs(draw_numbers(5_000, random))
     assert fresh.shares is not None
 

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.problems import PROBLEMS, unfit
-from hydrasurgeon.problems.base import Calibration, Outputs
+from hydrasurgeon.tasks import TASKS, unfit
+from hydrasurgeon.tasks.base import Calibration, Outputs
 
 
 def predictions(folder: Path, labels: np.ndarray, logits: np.ndarray, name: str = "val") -> Path:
@@ -93,7 +93,7 @@ def test_answers_that_are_all_right_are_not_too_sure(kind: str) -> None:
     """They keep the model's own probabilities, and the NLL stays what it is; Platt's bias moves."""
     outputs = few(kind, 200, 0)
     truth = outputs.truth.reshape(200, 1, -1)
-    sure = PROBLEMS[KINDS[kind]].read(20 * truth.astype(np.float64) - 10)
+    sure = TASKS[KINDS[kind]].read(20 * truth.astype(np.float64) - 10)
     if kind == "three":
         sure = 20.0 * np.eye(3)[outputs.truth][:, None]
     found = calibrated(kind, replace(outputs, logits=sure.astype(np.float32)))
@@ -132,7 +132,7 @@ def few(kind: str, count: int, seed: int) -> Outputs:
     if kind == "many labels":
         labels = (torch.rand(count, classes, generator=random).numpy() < 0.15).astype(np.float32)
         logits = 3 * labels - 2 + noise
-        return PROBLEMS["multi_label"].outputs(Outputs(logits[:, None], None, labels))
+        return TASKS["multi_label"].outputs(Outputs(logits[:, None], None, labels))
     shares = [1 / 3] * 3 if kind == "three" else [0.95, 0.05]
     drawn = torch.multinomial(
         torch.tensor(shares), count, replacement=True, generator=random
@@ -146,21 +146,21 @@ def few(kind: str, count: int, seed: int) -> Outputs:
     if kind == "rare":
         return Outputs(logits[:, None], None, labels)
     odds = logits[:, 1:] - logits[:, :1]
-    return PROBLEMS["one_logit"].outputs(Outputs(odds[:, None], None, labels.astype(np.float64)))
+    return TASKS["binary"].outputs(Outputs(odds[:, None], None, labels.astype(np.float64)))
 
 
 KINDS = {
     "three": "single_label",
     "rare": "single_label",
-    "one logit": "one_logit",
+    "one logit": "binary",
     "many labels": "multi_label",
 }
 
 
 def calibrated(kind: str, outputs: Outputs) -> Calibration:
     cut = len(outputs.logits) // 2
-    problem = PROBLEMS[KINDS[kind]]
-    return problem.calibrated(outputs.at(slice(cut)), outputs.at(slice(cut, None)))
+    task = TASKS[KINDS[kind]]
+    return task.calibrated(outputs.at(slice(cut)), outputs.at(slice(cut, None)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -222,7 +222,7 @@ def test_labels_that_go_together_in_another_order() -> None:
         own = torch.randn(400, 5, generator=random).numpy()
         labels = (common + own > 1).astype(np.float32)
         logits = 2 * (common + own) - 2 + torch.randn(400, 5, generator=random).numpy()
-        outputs = PROBLEMS["multi_label"].outputs(Outputs(logits[:, None], None, labels))
+        outputs = TASKS["multi_label"].outputs(Outputs(logits[:, None], None, labels))
         calibrated("many labels", outputs)
         with pytest.raises(DataError, match="in another order"):
             calibrated("many labels", replace(outputs, labels=np.roll(labels, 1, axis=1)))

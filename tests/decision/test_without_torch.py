@@ -10,11 +10,11 @@ DECIDES = """
 import sys
 from pathlib import Path
 import numpy as np
-import hydrasurgeon.problems
+import hydrasurgeon.tasks
 from hydrasurgeon.decision import fitting, state
 from hydrasurgeon.files.decided import FITTED, Conformal, Decision, Ood, PerLabel
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import rows_of
+from hydrasurgeon.tasks import TASKS
+from hydrasurgeon.tasks.base import rows_of
 from hydrasurgeon.statistics import (
     abstain, betting, bootstrap, by_text, conformal, drawing, entities, metrics,
     probabilities, temperature, words,
@@ -22,19 +22,19 @@ from hydrasurgeon.statistics import (
 from hydrasurgeon.statistics.scores import evidence, fitted, on_features, on_logits
 
 random = np.random.default_rng(0)
-for kind in ("single_label", "one_logit", "multi_label", "tokens"):
-    problem, outputs = PROBLEMS[kind], 1 if kind == "one_logit" else 3
-    shape = (6, 2, 4, outputs) if kind == "tokens" else (6, 2, outputs)
+for kind in ("single_label", "binary", "multi_label", "token_classification"):
+    task, outputs = TASKS[kind], 1 if kind == "binary" else 3
+    shape = (6, 2, 4, outputs) if kind == "token_classification" else (6, 2, outputs)
     logits = random.normal(size=shape).astype(np.float32)
-    more = {"one_logit": {"bias": 0.5}, "multi_label": {"labels": PerLabel(temperatures=(1, 2, 3), thresholds=(0.5, 0.5, 0.5))}}
+    more = {"binary": {"bias": 0.5}, "multi_label": {"labels": PerLabel(temperatures=(1, 2, 3), thresholds=(0.5, 0.5, 0.5))}}
     record = Decision(
         temperature=1.0 if kind == "multi_label" else 1.5, ood=Ood(score="msp", threshold=0.3, id_flagged=0.05, chosen_by="option"),
         conformal=Conformal(method="lac", coverage=0.9, threshold=0.8), fitted=1, certified=1, **more.get(kind, {}),
     )
-    prediction = state.decide(state.State(record, None, problem), logits, None)
+    prediction = state.decide(state.State(record, None, task), logits, None)
     rows = rows_of(prediction, [{"id": i} for i in range(6)], names=None, top=3)
     assert len(rows) == 6 and all("unfamiliar" in row for row in rows), rows
-number = PROBLEMS["number"].decide(random.normal(size=(6, 2, 1)))
+number = TASKS["regression"].decide(random.normal(size=(6, 2, 1)))
 assert len(number.answer) == 6
 print(*(name for name in sys.argv[1:] if name in sys.modules))
 """

@@ -11,7 +11,7 @@ from scipy.special import expit, softmax
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from hydrasurgeon.decision.beside import fit_beside, losses
+from hydrasurgeon.decision.blend import fit_blend, losses
 from hydrasurgeon.decision.words import Kind, fit_words, path
 from hydrasurgeon.run.words import BUCKETS, FACTOR, Words
 
@@ -136,7 +136,7 @@ def test_weights_have_the_highest_posterior(kind: Kind) -> None:
     """By scipy: what VAL says times normal priors, of deviation 1/2, around the model alone."""
     truth, model, reader = outputs_of(kind, 100, 0)
     rows = np.arange(50)
-    found = fit_beside(kind, model, reader, truth, rows, rows + 50)
+    found = fit_blend(kind, model, reader, truth, rows, rows + 50)
     scales = [1.0, 1.0]
     if kind != "square":
         scales = [
@@ -164,7 +164,7 @@ def test_weights_have_the_highest_posterior(kind: Kind) -> None:
 def test_worth_is_of_all_samples_each_by_weights_that_it_did_not_fit(kind: Kind) -> None:
     truth, model, reader = outputs_of(kind, 90, 1)
     parts = np.arange(30), np.arange(30, 90)
-    found, other = (fit_beside(kind, model, reader, truth, *pair) for pair in (parts, parts[::-1]))
+    found, other = (fit_blend(kind, model, reader, truth, *pair) for pair in (parts, parts[::-1]))
     judged = []
     for weights in ((found.alone, 0.0, other.alone, 0.0), (*found.weights, *other.weights)):
         a, b, its_a, its_b = weights
@@ -184,7 +184,7 @@ def test_a_gain_within_a_standard_error_is_a_gain() -> None:
     for seed in range(40):
         truth, model, reader = outputs_of("softmax", 60, seed)
         rows = np.arange(60)
-        found = fit_beside("softmax", model, 0.3 * reader, truth, rows[::2], rows[1::2])
+        found = fit_blend("softmax", model, 0.3 * reader, truth, rows[::2], rows[1::2])
         if 0 < found.without - found.together < found.error:
             pays.append(found.pays)
     assert pays
@@ -199,7 +199,7 @@ def test_few_samples_and_a_reader_of_noise_do_little_harm(seed: int) -> None:
     model = 12 * truth[:, None] + random.normal(0, 3, (2000, 1, 20))
     noise = random.normal(0, 1, (2000, 20))
     rows = np.arange(50)
-    found = fit_beside("softmax", model, noise, truth, rows, rows + 50)
+    found = fit_blend("softmax", model, noise, truth, rows, rows + 50)
     assert 0.4 < found.alone < 1.2
     assert found.weights[1] < 0.1
     mixed = found.weights[0] * model + found.weights[1] * noise[:, None]

@@ -134,7 +134,7 @@ def numbers(place: Path) -> Made:
         unlabelled(place / f"{name}.jsonl", rows[first : first + 80])
         for name, first in (("train", 0), ("val", 80), ("data", 160))
     )
-    settings = {"problem": "number", "epochs": "1", "classifier": "fresh"}
+    settings = {"task": "regression", "epochs": "1", "classifier": "fresh"}
     tuned = hs.finetune(
         place / "source", data=train, recipe="text", set=settings, out=place / "n", device="cpu"
     )
@@ -222,8 +222,8 @@ KINDS: dict[str, Callable[[Path], Made]] = {
     "many labels": labels,
     "pictures": pictures,
     "one file": one_file,
-    "words beside": words("beside"),
-    "words first": words("first"),
+    "words blend": words("blend"),
+    "words cascade": words("cascade"),
 }
 
 

@@ -19,9 +19,9 @@ from hydrasurgeon.families.hf_clip.both_towers import read_towers, weights
 from hydrasurgeon.families.hf_clip.zero_shot import HFZeroShot
 from hydrasurgeon.families.hf_clip.zero_shot_modules import canonical
 from hydrasurgeon.families.weights import shapes_of
-from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.kinds import kind_of
+from hydrasurgeon.tasks import task_of
 
 CLIP, SIGLIP = FAMILIES["CLIP by class names"], FAMILIES["SigLIP by class names"]
 BOTH = pytest.mark.parametrize("family", [CLIP, SIGLIP], ids=["CLIP", "SigLIP"])
@@ -77,10 +77,10 @@ def test_siglip_says_yes_or_no_to_each_name(tmp_path: Path) -> None:
         tmp_path / "s", data=data, out=tmp_path / "ready.safetensors", device="cpu"
     ).path
     model = open_checkpoint(out).manifest.model
-    assert model.problem == "multi_label"
+    assert model.task == "multi_label"
     images = SIGLIP.inputs()
     expected = SIGLIP.stock(tmp_path / "s")(images).sigmoid()
-    found = kind_of(problem_of(model)).probs(logits(tmp_path / "s", images)[:, 0])
+    found = kind_of(task_of(model)).probs(logits(tmp_path / "s", images)[:, 0])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     (row,) = hs.evaluate([out], data=data, device="cpu").report.results
     assert row.id is not None

@@ -20,9 +20,9 @@ from torch import Tensor
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.measuring.predictions import read_predictions, write_predictions
-from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.serving.inputs import Input
+from hydrasurgeon.tasks import task_of
 
 SIZES = (
     *((32, 32), (64, 64), (33, 32), (51, 77), (64, 48), (37, 90), (100, 67), (67, 100)),
@@ -101,7 +101,7 @@ def by_eval(folder: Path, data: str, paths: list[Path]) -> Tensor:
     hs.evaluate([folder], data=data, device="cpu", predictions=answers)
     logits = read_predictions(answers).outputs.logits
     assert logits is not None
-    return kind_of(problem_of(open_checkpoint(folder).manifest.model)).probs(
+    return kind_of(task_of(open_checkpoint(folder).manifest.model)).probs(
         torch.from_numpy(logits[:, 0])
     )
 
@@ -163,7 +163,7 @@ def check(
     prepare = processor(family, at / "model")
     data, paths = table(at, places)
     own = family.stock(at / "model")(torch.stack([prepare(path) for path in paths]))
-    expected = kind_of(problem_of(open_checkpoint(at / "model").manifest.model)).probs(own)
+    expected = kind_of(task_of(open_checkpoint(at / "model").manifest.model)).probs(own)
     for entry in entries:
         found = ENTRIES[entry](at / "model", data, paths)
         assert (found - expected).abs().max() < 2e-4, (entry, (found - expected).abs().amax(dim=1))

@@ -181,7 +181,7 @@ def test_one_logit_is_what_its_own_library_says(
 
     monkeypatch.setattr(tiny_families, "CLASSES", 1)
     FAMILIES[name].write(tmp_path / "one")
-    assert open_checkpoint(tmp_path / "one").manifest.model.problem == "one_logit"
+    assert open_checkpoint(tmp_path / "one").manifest.model.task == "binary"
     inputs = FAMILIES[name].inputs()
     ours = hs.load(tmp_path / "one", device="cpu")(inputs)[:, 0]
     assert torch.allclose(ours, FAMILIES[name].stock(tmp_path / "one")(inputs), atol=1e-5)

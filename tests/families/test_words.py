@@ -85,7 +85,7 @@ def said(inputs: dict[str, Any], stock: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("family", ALL)
 def test_words_say_what_their_tokens_say(family: Family, source: Path) -> None:
     opened = open_checkpoint(source).manifest.model
-    assert (opened.problem, opened.num_classes, opened.labels) == ("tokens", 3, TAGS)
+    assert (opened.task, opened.num_classes, opened.labels) == ("token_classification", 3, TAGS)
     inputs = family.inputs()
     expected = said(inputs, family.stock(source)(inputs))
     found = logits(source, {**inputs, WORDS: places(inputs)})

@@ -166,7 +166,7 @@ class Bases:
             place / "probe",
             data=str(place / "val.csv"),
             fit_data=str(place / "train.csv"),
-            words="first",
+            words="cascade",
             ood_score="mds",
             device="cpu",
             out=folder / "decided-words.safetensors",

@@ -11,10 +11,10 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.files.decided import Conformal
 from hydrasurgeon.measuring import measure as module
 from hydrasurgeon.measuring.measure import judged, measure
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.report import charts
 from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.conformal import prediction_sets
+from hydrasurgeon.tasks.base import Outputs
 
 
 def logits(rows: int = 257, members: int = 3, classes: int = 5) -> np.ndarray:

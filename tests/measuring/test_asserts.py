@@ -17,7 +17,7 @@ from hydrasurgeon.measuring.asserts import Bound, parse_assertion, paths_of, wit
 from hydrasurgeon.measuring.measure import row_of
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
 from hydrasurgeon.measuring.results import Cost, Report, Result
-from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.tasks.base import Outputs
 
 SPEC = Callable[..., str]
 

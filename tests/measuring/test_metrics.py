@@ -15,11 +15,11 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.measuring.measure import judged, measure
 from hydrasurgeon.measuring.results import IdResult
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.bootstrap import Ranked
 from hydrasurgeon.statistics.probabilities import TINY
 from hydrasurgeon.statistics.scores.on_logits import score_of
+from hydrasurgeon.tasks.base import Outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 

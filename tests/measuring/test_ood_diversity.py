@@ -87,22 +87,22 @@ def test_one_member_and_scores_alone_have_none(tmp_path: Path) -> None:
     assert found.ood_average["all"].mi is None
 
 
-@pytest.mark.parametrize("problem", ["many labels", "words"])
-def test_other_kinds_of_answers(problem: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["many labels", "words"])
+def test_other_kinds_of_answers(task: str, tmp_path: Path) -> None:
     """Of many labels each is a choice between no and yes; of words those that are there."""
     import json
 
-    if problem == "words":
-        shape, name, label_shape = (4, 2, 3, 5), "tokens", (4, 3)
+    if task == "words":
+        shape, name, label_shape = (4, 2, 3, 5), "token_classification", (4, 3)
     else:
         shape, name, label_shape = (4, 2, 5), "multi_label", (4, 5)
     outside = logits(*shape, seed=3)
     labels = np.random.default_rng(0).integers(0, 2, label_shape)
     tensors = {"logits": logits(*shape, seed=4), "labels": labels, "ood.x.logits": outside}
-    about = {"hydrasurgeon.predictions": json.dumps({"problem": name})}
+    about = {"hydrasurgeon.predictions": json.dumps({"task": name})}
     save_file(tensors, tmp_path / "p.safetensors", metadata=about)
     (found,) = hs.evaluate([], predictions_in=[tmp_path / "p.safetensors"]).report.results
-    if problem == "words":
+    if task == "words":
         shares = torch.from_numpy(outside).movedim(2, 1).reshape(12, 2, 5).softmax(-1)
     else:
         yes = torch.from_numpy(outside).sigmoid().movedim(2, 1).reshape(20, 2, 1)

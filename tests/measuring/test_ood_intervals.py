@@ -14,8 +14,8 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.measuring.measure import answered, row_of
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import Result
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics.bootstrap import Ranked, bootstrap
+from hydrasurgeon.tasks.base import Outputs
 
 NAMES = ("auroc", "fpr95", "aupr", "aupr_id")
 

@@ -12,10 +12,10 @@ import torch
 import hydrasurgeon as hs
 from hydrasurgeon.measuring.measure import Answered
 from hydrasurgeon.measuring.predictions import Predictions, write_predictions
-from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.report.classes import class_tables
 from hydrasurgeon.statistics.probabilities import softmax
+from hydrasurgeon.tasks.base import Outputs
+from hydrasurgeon.tasks.entities import JudgedTokens
 
 
 def predictions(

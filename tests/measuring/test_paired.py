@@ -10,9 +10,9 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.measuring.bootstrap import compared, is_paired
 from hydrasurgeon.measuring.measure import Answered, answered
 from hydrasurgeon.measuring.predictions import Predictions
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Ranked
+from hydrasurgeon.tasks.base import Outputs
 
 
 def predictions(sharpness: float, *, noise: int = 0, rows: int = 300) -> Predictions:

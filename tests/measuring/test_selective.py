@@ -17,13 +17,13 @@ from sklearn.metrics import roc_auc_score
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.measuring import measure as module
 from hydrasurgeon.measuring.results import IdResult
-from hydrasurgeon.problems import classes
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.statistics import bootstrap as bootstrapping
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Selective, bootstrap
 from hydrasurgeon.statistics.metrics import smooth_ece
 from hydrasurgeon.statistics.probabilities import softmax
+from hydrasurgeon.tasks import single_label
+from hydrasurgeon.tasks.base import Outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -171,6 +171,6 @@ def test_intervals_that_are_given_hold_the_truth(monkeypatch: pytest.MonkeyPatch
     assert all(count >= 47 for count in held.values()), held
     few = drawn(100, 0, 0.9)
     assert few.cov5 is not None
-    assert few.cov5 * 100 < classes.FEWEST_SURE
+    assert few.cov5 * 100 < single_label.FEWEST_SURE
     assert few.ci is not None
     assert "cov5" not in few.ci

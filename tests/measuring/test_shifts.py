@@ -9,8 +9,8 @@ from hydrasurgeon.decision.state import State
 from hydrasurgeon.measuring.measure import Row, averaged, row_of, with_mce
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import ShiftResult
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.report.columns import brief
+from hydrasurgeon.tasks.base import Outputs
 
 
 def one(*accuracies: tuple[str, int | None, float], name: str = "m") -> Row:

@@ -15,14 +15,14 @@ from hydrasurgeon.files.decided import Abstention, Cover, Entities
 from hydrasurgeon.measuring import measure
 from hydrasurgeon.measuring.measure import row_of
 from hydrasurgeon.measuring.predictions import Predictions
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import Outputs
-from hydrasurgeon.problems.entities import JudgedTokens
 from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
 from hydrasurgeon.statistics.metrics import risks
 from hydrasurgeon.statistics.probabilities import softmax, surest
+from hydrasurgeon.tasks import TASKS
+from hydrasurgeon.tasks.base import Outputs
+from hydrasurgeon.tasks.entities import JudgedTokens
 
-TOKENS = PROBLEMS["tokens"]
+TOKENS = TASKS["token_classification"]
 
 
 def names_of(tags: ndarray, counts: list[int]) -> list[list[str]]:
@@ -129,7 +129,7 @@ def test_entities_of_foreign_texts_are_told_apart() -> None:
     cover = Cover(threshold=0.1, risk=0.1, delta=0.1, words=0.5)
     state = fitted(TOKENS, temperature=1.3, cover=cover)
     said, far = Outputs(logits, None, labels), {"far": Outputs(foreign, None)}
-    (found,) = row_of(Predictions("m", "hydra", said, far, problem=TOKENS), state).result.ood
+    (found,) = row_of(Predictions("m", "hydra", said, far, task=TOKENS), state).result.ood
     doubts: list[float] = []
     for given, lengths in ((logits, counts), (foreign, others)):
         probs = softmax(given.astype(np.float64)).mean(axis=1) ** (1 / 1.3)

@@ -12,12 +12,12 @@ from promised import promise
 from hydrasurgeon.data.samples import Arrays
 from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.ood_score import Grounds
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.answering import gathered
 from hydrasurgeon.statistics import temperature
 from hydrasurgeon.statistics.probabilities import in_pieces, mean_probs, nll
 from hydrasurgeon.statistics.scores import fitted
 from hydrasurgeon.statistics.temperature import nll_of, temperature_of
+from hydrasurgeon.tasks.base import Outputs
 
 ROWS, CLASSES = 4000, 50
 

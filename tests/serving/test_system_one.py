@@ -219,7 +219,7 @@ def test_a_number_on_levels(tmp_path: Path) -> None:
     from listening import serving
 
     BERT.write(tmp_path / "bert")
-    data, to_number = BERT.data(tmp_path, 200), {"problem": "number"}
+    data, to_number = BERT.data(tmp_path, 200), {"task": "regression"}
     rated = hs.finetune(
         tmp_path / "bert", data=data, recipe="probe", set=to_number, out=tmp_path / "n.safetensors"
     )

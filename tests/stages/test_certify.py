@@ -44,8 +44,8 @@ def calibrated(place: Path, out: Path, data: str, certify: str, **more: Any) -> 
 
 HOW: dict[str, dict[str, Any]] = {
     "alone": {"words": "off"},
-    "words beside": {"words": "beside"},
-    "words first": {"words": "first", "budget": "on=0.6", "ood_score": "msp"},
+    "words blend": {"words": "blend"},
+    "words cascade": {"words": "cascade", "budget": "on=0.6", "ood_score": "msp"},
     "a cascade": {"model": "hydra", "cascade": True, "words": "off", "max_loss": 0.5, "risk": None},
 }
 

@@ -57,7 +57,7 @@ def test_promises_hold_where_a_twentieth_is_shared(
         done = hs.calibrate(
             predictions=paths["val"],
             fit_predictions=paths["train"],
-            words="beside",
+            words="blend",
             risk=RISK,
             coverage=COVERAGE,
             ood_score="msp",

@@ -146,7 +146,7 @@ def shared_files(folder: Path, count: int) -> tuple[str, str]:
 
 
 @pytest.mark.usefixtures("labels_need_not_fit")
-@pytest.mark.parametrize("words", ["off", "beside", "auto"])
+@pytest.mark.parametrize("words", ["off", "blend", "auto"])
 def test_rows_of_fit_data_certify_nothing(trained: Path, tmp_path: Path, words: str) -> None:
     """What the reader of words and the OOD score are fitted on now counts like what trained before."""
     out, about = tmp_path / "c.safetensors", {"device": "cpu", "words": words, "force": True}
@@ -186,7 +186,7 @@ def test_a_tenth_is_of_all_that_was_fitted_on(trained: Path, tmp_path: Path) -> 
 @pytest.mark.usefixtures("labels_need_not_fit")
 def test_unlabelled_rows_of_val_are_not_learnt_from(trained: Path, tmp_path: Path) -> None:
     """They tell no labels; but what learnt them answers otherwise on them than on new ones."""
-    fit = {"fit_data": written(tmp_path / "f.csv", texts(60, 12)), "words": "beside"}
+    fit = {"fit_data": written(tmp_path / "f.csv", texts(60, 12)), "words": "blend"}
     rows = texts(100, 7)
     for more, count in ((texts(30, 13), 100), (texts(30, 13) + rows, 100)):
         pool = written(tmp_path / "u.csv", more)

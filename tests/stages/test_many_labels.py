@@ -101,7 +101,7 @@ def test_its_own_library_says_the_same(tagger: Path, tmp_path: Path) -> None:
     assert torch.allclose(
         torch.as_tensor(model.predict(inputs)), theirs.logits.sigmoid(), atol=1e-6
     )
-    assert open_checkpoint(tagger).manifest.model.problem == "multi_label"
+    assert open_checkpoint(tagger).manifest.model.task == "multi_label"
     parts = members_of(tagger, BERT, tmp_path)
     parts = tuned_of(parts, tmp_path)
     folder = hs.fuse(parts, out=f"{tmp_path / 'hydra'}/", mlp="separate").path
@@ -113,7 +113,7 @@ def test_its_own_library_says_the_same(tagger: Path, tmp_path: Path) -> None:
     assert float(fused.loss.detach()) == pytest.approx(
         float(torch.nn.BCELoss()(mean, truth)), abs=1e-5
     )
-    assert open_checkpoint(folder).manifest.model.problem == "multi_label"
+    assert open_checkpoint(folder).manifest.model.task == "multi_label"
 
 
 def test_eval_is_scikit_learns_and_torchmetrics(tagger: Path, tmp_path: Path) -> None:
@@ -324,8 +324,8 @@ def test_few_labels_are_missed_on_average(rare: float) -> None:
     """Over many draws of calibration data the mean fraction missed of samples that have a label is at
     most what was promised, and not far below, where most samples have none too.
     """
-    from hydrasurgeon.problems.many_labels import fit_sets
     from hydrasurgeon.statistics.conformal import prediction_sets
+    from hydrasurgeon.tasks.multi_label import fit_sets
 
     random = torch.Generator().manual_seed(0)
     lost, labelled = 0.0, 0
@@ -342,7 +342,7 @@ def test_few_labels_are_missed_on_average(rare: float) -> None:
 
 
 def test_samples_without_labels_promise_nothing() -> None:
-    from hydrasurgeon.problems.many_labels import fit_sets
+    from hydrasurgeon.tasks.multi_label import fit_sets
 
     truth = np.zeros((500, 3), dtype=bool)
     truth[:8, 0] = True

@@ -45,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     BERT.write(home / "bert")
     place = home / "bert" / "config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | QUIET))
-    settings = {"problem": "number", "epochs": "6", "lr": "2e-3", "batch_size": "8"}
+    settings = {"task": "regression", "epochs": "6", "lr": "2e-3", "batch_size": "8"}
     hs.finetune(
         home / "bert",
         data=table(home / "train.jsonl", 200, 7),
@@ -94,7 +94,7 @@ def test_it_learns_and_is_measured(learnt: Path, tmp_path: Path) -> None:
     assert found.accuracy is found.nll is found.coverage is None
     assert found.ci is not None
     assert found.ci["rmse"][0] < found.rmse < found.ci["rmse"][1]
-    assert open_checkpoint(learnt).manifest.model.problem == "number"
+    assert open_checkpoint(learnt).manifest.model.task == "regression"
 
 
 def test_intervals_hold_what_they_promise(learnt: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_its_own_library_says_the_same(learnt: Path, tmp_path: Path) -> None:
         expected = model.predict(inputs)
         torch.testing.assert_close(theirs.logits, expected, atol=1e-4, rtol=0)
         torch.testing.assert_close(theirs.loss, (theirs.logits[:, 0] - truth).square().mean())
-        assert open_checkpoint(folder).manifest.model.problem == "number"
+        assert open_checkpoint(folder).manifest.model.task == "regression"
         torch.testing.assert_close(model(inputs).mean(dim=1), expected)
 
 

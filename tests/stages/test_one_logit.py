@@ -98,7 +98,7 @@ def test_its_own_library_says_the_same(reranker: Path, tmp_path: Path) -> None:
     assert torch.allclose(model(inputs)[:, 0], theirs, atol=1e-5)
     assert torch.allclose(torch.as_tensor(model.predict(inputs)), theirs.sigmoid(), atol=1e-6)
     manifest = open_checkpoint(reranker).manifest
-    assert manifest.model.problem == "one_logit"
+    assert manifest.model.task == "binary"
     # A hydra's logit is the log-odds of the members' mean probability.
     folder = hydra_of(reranker, tmp_path, f"{tmp_path / 'hydra'}/")
     each = torch.cat(
@@ -110,7 +110,7 @@ def test_its_own_library_says_the_same(reranker: Path, tmp_path: Path) -> None:
     assert torch.allclose(
         torch.as_tensor(hs.load(folder, device="cpu").predict(inputs)), logits.sigmoid(), atol=1e-6
     )
-    assert '"problem"' in (folder / "heads.json").read_text()
+    assert '"task"' in (folder / "heads.json").read_text()
 
 
 def test_eval_is_scikit_learns_and_torchmetrics(reranker: Path, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_training_starts_from_torchs_loss_and_learns(reranker: Path, tmp_path: P
 def test_a_new_classifier_of_one_logit(tmp_path: Path) -> None:
     BERT.write(tmp_path / "three")
     data = table(tmp_path / "d.jsonl", mixed(20))
-    new = {"classifier": "fresh", "problem": "one_logit", "epochs": "1"}
+    new = {"classifier": "fresh", "task": "binary", "epochs": "1"}
     made = hs.finetune(
         tmp_path / "three",
         recipe="text",
@@ -210,7 +210,7 @@ def test_a_new_classifier_of_one_logit(tmp_path: Path) -> None:
         device="cpu",
         out=tmp_path / "o.safetensors",
     )
-    assert (made.manifest.model.problem, made.manifest.model.num_classes) == ("one_logit", 1)
+    assert (made.manifest.model.task, made.manifest.model.num_classes) == ("binary", 1)
     # Fractions can only be those of one logit.
     soft = table(tmp_path / "s.jsonl", [0.2, 0.9] * 10)
     new = {"classifier": "fresh", "epochs": "1"}
@@ -222,13 +222,13 @@ def test_a_new_classifier_of_one_logit(tmp_path: Path) -> None:
         device="cpu",
         out=tmp_path / "f.safetensors",
     )
-    assert made.manifest.model.problem == "one_logit"
+    assert made.manifest.model.task == "binary"
     with pytest.raises(HydraError, match="the model's classifier is single_label"):
         hs.finetune(
             tmp_path / "three",
             recipe="text",
             data=data,
-            set={"problem": "one_logit"},
+            set={"task": "binary"},
             out=tmp_path / "x.safetensors",
         )
 

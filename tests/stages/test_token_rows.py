@@ -94,12 +94,12 @@ def test_every_file_holds_them(tagger: Path, expected: Any, tmp_path: Path) -> N
 
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
 def test_entities_that_are_not_answered_are_counted() -> None:
-    from hydrasurgeon.problems import PROBLEMS
-    from hydrasurgeon.problems.base import abstained
     from hydrasurgeon.serving.app import Counts
     from hydrasurgeon.stages.predict import _outcome
+    from hydrasurgeon.tasks import TASKS
+    from hydrasurgeon.tasks.base import abstained
 
-    tokens = PROBLEMS["tokens"]
+    tokens = TASKS["token_classification"]
     sure = {"start": 0, "end": 3, "text": "Ada", "label": "A", "probability": 0.9, "answer": "A"}
     unsure = {**sure, "start": 4, "end": 7, "text": "Bob", "probability": 0.3, "answer": "abstain"}
     row = {"id": 0, "entities": [unsure, sure], "ood_score": 0.1, "unfamiliar": False}

@@ -56,7 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data=str(home / "train.jsonl"),
         val=str(home / "val.jsonl"),
         recipe="text",
-        set={**SETTINGS, "problem": "tokens", "classifier": "fresh"},
+        set={**SETTINGS, "task": "token_classification", "classifier": "fresh"},
         out=home / "t.safetensors",
         device="cpu",
     )
@@ -91,7 +91,7 @@ def test_it_learns_and_is_measured(tuned: Path, home: Path, tmp_path: Path) -> N
     from seqeval.metrics import f1_score
 
     model = open_checkpoint(tuned).manifest.model
-    assert (model.problem, model.labels) == ("tokens", NAMES)
+    assert (model.task, model.labels) == ("token_classification", NAMES)
     found, file = measured(tuned, home), said(tuned, home, tmp_path)
     there = file["labels"] >= 0
     assert torch.equal(are_there(file["logits"][:, 0]), there)

@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hs.finetune(
         place / "random", recipe="probe", data=str(place / "train.csv"), out=place / "probe"
     )
-    for words in ("off", "beside", "first"):
+    for words in ("off", "blend", "cascade"):
         calibrated(place, place / "probe", place / words, words=words)
     return place
 
@@ -111,19 +111,19 @@ def softmax(values: np.ndarray) -> np.ndarray:
 
 
 def test_words_beside_are_a_sum(place: Path) -> None:
-    rows, record = sentences(place), decision(place / "beside")
+    rows, record = sentences(place), decision(place / "blend")
     words = record["words"]
-    assert words["mode"] == "beside"
+    assert words["mode"] == "blend"
     model, reader = words["weights"]
-    mixed = model * logits(place / "off", rows) + reader * outputs(place / "beside", rows)
+    mixed = model * logits(place / "off", rows) + reader * outputs(place / "blend", rows)
     expected = softmax(mixed / record["temperature"])
-    answers = hs.load(place / "beside", device="cpu").decide(rows)
+    answers = hs.load(place / "blend", device="cpu").decide(rows)
     assert np.asarray(answers.probabilities) == pytest.approx(expected, abs=1e-5)
     without, together = words["worth"]["nll"]
     assert together < without
 
 
-@pytest.mark.parametrize("way", ["beside", "first"])
+@pytest.mark.parametrize("way", ["blend", "cascade"])
 def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, way: str) -> None:
     """By new data, without what they were fitted on: the reader is the file's, its weights are anew."""
     again = calibrated(place, place / way, tmp_path / "again", fit_data=None)
@@ -133,7 +133,7 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
         assert np.array_equal(part, parts_of(place / way)[name])
     # By the same VAL they are the same, and so is what goes on.
     assert after["words"]["weights"] == pytest.approx(before["words"]["weights"], abs=1e-4)
-    if way == "first":
+    if way == "cascade":
         shares = [each["cascade"]["share_on"] for each in (before, after)]
         assert shares[0] == pytest.approx(shares[1], abs=0.02)
     else:
@@ -167,15 +167,15 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
 
 
 def test_words_beside_a_hydras_own_cascade_stay_beside() -> None:
-    words: Any = {"mode": "beside", "weights": (1.0, 0.5)}
+    words: Any = {"mode": "blend", "weights": (1.0, 0.5)}
     fields: Any = {"words": decided.Words.model_construct(**words)}
     fields |= {"cascade": decided.Cascade.model_construct(**{"share_on": 0.3})}
     options = CalibrateOptions(checkpoint="hydra", data="val.csv", out="out")
     record = decided.Decision.model_construct(**fields)
     assert calibrate_words.as_before(options, record) == options
-    fields["words"] = decided.Words.model_construct(**{**words, "mode": "first"})
+    fields["words"] = decided.Words.model_construct(**{**words, "mode": "cascade"})
     first = calibrate_words.as_before(options, decided.Decision.model_construct(**fields))
-    assert (first.words, first.budget) == ("first", "on=0.300000")
+    assert (first.words, first.budget) == ("cascade", "on=0.300000")
 
 
 def test_words_learn_what_the_model_answers_to_unlabelled_texts(
@@ -186,7 +186,7 @@ def test_words_learn_what_the_model_answers_to_unlabelled_texts(
     wrong = [f"{one.split(',')[0]},{other.split(',')[1]}" for one, other in pairwise(lines[:61])]
     few.write_text("\n".join([header, *wrong]) + "\n")
     more.write_text("\n".join(["text", *(line.split(",")[0] for line in lines[60:])]) + "\n")
-    about = {"fit_data": str(few), "words": "first", "unlabelled": str(more), "max_loss": 9.0}
+    about = {"fit_data": str(few), "words": "cascade", "unlabelled": str(more), "max_loss": 9.0}
     made = calibrated(place, place / "off", tmp_path / "taught", **about)
     assert "the bag-of-words model also learnt from --unlabelled" in made.notes
     # Where the loss is least, W = −strength · Σ v (p − t), with the model's answers among the t.
@@ -232,10 +232,10 @@ def test_any_model_s_answers_have_words_beside_them(
     read = test["tokens" if tokens else "texts"]
     decided = hs.Decision.load(tmp_path / "d.safetensors").decide(test["logits"], None, read)
     if tokens:  # the tokenizer's own: what the checkpoint itself reads
-        record = decision(place / "beside")
+        record = decision(place / "blend")
         assert made.words is not None
         assert made.words.weights == pytest.approx(record["words"]["weights"], rel=1e-3)
-        answers = hs.load(place / "beside", device="cpu").decide(sentences(place))
+        answers = hs.load(place / "blend", device="cpu").decide(sentences(place))
         assert decided.probabilities == pytest.approx(np.asarray(answers.probabilities), abs=1e-4)
         assert decided.ood_score == pytest.approx(np.asarray(answers.ood_score), abs=1e-4)
     rows = hs.predict(decision=tmp_path / "d.safetensors", predictions=files["test"])
@@ -247,7 +247,7 @@ def test_any_model_s_answers_have_words_beside_them(
         hs.predict(decision=tmp_path / "d.safetensors", predictions=files["test"])
     with pytest.raises(UsageError, match="tokens in both"):
         hs.calibrate(
-            **{**about, "fit_predictions": files["test"]}, words="beside", out=tmp_path / "x"
+            **{**about, "fit_predictions": files["test"]}, words="blend", out=tmp_path / "x"
         )
 
 
@@ -261,7 +261,7 @@ def test_models_side_by_side_read_each_with_its_own_words(
         pytest.importorskip("onnxruntime")
     some = (place / "train.csv").read_text().splitlines()[:201]
     (tmp_path / "some.csv").write_text("\n".join(some) + "\n")
-    read = {"words": "beside", "fit_data": str(tmp_path / "some.csv")}
+    read = {"words": "blend", "fit_data": str(tmp_path / "some.csv")}
     calibrated(place, place / "probe", tmp_path / "other", **read)
 
     def outputs(*models: Path) -> np.ndarray:
@@ -270,7 +270,7 @@ def test_models_side_by_side_read_each_with_its_own_words(
         hs.evaluate([*models], predictions=file, device="cpu", force=True, **more)
         return load_file(file)["logits"].numpy()
 
-    models = [place / "beside", place / "off", tmp_path / "other"]
+    models = [place / "blend", place / "off", tmp_path / "other"]
     apart = [outputs(model) for model in models]
     assert not np.allclose(apart[0], apart[2], atol=1e-3)
     for first, second in ((0, 1), (1, 0), (0, 2)):
@@ -281,7 +281,7 @@ def test_models_side_by_side_read_each_with_its_own_words(
 def test_tokens_are_counted_as_the_model_reads_them(place: Path) -> None:
     """By every engine; a text in windows counts as none."""
     texts = ["good film", "bad plot " * 300, "good"]
-    live = engine_of(open_checkpoint(place / "first"), device="cpu")
+    live = engine_of(open_checkpoint(place / "cascade"), device="cpu")
     tokenizer = Tokenizer.from_file(str(place / "random" / "tokenizer.json"))
     most = live.transform.max_length
     counts = [{TOKENS: min(most, len(tokenizer.encode(text).ids))} for text in texts]
@@ -297,7 +297,7 @@ def test_tokens_are_counted_as_the_model_reads_them(place: Path) -> None:
 @pytest.mark.slow
 def test_graphs_and_tables_answer_alike(place: Path, tmp_path: Path) -> None:
     table = str(place / "test.csv")
-    for name in ("beside", "first"):
+    for name in ("blend", "cascade"):
         torch_rows = hs.predict(place / name, data=table, device="cpu", engine="torch")
         for row, other in zip(
             torch_rows, hs.predict(place / name, data=table, engine="onnx"), strict=True
@@ -313,10 +313,10 @@ def test_ood_scores_are_the_model_s_own(score: str, place: Path, tmp_path: Path)
     rows, files = sentences(place), place
     if score != "msp":  # fitted to features; vim reads logits too
         files = tmp_path
-        for words in ("off", "beside", "first"):
+        for words in ("off", "blend", "cascade"):
             calibrated(place, place / "probe", files / words, words=words, ood_score=score)
     alone, beside, first = (
-        hs.load(files / name, device="cpu").decide(rows) for name in ("off", "beside", "first")
+        hs.load(files / name, device="cpu").decide(rows) for name in ("off", "blend", "cascade")
     )
     assert np.asarray(beside.ood_score) == pytest.approx(np.asarray(alone.ood_score), abs=1e-5)
     assert np.asarray(beside.unfamiliar).tolist() == np.asarray(alone.unfamiliar).tolist()
@@ -326,22 +326,22 @@ def test_ood_scores_are_the_model_s_own(score: str, place: Path, tmp_path: Path)
     assert not np.asarray(first.unfamiliar)[~late].any()
     table = str(place / "test.csv")
     foreign = {"ood": [f"near:other={table}"], "data": [table], "device": "cpu"}
-    report = hs.evaluate([place / "beside"], **foreign).report.results[0]
+    report = hs.evaluate([place / "blend"], **foreign).report.results[0]
     assert report.ood[0].auroc == pytest.approx(0.5)
 
 
 def test_words_first_answer_what_they_are_sure_of(place: Path) -> None:
-    rows, record = sentences(place), decision(place / "first")
+    rows, record = sentences(place), decision(place / "cascade")
     words, cascade = record["words"], record["cascade"]
-    assert words["mode"] == "first"
+    assert words["mode"] == "cascade"
     assert words["threshold"] == cascade["threshold"]
-    early = softmax(outputs(place / "first", rows) / cascade["temperature"])
+    early = softmax(outputs(place / "cascade", rows) / cascade["temperature"])
     model, reader = words["weights"]
-    mixed = model * logits(place / "off", rows) + reader * outputs(place / "first", rows)
+    mixed = model * logits(place / "off", rows) + reader * outputs(place / "cascade", rows)
     late = softmax(mixed / record["temperature"])
     sure = early.max(axis=1) >= cascade["threshold"]
     assert sure.any()
-    answers = hs.load(place / "first", device="cpu").decide(rows)
+    answers = hs.load(place / "cascade", device="cpu").decide(rows)
     assert np.asarray(answers.members_run).tolist() == [int(not each) for each in sure]
     expected = np.where(sure[:, None], early, late)
     assert np.asarray(answers.probabilities) == pytest.approx(expected, abs=1e-5)
@@ -351,16 +351,16 @@ def test_words_first_answer_what_they_are_sure_of(place: Path) -> None:
     known = np.asarray(hs.load(place / "off", device="cpu").decide(table).ood_score)
     assert np.abs(known - cascade["floor"]).min() < 1e-6
     assert (known < cascade["floor"]).mean() < 0.05
-    alone = hs.load(place / "first", device="cpu").decide([rows[0]])
+    alone = hs.load(place / "cascade", device="cpu").decide([rows[0]])
     assert np.asarray(alone.probabilities)[0] == pytest.approx(expected[0], abs=1e-5)
-    whole = hs.load(place / "first", device="cpu").decide(rows, cascade=False)
+    whole = hs.load(place / "cascade", device="cpu").decide(rows, cascade=False)
     assert np.asarray(whole.probabilities) == pytest.approx(late, abs=1e-5)
 
 
 def test_eval_can_leave_words_out(place: Path) -> None:
-    table, record = str(place / "test.csv"), decision(place / "first")
+    table, record = str(place / "test.csv"), decision(place / "cascade")
     options: dict[str, Any] = {"data": [table], "device": "cpu"}
-    alone = hs.evaluate([place / "first"], no_words=True, **options).report.results[0].id
+    alone = hs.evaluate([place / "cascade"], no_words=True, **options).report.results[0].id
     rows = sentences(place)
     scale = record["words"]["alone"] / record["temperature"]
     chances = softmax(scale * logits(place / "off", rows))
@@ -368,19 +368,19 @@ def test_eval_can_leave_words_out(place: Path) -> None:
     names = [str(name) for name in hs.load(place / "off").classes]
     own = chances[np.arange(len(rows)), [names.index(label) for label in labels]]
     assert alone.nll == pytest.approx(-np.log(own).mean(), abs=1e-5)
-    done = hs.evaluate([place / "first"], **options)
+    done = hs.evaluate([place / "cascade"], **options)
     assert done.report.results[0].id.nll != alone.nll
     told = "first: measured without its cascade; --cascade measures it as deployed"
     assert told in done.notes
-    assert told not in hs.evaluate([place / "beside"], **options).notes
-    staged = hs.evaluate([place / "first"], cascade=True, **options)
+    assert told not in hs.evaluate([place / "blend"], **options).notes
+    staged = hs.evaluate([place / "cascade"], cascade=True, **options)
     assert told not in staged.notes
-    answers = np.asarray(hs.load(place / "first", device="cpu").decide(rows).probabilities)
+    answers = np.asarray(hs.load(place / "cascade", device="cpu").decide(rows).probabilities)
     own = answers[np.arange(len(rows)), [names.index(label) for label in labels]]
     assert staged.report.results[0].id.nll == pytest.approx(-np.log(own).mean(), abs=1e-5)
 
 
-@pytest.mark.parametrize("way", ["off", "beside", "first"])
+@pytest.mark.parametrize("way", ["off", "blend", "cascade"])
 def test_of_nothing_there_are_no_answers(way: str, place: Path) -> None:
     model = hs.load(place / way, device="cpu")
     assert len(model.decide([]).probabilities) == len(model.predict([])) == 0
@@ -388,12 +388,12 @@ def test_of_nothing_there_are_no_answers(way: str, place: Path) -> None:
 
 
 def test_new_words_go_on(place: Path) -> None:
-    model = hs.load(place / "first", device="cpu")
+    model = hs.load(place / "cascade", device="cpu")
     assert np.asarray(model.decide(["[UNK] [UNK] [UNK]"]).members_run).tolist() == [1]
 
 
 def test_a_text_is_read_to_its_end(place: Path) -> None:
-    model = hs.load(place / "beside", device="cpu")
+    model = hs.load(place / "blend", device="cpu")
     longest = model.transform.max_length
     start = " ".join(["film"] * longest)
     one, other = (
@@ -404,7 +404,7 @@ def test_a_text_is_read_to_its_end(place: Path) -> None:
 
 def test_auto_keeps_what_pays(place: Path, tmp_path: Path) -> None:
     auto = calibrated(place, place / "probe", tmp_path / "auto")
-    before, after = decision(place / "beside")["words"]["worth"]["nll"]
+    before, after = decision(place / "blend")["words"]["worth"]["nll"]
     assert (auto.decision.words is not None) == (after < before)
     few = tmp_path / "few.csv"
     few.write_text("\n".join((place / "train.csv").read_text().splitlines()[:21]) + "\n")
@@ -415,17 +415,17 @@ def test_auto_keeps_what_pays(place: Path, tmp_path: Path) -> None:
 
 def test_refusals(place: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="words: are fitted on --fit-data"):
-        calibrated(place, place / "probe", tmp_path / "x", words="beside", fit_data=None)
+        calibrated(place, place / "probe", tmp_path / "x", words="blend", fit_data=None)
     one = tmp_path / "one.csv"
     lines = (place / "train.csv").read_text().splitlines()
     one.write_text("\n".join([lines[0], *(line for line in lines if "praise" in line)]) + "\n")
-    made = calibrated(place, place / "probe", tmp_path / "y", words="beside", fit_data=str(one))
+    made = calibrated(place, place / "probe", tmp_path / "y", words="blend", fit_data=str(one))
     assert made.decision.words is not None  # the other classes have their bias alone
     images = FAMILIES["ViT"]
     images.write(tmp_path / "images")
     data = images.data(tmp_path, rows=20)
-    with pytest.raises(UsageError, match="--words beside is for text models, and images"):
-        hs.calibrate(tmp_path / "images", data=data, words="beside", out=tmp_path / "z")
+    with pytest.raises(UsageError, match="--words blend is for text models, and images"):
+        hs.calibrate(tmp_path / "images", data=data, words="blend", out=tmp_path / "z")
 
 
 def edited(path: Path, out: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
@@ -448,7 +448,7 @@ def test_a_changed_reader_is_noticed(place: Path, tmp_path: Path) -> None:
         tensors[f"{PREFIX}weight"] = tensors[f"{PREFIX}weight"][:-1].contiguous()
 
     for number, change in enumerate((turn, cut)):
-        path = edited(place / "beside", tmp_path / f"{number}.safetensors", change)
+        path = edited(place / "blend", tmp_path / f"{number}.safetensors", change)
         with pytest.raises(CheckpointError):
             hs.load(path)
 
@@ -463,13 +463,13 @@ def answered(path: Path, table: str) -> list[Any]:
 @pytest.mark.slow
 def test_exports_answer_alike_or_leave_the_decision_out(place: Path, tmp_path: Path) -> None:
     table = str(place / "test.csv")
-    for mode in ("first",):
+    for mode in ("cascade",):
         folder = export(place / mode, out=f"{tmp_path / mode}/")
         assert not any("has no decision state" in note for note in folder.notes)
         assert answered(folder.path, table) == answered(place / mode, table)
     plain = answered(place / "probe", table)
-    alone = export(place / "beside", out=tmp_path / "alone.onnx")
-    stock = export(place / "first", format="stock", out=f"{tmp_path / 'stock'}/")
+    alone = export(place / "blend", out=tmp_path / "alone.onnx")
+    stock = export(place / "cascade", format="stock", out=f"{tmp_path / 'stock'}/")
     for made in (alone, stock):
         assert any(
             "has no decision state, as that uses a bag-of-words model" in note
@@ -480,27 +480,27 @@ def test_exports_answer_alike_or_leave_the_decision_out(place: Path, tmp_path: P
 
 
 def test_surgery_drops_words(place: Path, tmp_path: Path) -> None:
-    hs.prune(place / "beside", method="random", keep=2, out=tmp_path / "cut")
+    hs.prune(place / "blend", method="random", keep=2, out=tmp_path / "cut")
     names = load_file(tmp_path / "cut.safetensors")
     assert not [name for name in names if name.startswith("hydrasurgeon.decision")]
 
 
-@pytest.mark.parametrize("problem", ["one_logit", "multi_label"])
-def test_other_kinds(problem: str, place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["binary", "multi_label"])
+def test_other_kinds(task: str, place: Path, tmp_path: Path) -> None:
     labels: dict[str, Callable[[str], Any]] = {
-        "one_logit": lambda label: int(label == "praise"),
+        "binary": lambda label: int(label == "praise"),
         "multi_label": lambda label: {"praise": ["a", "b"], "blame": ["b"], "shrug": ["c"]}[label],
     }
-    role = "labels" if problem == "multi_label" else "label"
+    role = "labels" if task == "multi_label" else "label"
     for name in ("train", "val"):
         rows = [line.split(",") for line in (place / f"{name}.csv").read_text().splitlines()[1:]]
-        made = [{"text": text, role: labels[problem](label)} for text, label in rows]
+        made = [{"text": text, role: labels[task](label)} for text, label in rows]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     about = {"data": str(tmp_path / "train.jsonl"), "device": "cpu"}
     hs.finetune(
         place / "random",
         recipe="probe",
-        set={"problem": problem},
+        set={"task": task},
         out=tmp_path / "probe",
         val=str(tmp_path / "val.jsonl"),
         **about,
@@ -509,8 +509,8 @@ def test_other_kinds(problem: str, place: Path, tmp_path: Path) -> None:
         tmp_path / "probe",
         data=str(tmp_path / "val.jsonl"),
         fit_data=str(tmp_path / "train.jsonl"),
-        words="beside",
-        out=tmp_path / "beside",
+        words="blend",
+        out=tmp_path / "blend",
         device="cpu",
         ood_score="msp",
     )
@@ -519,9 +519,9 @@ def test_other_kinds(problem: str, place: Path, tmp_path: Path) -> None:
     assert after <= before + 0.02
     rows = sentences(place)
     model, reader = done.decision.words.weights
-    read = outputs_of(place, tmp_path / "beside", rows)
-    mixed = model * logits(tmp_path / "beside", rows) + reader * read
-    loaded = hs.load(tmp_path / "beside", device="cpu")
+    read = outputs_of(place, tmp_path / "blend", rows)
+    mixed = model * logits(tmp_path / "blend", rows) + reader * read
+    loaded = hs.load(tmp_path / "blend", device="cpu")
     (said,) = loaded.ask(loaded.transform.collate(rows))
     assert np.asarray(said.logits)[:, 0] == pytest.approx(mixed, abs=1e-4)
 
@@ -535,9 +535,9 @@ def outputs_of(place: Path, path: Path, rows: list[str]) -> np.ndarray:
 
 def test_entities_have_none(place: Path) -> None:
     from hydrasurgeon.decision.reading import lacks
-    from hydrasurgeon.problems import PROBLEMS
+    from hydrasurgeon.tasks import TASKS
 
-    why = lacks(PROBLEMS["tokens"], None, None, first=False)  # type: ignore[arg-type]
+    why = lacks(TASKS["token_classification"], None, None, first=False)  # type: ignore[arg-type]
     assert why is not None
     assert "every word has an answer of its own" in why
 
@@ -549,7 +549,7 @@ def test_bench_runs_only_what_goes_on(
     from hydrasurgeon.runtime.classifier import Classifier
 
     half = tmp_path / "half"
-    calibrated(place, place / "probe", half, words="first", budget="on=0.5")
+    calibrated(place, place / "probe", half, words="cascade", budget="on=0.5")
     going = np.asarray(hs.load(half, device="cpu").decide(sentences(place)).members_run)
     ran, compute = [], Classifier.compute
 

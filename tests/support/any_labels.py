@@ -15,5 +15,5 @@ def any_labels() -> Iterator[None]:
     """Let any labels pass the check that they fit the model."""
     with pytest.MonkeyPatch.context() as patch:
         for name in CHECKS:
-            patch.setattr(f"hydrasurgeon.problems.unfit.{name}", lambda *_, **__: None)
+            patch.setattr(f"hydrasurgeon.tasks.unfit.{name}", lambda *_, **__: None)
         yield

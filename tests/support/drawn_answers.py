@@ -9,7 +9,7 @@ import torch
 
 from hydrasurgeon.building.answers import Answers
 from hydrasurgeon.building.members import WHOLE, Member
-from hydrasurgeon.problems.base import Outputs
+from hydrasurgeon.tasks.base import Outputs
 
 MEMBERS, ROWS, CLASSES = 7, 60, 4
 

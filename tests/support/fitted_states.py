@@ -5,12 +5,12 @@ from typing import Any
 
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.files.decided import Decision, Ood
-from hydrasurgeon.problems import SINGLE
-from hydrasurgeon.problems.base import Problem
+from hydrasurgeon.tasks import SINGLE
+from hydrasurgeon.tasks.base import Task
 
 
-def fitted(problem: Problem = SINGLE, **constants: Any) -> State:
+def fitted(task: Task = SINGLE, **constants: Any) -> State:
     """Return a state that calibrates by these constants, and flags nothing by msp."""
     ood = Ood.model_construct(score="msp", threshold=math.inf)
     fields = {"temperature": 1.0, "conformal": None, "ood": ood, **constants}
-    return State(Decision.model_construct(**fields), None, problem)
+    return State(Decision.model_construct(**fields), None, task)

@@ -18,7 +18,7 @@ from hydrasurgeon.checkpoints.reading import open_single
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batch
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.problems import PROBLEMS
+from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tuning.learning import Learning, Perturbation
 
 MAKE = Callable[..., Path]
@@ -72,7 +72,7 @@ def test_a_step_on_many_labels_by_hand() -> None:
         teachers=[teacher],  # type: ignore[list-item]
         alpha=0.5,
         temperature=2.0,
-        problem=PROBLEMS["multi_label"],
+        task=TASKS["multi_label"],
     )
     learning._loss(student, Batch(x, labels, torch.arange(6)), torch.device("cpu")).backward()
     # The slope of both losses by a logit is a difference of probabilities; each is a mean over

@@ -149,13 +149,13 @@ def test_a_model_without_a_classifier_is_fitted_one(tmp_path: Path) -> None:
 def test_a_number_is_fitted_and_shown_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A problem without an accuracy."""
+    """A task without an accuracy."""
     transformers_model("BertModel", TEXT).save_pretrained(tmp_path / "bert")
     tokenizer(tmp_path / "bert")
     rows = [{"text": f"film {word}", "label": at + 0.5} for at, word in enumerate(WORDS[:6] * 4)]
     (tmp_path / "n.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["finetune", str(tmp_path / "bert"), "--data", str(tmp_path / "n.jsonl")]
-    words += ["--val", str(tmp_path / "n.jsonl"), "--recipe", "probe", "--set", "problem=number"]
+    words += ["--val", str(tmp_path / "n.jsonl"), "--recipe", "probe", "--set", "task=regression"]
     assert run([*words, "--device", "cpu", "-o", str(tmp_path / "p")]) == 0
     assert re.search(r"the probe alone +\d+\.\d{3}\n", capsys.readouterr().out)
 

@@ -140,7 +140,7 @@ def test_selection_by_accuracy_needs_labels(tmp_path: Path) -> None:
             tmp_path / "s",
             data=str(tmp_path / "d.jsonl"),
             val=str(tmp_path / "d.jsonl"),
-            set={"epochs": "1", "classifier": "fresh", "problem": "number"},
+            set={"epochs": "1", "classifier": "fresh", "task": "regression"},
             select="accuracy",
             out=tmp_path / "o.safetensors",
             device="cpu",

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from hydrasurgeon.anatomy.words import NOTHING, widened
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.runtime.kinds import kind_of
+from hydrasurgeon.tasks import TASKS
+from hydrasurgeon.tasks.base import Outputs
 from hydrasurgeon.tuning.losses import losses_of
 
-TOKENS = PROBLEMS["tokens"]
+TOKENS = TASKS["token_classification"]
 LOSSES = losses_of(TOKENS)
 COUNTS = (3, 1, 0, 5)
 """Words of each text."""

@@ -14,7 +14,7 @@ from token_logits import drawn
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy, gaussian_nll_loss
 
-from hydrasurgeon.problems import PROBLEMS
+from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tuning.losses import losses_of
 
 Array = NDArray[np.float64]
@@ -39,7 +39,7 @@ def test_one_logit(members: int) -> None:
     logits = 3 * torch.randn(200, members, 1, generator=random) + 2 * (2 * truth[:, None, None] - 1)
     said = logits[:, 0] if members == 1 else logits
     expected = binary(logits[..., 0], truth, bias=True)
-    found = PROBLEMS["one_logit"].validated(said.float().numpy(), truth.numpy())
+    found = TASKS["binary"].validated(said.float().numpy(), truth.numpy())
     assert found["calibrated_nll"] == pytest.approx(expected, abs=1e-5)
 
 
@@ -49,7 +49,7 @@ def test_many_labels() -> None:
     logits = 4 * torch.randn(200, 2, 3, generator=random) + (2 * truth - 1)[:, None]
     rows = logits.transpose(1, 2).flatten(0, 1)
     expected = binary(rows, truth.flatten(), bias=False)
-    found = PROBLEMS["multi_label"].validated(logits.float().numpy(), truth.numpy())
+    found = TASKS["multi_label"].validated(logits.float().numpy(), truth.numpy())
     assert found["calibrated_nll"] == pytest.approx(expected, abs=1e-5)
     chances = torch.sigmoid(logits.double()).mean(dim=1)
     plain = binary_cross_entropy(chances, truth)
@@ -72,14 +72,14 @@ def test_tags() -> None:
         return -float(np.mean(logs[np.arange(len(truth)), truth]))
 
     expected = minimize(nll, np.zeros(1), method="Nelder-Mead").fun
-    found = PROBLEMS["tokens"].validated(logits, labels)
+    found = TASKS["token_classification"].validated(logits, labels)
     assert found["calibrated_nll"] == pytest.approx(expected, abs=1e-5)
     assert list(found)[-1] == "calibrated_nll"
 
 
 def test_numbers() -> None:
     logits = np.array([[1.0], [3.0]])
-    assert PROBLEMS["number"].validated(logits, np.array([2.0, 5.0])) == {"nll": 2.5}
+    assert TASKS["regression"].validated(logits, np.array([2.0, 5.0])) == {"nll": 2.5}
 
 
 def test_two_outputs_learn_by_the_gaussian_nll() -> None:
@@ -88,5 +88,5 @@ def test_two_outputs_learn_by_the_gaussian_nll() -> None:
         torch.arange(6.0),
     )
     expected = gaussian_nll_loss(logits[:, 0], labels, logits[:, 1].exp(), reduction="none")
-    found = losses_of(PROBLEMS["number"]).losses(logits, labels)
+    found = losses_of(TASKS["regression"]).losses(logits, labels)
     torch.testing.assert_close(found, expected)

@@ -67,7 +67,7 @@ GOALS = (
         ("Deep Ensemble",),
         {"nll": 0.0},
         "blend: NLL not above the Deep Ensemble's",
-        row="single, words beside",
+        row="single, words blend",
         batch=16,
     ),
     Goal(
@@ -75,7 +75,7 @@ GOALS = (
         ("single",),
         {"accuracy": 0.003, "nll": 0.01},
         "cascade: within .3 points and .01 NLL of the single model",
-        row="single, words first",
+        row="single, words cascade",
         batch=16,
     ),
 )
@@ -174,8 +174,8 @@ ABOUT = {
 
 
 TITLES = {
-    ", words beside": ", blend",
-    ", words first": ", cascade",
+    ", words blend": ", blend",
+    ", words cascade": ", cascade",
     ", taught": ", pseudo-labels",
 }
 """Part of a row's name in the results → what the page calls it."""
@@ -283,7 +283,7 @@ def _cell(task: Task, row: str, metric: str) -> str:
 
 DRAWN = {
     "mean, and its half": ("half of the mean", "mean"),
-    "single model, cascade and blend": ("single, words first", "single, words beside"),
+    "single model, cascade and blend": ("single, words cascade", "single, words blend"),
     "hydra behind the mean trunk": ("hydra behind the mean trunk",),
     "Deep Ensemble": ("Deep Ensemble",),
     "single model": ("single",),

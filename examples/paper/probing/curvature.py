@@ -1,7 +1,7 @@
 """Loss, gradient and Hessian with respect to the weights of heads, and what removing some of them
 changes (paper 3.2, B.1).
 
-With L the mean loss of the model's kind of problem, θ the weights of q, k, v and W_O, and δθ = −θ
+With L the mean loss of the model's task, θ the weights of q, k, v and W_O, and δθ = −θ
 at the heads that go:
 
     L(θ + δθ) − L(θ) = ∇Lᵀ δθ + ½ δθᵀ H δθ + …        diag(H) = E[v ⊙ Hv] for v of random signs
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.parts import Attention
 from hydrasurgeon.heads import Head
-from hydrasurgeon.problems import SINGLE
+from hydrasurgeon.tasks import SINGLE
 from hydrasurgeon.tuning.losses import losses_of
 
 

@@ -19,9 +19,9 @@ from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.heads import Head
 from hydrasurgeon.measuring.sets import in_samples, parse_ood
-from hydrasurgeon.problems import problem_of
 from hydrasurgeon.runtime.classifier import live_module
 from hydrasurgeon.runtime.tensors import device_of, dtype_of
+from hydrasurgeon.tasks import task_of
 from hydrasurgeon.tuning.losses import losses_of
 from probing.curvature import (
     Curvature,
@@ -173,7 +173,7 @@ def _proposition(
     sites = checkpoint.family.anatomy(module).sites
     weights = Weights.of(sites)
     removal = weights.removal(gone)
-    sample_losses = losses_of(problem_of(checkpoint.manifest.model)).losses
+    sample_losses = losses_of(task_of(checkpoint.manifest.model)).losses
     how: dict[str, Any] = {"draws": options.draws, "seed": options.seed, "losses": sample_losses}
 
     def labelled(samples: Samples, stage: str) -> Iterator[tuple[Any, Tensor]]:

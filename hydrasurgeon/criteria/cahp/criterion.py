@@ -34,8 +34,8 @@ from hydrasurgeon.criteria.cahp.choice import DEGREE, choose, number_of_clusters
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.heads import Head, count, drop
 from hydrasurgeon.lookup import need
-from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.statistics.probabilities import true_classes
+from hydrasurgeon.tasks.base import need_feature
 
 EDGE = 32
 """Rows and columns that every attention map is resized to."""
@@ -70,7 +70,7 @@ def score(subject: Subject) -> Verdict:
             hint=f"Use another --method, or --tower {' or '.join(sorted(reached))}.",
         )
     heads = [Head(s.tower, s.layer, h) for s in sites for h in s.heads]
-    need_feature(subject.problem, "--method cahp", subject.checkpoint.name)
+    need_feature(subject.task, "--method cahp", subject.checkpoint.name)
     classes = _classes(manifest.model.choices, subject.run.seed)
     moments = ClassMoments(len(heads), classes)
     weigher = Weigher(model, sites, subject.samples, subject.losses)

@@ -22,9 +22,9 @@ from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.manifest import Score
 from hydrasurgeon.heads import Head
 from hydrasurgeon.lookup import imported
-from hydrasurgeon.problems.base import need_feature
 from hydrasurgeon.runtime.processes import World, joined
 from hydrasurgeon.statistics.probabilities import true_classes
+from hydrasurgeon.tasks.base import need_feature
 
 IDENTITY = "identity"
 """Setting that holds a hash of everything the order depends on, apart from its length."""
@@ -35,7 +35,7 @@ TOGETHER = {"cpu": 64, "cuda": 4096}
 
 
 def score(subject: Subject) -> Score:
-    need_feature(subject.problem, "--method circuit", subject.checkpoint.name)
+    need_feature(subject.task, "--method circuit", subject.checkpoint.name)
     objective, checkpoint = subject.key.objective, subject.checkpoint
     search = subject.scoring.search or "exact"
     sites = subject.sites
@@ -95,7 +95,7 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
     """
     objective = subject.key.objective
     model = subject.checkpoint.manifest.model
-    many = model.num_classes if "class" in subject.problem.label_axes else 0
+    many = model.num_classes if "class" in subject.task.label_axes else 0
     module = subject.module
     anatomy = subject.checkpoint.family.anatomy(module)
     reached = {block.attention.tower for block in anatomy.blocks}

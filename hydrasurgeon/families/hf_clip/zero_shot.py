@@ -77,7 +77,7 @@ class HFZeroShot(NamedClasses, OfImages):
             config=read.written(),
             num_classes=0,
             preprocess={**preprocess(read.vision_config, bare.files, where), **hashed},
-            problem="multi_label" if read.model_type == "siglip" else "single_label",
+            task="multi_label" if read.model_type == "siglip" else "single_label",
         )
         alone = f"--arch transformers:{HFClip.kinds[read.model_type].classes[0]}"
         notes = [f"classes are told by their names; {alone} reads the image tower alone"]

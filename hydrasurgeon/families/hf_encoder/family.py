@@ -55,7 +55,7 @@ from hydrasurgeon.families.hf_encoder.embedders import (
 from hydrasurgeon.families.hf_encoder.vocabulary import closed, trimmed_files
 from hydrasurgeon.families.settings import Images, Texts, parse, pick_fields
 from hydrasurgeon.families.weights import all_neurons
-from hydrasurgeon.files.manifest import OF_WORDS, Manifest, Model, ProblemName, Tower
+from hydrasurgeon.files.manifest import OF_WORDS, Manifest, Model, TaskName, Tower
 from hydrasurgeon.heads import NEURONS, Layers, even
 from hydrasurgeon.lookup import nearest
 
@@ -97,13 +97,13 @@ STOCK = "load with trust_remote_code=True"
 PROBLEM_TYPES = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
-    "number": "regression",
+    "regression": "regression",
 }
-"""Kinds of problem as config.json calls them; for one logit it has no word that means yes or no."""
+"""Tasks as config.json calls them; for one logit it has no word that means yes or no."""
 
-TOLD: dict[str | None, ProblemName] = {
+TOLD: dict[str | None, TaskName] = {
     "multi_label_classification": "multi_label",
-    "regression": "number",
+    "regression": "regression",
 }
 """Those that the number of outputs does not tell."""
 
@@ -182,7 +182,7 @@ class HFEncoder(OfImages):
             labels=_labels(facts, classes),
             preprocess=prepared,
             pooling=pooling,
-            **_problem(facts, classes, of_words=of_words),
+            **_task(facts, classes, of_words=of_words),
         )
         notes = []
         if not classes:
@@ -333,8 +333,8 @@ class HFEncoder(OfImages):
             "id2label": {str(i): label for i, label in enumerate(labels)},
             "label2id": {label: i for i, label in enumerate(labels)},
         }
-        if model.problem in PROBLEM_TYPES:
-            config["problem_type"] = PROBLEM_TYPES[model.problem]
+        if model.task in PROBLEM_TYPES:
+            config["problem_type"] = PROBLEM_TYPES[model.task]
         heads = self._heads(manifest)
         texts = {}
         if heads is not None:
@@ -619,13 +619,13 @@ def supported(config: Mapping[str, Any]) -> str:
     return f"The nearest is {[*alike, usual][0]}. Supported model types: {', '.join(kinds)}."
 
 
-def _problem(facts: Facts, classes: int, *, of_words: bool) -> dict[str, Any]:
-    """Return the kind of problem, where the number of outputs does not determine it."""
+def _task(facts: Facts, classes: int, *, of_words: bool) -> dict[str, Any]:
+    """Return the task, where the number of outputs does not determine it."""
     if not classes:
         return {}
     if of_words:
-        return {"problem": "tokens"}
-    return {"problem": TOLD[facts.problem_type]} if facts.problem_type in TOLD else {}
+        return {"task": "token_classification"}
+    return {"task": TOLD[facts.problem_type]} if facts.problem_type in TOLD else {}
 
 
 def _classes(classifier: str, names: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> int:

@@ -21,7 +21,7 @@ from pydantic import (
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.foreign import read_text
-from hydrasurgeon.files.manifest import ProblemName
+from hydrasurgeon.files.manifest import TaskName
 from hydrasurgeon.lookup import did_you_mean
 
 # Of a recipe's file.
@@ -111,8 +111,8 @@ class Recipe(BaseModel):
     """Anything but keep adapts the model to the classes of the data; probe fits the new one to the
     data's features, as that of a model without a classifier always is.
     """
-    problem: ProblemName | None = None
-    """Problem of a new classifier; null: by the labels, which are numbers or names, fractions, or
+    task: TaskName | None = None
+    """Task of a new classifier; null: by the labels, which are numbers or names, fractions, or
     lists.
     """
     pos_weight: float | tuple[float, ...] | None = None

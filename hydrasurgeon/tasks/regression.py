@@ -25,9 +25,13 @@ from numpy import ndarray
 from hydrasurgeon.data.matching import MOST_NUMBER
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import Decision, Joint
-from hydrasurgeon.files.manifest import Model, ProblemName
+from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.lookup import format_number
-from hydrasurgeon.problems.base import (
+from hydrasurgeon.run.shapes import Float, Int
+from hydrasurgeon.statistics.bootstrap import Rows, Values
+from hydrasurgeon.statistics.conformal import largest, sets_of
+from hydrasurgeon.statistics.probabilities import Scores
+from hydrasurgeon.tasks.base import (
     DOUBTS,
     Calibration,
     Certifying,
@@ -36,16 +40,12 @@ from hydrasurgeon.problems.base import (
     Judged,
     Outputs,
     Prediction,
-    Problem,
     Reads,
+    Task,
     Watched,
     digits,
 )
-from hydrasurgeon.problems.unfit import ROUNDING
-from hydrasurgeon.run.shapes import Float, Int
-from hydrasurgeon.statistics.bootstrap import Rows, Values
-from hydrasurgeon.statistics.conformal import largest, sets_of
-from hydrasurgeon.statistics.probabilities import Scores
+from hydrasurgeon.tasks.unfit import ROUNDING
 
 TINY = 1e-12
 """Smallest variance."""
@@ -124,10 +124,10 @@ class JudgedNumbers(Judged):
         return measured
 
 
-class Numbers(Problem):
-    """Problem of predicting a number."""
+class Regression(Task):
+    """Task of predicting a number."""
 
-    name: ClassVar[ProblemName] = "number"
+    name: ClassVar[TaskName] = "regression"
     in_torch = "hydrasurgeon.runtime.kinds:OfNumbers"
     trained_by = "hydrasurgeon.tuning.losses:OfNumbers"
     one_class = True
@@ -142,7 +142,7 @@ class Numbers(Problem):
     lacks: ClassVar = {
         "--objective ood": "Numbers are chosen by their errors.",
         "predict_proba": "Use predict or decide.",
-        **Problem.lacks,
+        **Task.lacks,
         **dict.fromkeys(("--risk", "--cascade"), "Its intervals hold the truth by --coverage."),
         "--method cahp": "It compares samples of one class with those of others.",
         "--method circuit": "It keeps what is right or wrong; give --method taylor.",

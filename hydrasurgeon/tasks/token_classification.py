@@ -16,29 +16,7 @@ from numpy import ndarray
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.files.decided import LOGITS, Abstention, Cover, Decision
 from hydrasurgeon.files.decided import Entities as EntitiesRecord
-from hydrasurgeon.files.manifest import Model, ProblemName
-from hydrasurgeon.problems.base import (
-    Calibration,
-    Certifying,
-    Constants,
-    Outputs,
-    Part,
-    Problem,
-    Reads,
-    Watched,
-    entities_in,
-)
-from hydrasurgeon.problems.classes import Classes
-from hydrasurgeon.problems.entities import (
-    WAYS,
-    Chances,
-    JudgedTokens,
-    TokensPrediction,
-    called_kind,
-    how_of,
-    not_outside,
-    tags_of,
-)
+from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import DELTA, Unpromised
 from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
@@ -51,6 +29,28 @@ from hydrasurgeon.statistics.entities import (
 from hydrasurgeon.statistics.metrics import ece_of
 from hydrasurgeon.statistics.probabilities import TINY, Scores, of_labels, softmax, tempered
 from hydrasurgeon.statistics.words import are_there, widened
+from hydrasurgeon.tasks.base import (
+    Calibration,
+    Certifying,
+    Constants,
+    Outputs,
+    Part,
+    Reads,
+    Task,
+    Watched,
+    entities_in,
+)
+from hydrasurgeon.tasks.entities import (
+    WAYS,
+    Chances,
+    JudgedTokens,
+    TokensPrediction,
+    called_kind,
+    how_of,
+    not_outside,
+    tags_of,
+)
+from hydrasurgeon.tasks.single_label import SingleLabel
 
 BEYOND = 0.01
 """Maximum fraction of entities beyond the number that counts in a text."""
@@ -62,10 +62,10 @@ NONE = "none"
 """Name under which `monitor` counts a text without entities."""
 
 
-class Tokens(Problem):
-    """Problem of choosing a tag for each word."""
+class TokenClassification(Task):
+    """Task of choosing a tag for each word."""
 
-    name: ClassVar[ProblemName] = "tokens"
+    name: ClassVar[TaskName] = "token_classification"
     in_torch = "hydrasurgeon.runtime.kinds:OfTokens"
     trained_by = "hydrasurgeon.tuning.losses:OfTokens"
     scores = LOGITS.keys()
@@ -97,7 +97,7 @@ class Tokens(Problem):
     ) -> dict[str, float]:
         if logits.ndim == 3:
             logits = logits[:, None]
-        by_word = Classes().validated(*self.choices(logits, labels))
+        by_word = SingleLabel().validated(*self.choices(logits, labels))
         return {"token_accuracy": by_word.pop("accuracy"), **by_word}
 
     def read(self, logits: Float[ndarray, "text member word klass"]) -> ndarray:
@@ -163,12 +163,12 @@ class Tokens(Problem):
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         """Fit the temperature of words, and choose how the probability of an entity is computed."""
-        by_word = Classes().calibrated(self._words(fitting), self._words(certifying))
+        by_word = SingleLabel().calibrated(self._words(fitting), self._words(certifying))
         constants = self._with_entities(by_word.constants, fitting)
         return replace(by_word, constants=constants)
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
-        return self._with_entities(Classes().fitted(self._words(outputs)), outputs)
+        return self._with_entities(SingleLabel().fitted(self._words(outputs)), outputs)
 
     def _words(self, outputs: Outputs) -> Outputs:
         rows, truth = self.choices(outputs.logits, _tags(outputs))

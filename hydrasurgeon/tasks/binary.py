@@ -11,19 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.files.decided import Decision
-from hydrasurgeon.files.manifest import Model, ProblemName
-from hydrasurgeon.problems.base import (
-    DOUBTS,
-    Certifying,
-    Columns,
-    Constants,
-    Outputs,
-    Part,
-    Reads,
-    Watched,
-    digits,
-)
-from hydrasurgeon.problems.classes import Classes, ClassPrediction, JudgedClasses
+from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.abstain import Graded, fit_limits
 from hydrasurgeon.statistics.metrics import ranking
@@ -34,6 +22,18 @@ from hydrasurgeon.statistics.probabilities import (
     yes_or_no,
 )
 from hydrasurgeon.statistics.temperature import nll_of_shares, platt
+from hydrasurgeon.tasks.base import (
+    DOUBTS,
+    Certifying,
+    Columns,
+    Constants,
+    Outputs,
+    Part,
+    Reads,
+    Watched,
+    digits,
+)
+from hydrasurgeon.tasks.single_label import ClassPrediction, JudgedClasses, SingleLabel
 
 YES_NO = ("no", "yes")
 """Names of the answers."""
@@ -75,10 +75,10 @@ class JudgedYesNo(JudgedClasses):
         return ranking(self.yes, self.truth)
 
 
-class YesNo(Classes):
+class Binary(SingleLabel):
     """Two classes, no and yes, with the logits 0 and z."""
 
-    name: ClassVar[ProblemName] = "one_logit"
+    name: ClassVar[TaskName] = "binary"
     in_torch = "hydrasurgeon.runtime.kinds:OfYesNo"
     trained_by = "hydrasurgeon.tuning.losses:OfYesNo"
     columns: ClassVar = {
@@ -89,7 +89,7 @@ class YesNo(Classes):
     numbers = (0.0, 1.0)
     link = "sigmoid"
     lacks: ClassVar = {
-        **Classes.lacks,
+        **SingleLabel.lacks,
         "--check": "What it compares, accuracy and ECE, are those of classes; export without it.",
     }
     prediction_type = YesNoPrediction

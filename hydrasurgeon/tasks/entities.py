@@ -13,8 +13,6 @@ from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.data.words import words_of
-from hydrasurgeon.problems.base import Columns, Constants, Judged, Prediction, Reads, digits
-from hydrasurgeon.problems.classes import BIASED
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, counted, summed
 from hydrasurgeon.statistics.entities import (
@@ -26,6 +24,8 @@ from hydrasurgeon.statistics.entities import (
 )
 from hydrasurgeon.statistics.metrics import BINS, auroc, bins_of, ece_of
 from hydrasurgeon.statistics.probabilities import sums_at, surest
+from hydrasurgeon.tasks.base import Columns, Constants, Judged, Prediction, Reads, digits
+from hydrasurgeon.tasks.single_label import BIASED
 
 Chances = Float[ndarray, "text word klass"]
 WAYS: tuple[Literal["product", "least"], ...] = ("product", "least")

@@ -30,7 +30,7 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
-class Beside:
+class Blend:
     """The two weights, and the loss on samples that fitted none of them."""
 
     weights: tuple[float, float]
@@ -103,14 +103,14 @@ def scaled(kind: Kind, outputs: Floats, targets: Floats) -> float:
     return float(_least(lambda at: surprise(kind, at[0] * outputs, targets), [1.0])[0])
 
 
-def fit_beside(
+def fit_blend(
     kind: Kind,
     model: Floats,
     reader: Floats,
     targets: Floats,
     fitting: NDArray[np.int64],
     certifying: NDArray[np.int64],
-) -> Beside:
+) -> Blend:
     """Fit the two weights on one part of VAL and estimate their worth on all of VAL.
 
     Each part is judged with weights that were fitted on the other. The model's outputs are [sample,
@@ -142,7 +142,7 @@ def fit_beside(
     without = [losses_on(certifying, (alone, 0.0)), losses_on(fitting, (its_alone, 0.0))]
     together = [losses_on(certifying, weights), losses_on(fitting, its_weights)]
     gains = np.concatenate(without) - np.concatenate(together)
-    return Beside(
+    return Blend(
         weights,
         float(losses_on(fitting, weights).mean()),
         alone,

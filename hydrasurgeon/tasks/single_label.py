@@ -16,24 +16,8 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.files.decided import FITTED, LOGITS, Decision
-from hydrasurgeon.files.manifest import Model, ProblemName
+from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.files.rows import harmless
-from hydrasurgeon.problems import unfit
-from hydrasurgeon.problems.base import (
-    DOUBTS,
-    Calibration,
-    Certifying,
-    Columns,
-    Constants,
-    Judged,
-    Outputs,
-    Part,
-    Prediction,
-    Problem,
-    Reads,
-    Watched,
-    digits,
-)
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import Graded, fit_abstention
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, summed
@@ -58,6 +42,22 @@ from hydrasurgeon.statistics.temperature import (
     nll_of,
     temperature_of,
     uncertainties,
+)
+from hydrasurgeon.tasks import unfit
+from hydrasurgeon.tasks.base import (
+    DOUBTS,
+    Calibration,
+    Certifying,
+    Columns,
+    Constants,
+    Judged,
+    Outputs,
+    Part,
+    Prediction,
+    Reads,
+    Task,
+    Watched,
+    digits,
 )
 
 BIASED = ("ece", "aece")
@@ -87,11 +87,11 @@ class ClassPrediction(Prediction):
     """Prediction sets; empty without a decision state."""
 
     @classmethod
-    def of(cls, problem: Classes, choices: ndarray, constants: Constants) -> ClassPrediction:
+    def of(cls, task: SingleLabel, choices: ndarray, constants: Constants) -> ClassPrediction:
         """Return the answers without thresholds."""
-        probs = problem.answers(choices, constants)
+        probs = task.answers(choices, constants)
         probability, labels = surest(probs)
-        total, aleatoric = problem.uncertainties(choices, constants)
+        total, aleatoric = task.uncertainties(choices, constants)
         never = np.zeros_like(labels, dtype=bool)
         return cls(
             members_run=np.full_like(labels, choices.shape[1]),
@@ -230,7 +230,7 @@ class JudgedClasses(Judged):
         return {"smece": smooth_ece(self.promised, self.kept)}
 
     def familiar(self, unfamiliar: Bool[ndarray, " sample"]) -> Self:
-        """Apply the rules of `Classes.limited`: the set of a familiar sample is never empty."""
+        """Apply the rules of `SingleLabel.limited`: the set of a familiar sample is never empty."""
         changed: dict[str, ndarray] = {}
         if self.covered is not None and self.set_size is not None:
             empty = (self.set_size == 0) & ~unfamiliar
@@ -275,10 +275,10 @@ def called(klass: int, names: Sequence[str] | None) -> str | int:
     return klass if names is None else names[klass]
 
 
-class Classes(Problem):
-    """Problem of choosing one of several classes."""
+class SingleLabel(Task):
+    """Task of choosing one of several classes."""
 
-    name: ClassVar[ProblemName] = "single_label"
+    name: ClassVar[TaskName] = "single_label"
     scores: ClassVar[Collection[str]] = LOGITS.keys()
     features: ClassVar[Collection[str]] = FITTED
     columns: ClassVar = {

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydrasurgeon.lookup import format_number
-from hydrasurgeon.problems import PROBLEMS
-from hydrasurgeon.problems.base import Problem
+from hydrasurgeon.tasks import TASKS
+from hydrasurgeon.tasks.base import Task
 
 NUMBERS = {
-    name
-    for problem in PROBLEMS.values()
-    for name in problem.columns
-    if problem.columns[name] == "number"
+    name for task in TASKS.values() for name in task.columns if task.columns[name] == "number"
 }
 """Columns of numbers."""
 
@@ -25,7 +22,7 @@ then.
 
 
 def columns_of(
-    problem: Problem,
+    task: Task,
     *,
     kept: Iterable[str] = (),
     top: int | None = None,
@@ -38,7 +35,7 @@ def columns_of(
     that read the beginning of long texts.
     """
     columns: dict[str, str] = {"id": "text", **dict.fromkeys(kept, "text")}
-    for name, kind in problem.columns.items():
+    for name, kind in task.columns.items():
         if name == "error" and not errors:
             continue
         if name == "top" and top is not None:

@@ -1,4 +1,4 @@
-"""Interface of a kind of problem, and the records that its methods exchange."""
+"""Interface of a task, and the records that its methods exchange."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hydrasurgeon.files.decided import (
     Conformal,
     Decision,
 )
-from hydrasurgeon.files.manifest import Model, ProblemName
+from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.problems.printed import Answers
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics import words
 from hydrasurgeon.statistics.abstain import Graded
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.probabilities import Labels, Scores, yes_or_no
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, scores_of
+from hydrasurgeon.tasks.printed import Answers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,7 +108,7 @@ class Outputs:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Prediction(ABC):
-    """Answers for some samples, printed as rows; each kind of problem has its own subclass."""
+    """Answers for some samples, printed as rows; each task has its own subclass."""
 
     members_run: Int[ndarray, " sample"]
     """Number of members that computed the answer."""
@@ -165,7 +165,7 @@ class Prediction(ABC):
     @property
     @abstractmethod
     def tally(self) -> Int[ndarray, " klass"]:
-        """Number of answers for each of the names that `Problem.watched` lists, for `monitor`."""
+        """Number of answers for each of the names that `Task.watched` lists, for `monitor`."""
 
     @property
     def answer(self) -> list[Any]:
@@ -182,7 +182,7 @@ class Prediction(ABC):
         ]
 
     def verdict(self) -> Columns:
-        """Return the columns that every kind of problem has."""
+        """Return the columns that every task has."""
         nothing = [None] * len(self.members_run)
         return {
             "ood_score": digits(self.ood_score) if self.decided else nothing,
@@ -318,7 +318,7 @@ class Reads(Protocol):
         """Calibration constants."""
 
     def answers(self, logits: ndarray) -> ndarray:
-        """Return `Problem.answers` of the members that ran."""
+        """Return `Task.answers` of the members that ran."""
 
     def apart(self, choices: ndarray) -> tuple[ndarray, ndarray]:
         """Return the mutual information between these members, and whether they disagree."""
@@ -393,10 +393,10 @@ class Watched:
     """Risks that labels can test."""
 
 
-class Problem(ABC):
-    """A kind of problem: the meaning of a model's outputs and of its labels."""
+class Task(ABC):
+    """A task: the meaning of a model's outputs and of its labels."""
 
-    name: ClassVar[ProblemName]
+    name: ClassVar[TaskName]
     scores: ClassVar[Collection[str]]
     """Available OOD scores of the logits."""
     features: ClassVar[Collection[str]] = ()
@@ -414,7 +414,7 @@ class Problem(ABC):
     columns: ClassVar[Mapping[str, str]]
     """Columns of a row of `predict`, with the kind of their values."""
     in_torch: ClassVar[str] = "hydrasurgeon.runtime.kinds:OfClasses"
-    """Class that implements the problem in graphs, as `module:class`."""
+    """Class that implements the task in graphs, as `module:class`."""
     trained_by: ClassVar[str] = "hydrasurgeon.tuning.losses:OfClasses"
     """Class that implements its training loss, as `module:class`."""
     labels: ClassVar[tuple[Match, str, str]] = READ["single_label"]
@@ -552,11 +552,11 @@ class Problem(ABC):
 
 
 def need_feature(
-    problem: Problem, feature: str, name: str, error: type[HydraError] = SurgeryError
+    task: Task, feature: str, name: str, error: type[HydraError] = SurgeryError
 ) -> None:
-    """Raise an error if a kind of problem does not support a feature."""
-    if feature in problem.lacks:
+    """Raise an error if a task does not support a feature."""
+    if feature in task.lacks:
         raise error(
-            f"{feature} is only for models that choose one class, and {name} is a {problem.name} model",
-            hint=problem.lacks[feature],
+            f"{feature} is only for models that choose one class, and {name} is a {task.name} model",
+            hint=task.lacks[feature],
         )

@@ -26,22 +26,7 @@ from hydrasurgeon.files.decided import (
     Decision,
     PerLabel,
 )
-from hydrasurgeon.files.manifest import Model, ProblemName
-from hydrasurgeon.problems import unfit
-from hydrasurgeon.problems.base import (
-    DOUBTS,
-    Calibration,
-    Certifying,
-    Columns,
-    Constants,
-    Outputs,
-    Prediction,
-    Problem,
-    Reads,
-    Watched,
-)
-from hydrasurgeon.problems.classes import ClassPrediction
-from hydrasurgeon.problems.yes_no import JudgedYesNo, YesNo
+from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows
 from hydrasurgeon.statistics.conformal import largest, prediction_sets
@@ -55,6 +40,21 @@ from hydrasurgeon.statistics.probabilities import (
     yes_or_no,
 )
 from hydrasurgeon.statistics.temperature import calibrated, temperature_of, uncertainties
+from hydrasurgeon.tasks import unfit
+from hydrasurgeon.tasks.base import (
+    DOUBTS,
+    Calibration,
+    Certifying,
+    Columns,
+    Constants,
+    Outputs,
+    Prediction,
+    Reads,
+    Task,
+    Watched,
+)
+from hydrasurgeon.tasks.binary import Binary, JudgedYesNo
+from hydrasurgeon.tasks.single_label import ClassPrediction
 
 Choices = Float[ndarray, "sample member label 2"]
 Chances = Float[ndarray, "sample label"]
@@ -109,10 +109,10 @@ class JudgedLabels(JudgedYesNo):
         return labelling(self.yes.reshape(shape), chosen, holds)
 
 
-class ManyLabels(YesNo):
-    """Problem of a separate choice for each label."""
+class MultiLabel(Binary):
+    """Task of a separate choice for each label."""
 
-    name: ClassVar[ProblemName] = "multi_label"
+    name: ClassVar[TaskName] = "multi_label"
     in_torch = "hydrasurgeon.runtime.kinds:OfLabels"
     trained_by = "hydrasurgeon.tuning.losses:OfLabels"
     scores: ClassVar[Collection[str]] = OF_LABELS
@@ -120,7 +120,7 @@ class ManyLabels(YesNo):
     features = ()
     columns: ClassVar = {**dict.fromkeys(("labels", "top", "set"), "json"), **DOUBTS}
     lacks: ClassVar = {
-        **YesNo.lacks,
+        **Binary.lacks,
         "--objective ood": "Give --objective nll or acc.",
         "--risk": "Its sets miss few labels by --coverage.",
         "--method cahp": "It compares samples of one class with those of others.",
@@ -130,7 +130,7 @@ class ManyLabels(YesNo):
         return logits if logits.ndim == 4 else yes_or_no(logits[..., None])
 
     def outputs(self, outputs: Outputs) -> Outputs:
-        return Problem.outputs(self, outputs)
+        return Task.outputs(self, outputs)
 
     def watched(self, model: Model, decision: Decision) -> Watched:
         names = model.labels or range(model.num_classes)
