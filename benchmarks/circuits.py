@@ -55,7 +55,7 @@ NEAR = f"ViT from scratch, near={VIT},demo:test,demo:near"
 
 
 def problem(
-    spec: str, kind: str, samples: int, foreign: int, dtype: torch.dtype = torch.float32
+    spec: str, kind: str, samples: int, ood_samples: int, dtype: torch.dtype = torch.float32
 ) -> Problem:
     """Build the search problem of CKPT,ID,OOD, with its inputs in memory."""
     path, data, ood = spec.split(",")
@@ -64,7 +64,7 @@ def problem(
     family, module = family_of(model), live_module(checkpoint).to(dtype)
     transform = family.transform(model, files=checkpoint.files)
     inside = fit_classes(open_data(data, limit=samples), model)
-    outside = open_data(ood, limit=foreign)
+    outside = open_data(ood, limit=ood_samples)
 
     def held(samples: Any) -> Held:
         batches = Batches(samples, transform, batch_size=256, workers=0)
@@ -136,10 +136,10 @@ def naive(search_problem: Problem, rounds: int, evaluated: Course) -> dict[str, 
     """Run Algorithm 1, candidate by candidate. Objectives share an evaluation of the same heads,
     each with the time it needs.
     """
-    mine: dict[str, Any] = {"order": [], "cpu": 0.0, "units": 0.0}
+    course_entry: dict[str, Any] = {"order": [], "cpu": 0.0, "units": 0.0}
     sides = ("id", "ood") if search_problem.objective.needs_ood else ("id",)
-    while len(mine["order"]) < rounds:
-        removed = [Head(*head) for head in mine["order"]]
+    while len(course_entry["order"]) < rounds:
+        removed = [Head(*head) for head in course_entry["order"]]
         points = {}
         for head in search_problem.left(removed):
             seen = {}
@@ -152,15 +152,15 @@ def naive(search_problem: Problem, rounds: int, evaluated: Course) -> dict[str, 
                     one["predicted"] = [predicted.margin.tolist(), predicted.familiar.tolist()]
                     evaluated.save()
                 seen[side] = [torch.tensor(p, dtype=torch.float64) for p in one["predicted"]]
-                mine["cpu"] += one["cpu"]
-                mine["units"] += one["units"]
-            foreign = seen["ood"][1] if "ood" in seen else torch.zeros(1, 0)
+                course_entry["cpu"] += one["cpu"]
+                course_entry["units"] += one["units"]
+            ood_certainty = seen["ood"][1] if "ood" in seen else torch.zeros(1, 0)
             margin, familiar = seen["id"]
-            outcomes = Outcomes(margin, familiar, foreign)
+            outcomes = Outcomes(margin, familiar, ood_certainty)
             points[head] = search_problem.objective.points(outcomes)[0].low
         best = max(points.values())
-        mine["order"].append(next(head for head in points if points[head] == best))
-    return mine
+        course_entry["order"].append(next(head for head in points if points[head] == best))
+    return course_entry
 
 
 def one_side(search_problem: Problem, side: str) -> Problem:
@@ -175,21 +175,21 @@ def one_side(search_problem: Problem, side: str) -> Problem:
 def searched(
     make: Callable[[Problem], Search], search_problem: Problem, budget: int, course: Course
 ) -> dict[str, Any]:
-    mine = course.of("search")
-    if len(mine.get("order", ())) == budget:
-        return mine
+    course_entry = course.of("search")
+    if len(course_entry.get("order", ())) == budget:
+        return course_entry
     search = make(search_problem)
-    if "start" not in mine:
+    if "start" not in course_entry:
         start = search_problem.objective.value(measure(search_problem, ()))
-        mine.update(order=[], trace=[], units_after=[], start=start)
-    while len(mine["order"]) < budget:
-        with course.step(mine):
-            head, score = search.next([Head(*head) for head in mine["order"]])
-        mine["order"].append(head)
-        mine["trace"].append(score)
-        mine["units_after"].append(mine["units"])
+        course_entry.update(order=[], trace=[], units_after=[], start=start)
+    while len(course_entry["order"]) < budget:
+        with course.step(course_entry):
+            head, score = search.next([Head(*head) for head in course_entry["order"]])
+        course_entry["order"].append(head)
+        course_entry["trace"].append(score)
+        course_entry["units_after"].append(course_entry["units"])
         course.save()
-    return mine
+    return course_entry
 
 
 def heads(order: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
@@ -244,19 +244,22 @@ def drift(
 ) -> dict[str, Any]:
     """Compare the exact search in another precision with that in float32, both scored in float32."""
     budget = recorded["budget"]
-    mine = searched(Exact, search_problem, budget, course)
-    ours, theirs = heads(mine["order"]), heads(recorded["order"]["exact"])
-    same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), budget)
-    points = measure(single, [Head(*head) for head in ours])
+    searched_entry = searched(Exact, search_problem, budget, course)
+    found_heads, recorded_heads = heads(searched_entry["order"]), heads(recorded["order"]["exact"])
+    same = next(
+        (i for i, (a, b) in enumerate(zip(found_heads, recorded_heads, strict=True)) if a != b),
+        budget,
+    )
+    points = measure(single, [Head(*head) for head in found_heads])
     return {
         "budget": budget,
         "same_removals": same,
-        "in_common": len(set(ours) & set(theirs)) / budget,
+        "in_common": len(set(found_heads) & set(recorded_heads)) / budget,
         "score": {
             "bfloat16": single.objective.value(points),
             "float32": recorded["score"]["exact"],
         },
-        "order": mine["order"],
+        "order": searched_entry["order"],
     }
 
 
@@ -281,7 +284,7 @@ def main() -> None:
     )
     parser.add_argument("--objectives", default="acc,ood,avg")
     parser.add_argument("--samples", type=int, default=1500)
-    parser.add_argument("--foreign", type=int, default=750)
+    parser.add_argument("--ood-samples", type=int, default=750)
     parser.add_argument("--naive", type=int, help="removals that naive makes; all if not given")
     parser.add_argument("--budget", type=int, help="removals; a third of the heads if not given")
     parser.add_argument("--threads", type=int, default=1)
@@ -310,7 +313,7 @@ def main() -> None:
 
 
 def record(name: str, spec: str, kind: str, arguments: argparse.Namespace, until: float) -> None:
-    sizes = arguments.samples, arguments.foreign
+    sizes = arguments.samples, arguments.ood_samples
     half = arguments.dtype == "bfloat16"
     search_problem = problem(spec, kind, *sizes)
     kept = arguments.work / re.sub(r"\W+", "-", f"{name} {' '.join(map(str, sizes))}").lower()

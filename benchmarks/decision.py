@@ -89,11 +89,11 @@ def measured(answers: Answers, task: Task, seed: int) -> dict[str, Any]:
         worth[kind]["mean"] = statistics.mean(worth[kind].values())
     chosen = {}
     for by, names in (("perturbed", ("perturbed",)), ("foreign", ("perturbed", task.chooses))):
-        foreign = [answers.sets[name] for name in names]
+        ood = [answers.sets[name] for name in names]
         state, _ = fit_state(
             val,
             CalibrateOptions.of("", data="", out="", seed=seed),
-            Grounds(evidence=fits, foreign=foreign),
+            Grounds(evidence=fits, ood=ood),
         )
         chosen[by] = state.record.ood.score
     before, after = mean_probs(test.logits), state.answers(test.logits)
@@ -204,12 +204,12 @@ def fit_large(kind: str) -> None:
     drawn = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)) / WIDTH**0.5
     weight, bias = drawn.astype(np.float32), np.zeros(CLASSES)
     if kind == "calibrate":
-        val, foreign = synthetic(COUNT, 1, weight), synthetic(2000, 2, weight)
+        val, ood = synthetic(COUNT, 1, weight), synthetic(2000, 2, weight)
         start, spent = time.perf_counter(), time.process_time()
         fit_state(
             val,
             CalibrateOptions.of("", data="", out=""),
-            Grounds(classifiers=[(weight, bias)], foreign=[foreign]),
+            Grounds(classifiers=[(weight, bias)], ood=[ood]),
         )
         bytes_stored = 0
     else:

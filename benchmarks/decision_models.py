@@ -255,10 +255,10 @@ def with_probes(
     classifiers that a seed fits.
     """
     members = drawn(source, cache, sample="18/36", seeds=range(1, 5), data=sets["train"].spec)
-    mine = [members[(seed - 1 + i) % len(members)] for i in range(3)]
+    member_paths = [members[(seed - 1 + i) % len(members)] for i in range(3)]
     return {
         "single": probed(outputs(source, sets, cache), seed),
-        "hydra": together([probed(outputs(path, sets, cache), seed) for path in mine]),
+        "hydra": together([probed(outputs(path, sets, cache), seed) for path in member_paths]),
     }
 
 
@@ -339,9 +339,9 @@ def texts(cache: Path, shared: Path) -> dict[str, Source]:
         for name in ("train", "val", "test")
     }
     sources["perturbed"] = Source(str(folder / "val.jsonl"), TEXTS["foreign"], perturbed=True)
-    foreign = ("cameras", "newspaper", "docstrings")
+    ood_names = ("cameras", "newspaper", "docstrings")
     return sources | {
-        name: Source(str(folder / f"{name}.jsonl"), TEXTS["foreign"]) for name in foreign
+        name: Source(str(folder / f"{name}.jsonl"), TEXTS["foreign"]) for name in ood_names
     }
 
 

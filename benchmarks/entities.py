@@ -73,9 +73,9 @@ DELTA = 0.05
 def measured(place: Place, path: Path, engine: str) -> dict[str, Any]:
     """Return the figures of `eval` for the calibrated model."""
     ready = place.ready(path, engine)
-    foreign = [f"{part}:{part}={place.data(part)}" for part in ("near", "far")]
+    ood_specs = [f"{part}:{part}={place.data(part)}" for part in ("near", "far")]
     done = hs.evaluate(
-        ready, data=place.data("test"), ood=foreign, engine=ENGINES[engine], ci=0.95, device="cpu"
+        ready, data=place.data("test"), ood=ood_specs, engine=ENGINES[engine], ci=0.95, device="cpu"
     )
     (result,) = done.report.results
     fields = result.model_dump(mode="json")
@@ -103,13 +103,13 @@ def _ask(place: Place, part: str, out: Path) -> None:
 def splits(place: Place) -> dict[str, Any]:
     """Return how often a promise is broken, and what it costs, by the kind of promise and the risk."""
     task, (val, test) = _answers(place, "val", "test")
-    every = val.joined(test)
-    stored: dict[str, Any] = {"splits": SPLITS, "delta": DELTA, "texts": len(every.logits)}
+    outputs = val.joined(test)
+    stored: dict[str, Any] = {"splits": SPLITS, "delta": DELTA, "texts": len(outputs.logits)}
     rates_of: dict[str, dict[str, list[dict[str, float] | None]]] = {}
     for split in range(SPLITS):
-        order = Drawing(split).order(len(every.logits))
+        order = Drawing(split).order(len(outputs.logits))
         cut = len(order) // 2
-        for name, kept in _kept(task, every.at(order[:cut]), every.at(order[cut:]), split):
+        for name, kept in _kept(task, outputs.at(order[:cut]), outputs.at(order[cut:]), split):
             for way, rates in kept.items():
                 rates_of.setdefault(name, {}).setdefault(way, []).append(rates)
         print(split, end=" ", flush=True)
@@ -203,11 +203,11 @@ def _rates(task: TokenClassification, test: Outputs, constants: dict[str, Any]) 
     answered, true = entities_of(prediction.answered), entities_of(labels)
     right = are_right(answered, labels)
     covered = joint_chances(true, (prediction.answered > 0).astype(float), "least") > 0
-    every, _ = prediction.entities
+    entities, _ = prediction.entities
     return {
         "wrong": 1 - float(right.mean()),
         "missed": 1 - float(covered.mean()),
-        "answered": len(answered) / len(every),
+        "answered": len(answered) / len(entities),
         "covered": float((prediction.answered > 0).sum() / (labels >= 0).sum()),
     }
 

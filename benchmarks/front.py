@@ -81,12 +81,12 @@ class Row:
 
     make: Callable[[Place], Path]
     words: str = "off"
-    taught: bool = False
+    pseudo_labels: bool = False
     """True if the reader also learns from the model's answers to texts without labels."""
 
     @property
     def way(self) -> str:
-        return f"{self.words}{' taught' * self.taught}"
+        return f"{self.words}{' taught' * self.pseudo_labels}"
 
 
 def rows(place: Place) -> dict[str, Row]:
@@ -108,7 +108,7 @@ def rows(place: Place) -> dict[str, Row]:
         return {name: row for name, row in table.items() if name.startswith(("probe", "single"))}
     if "unlabelled" in place.task.sets:
         for way in ("blend", "cascade"):
-            table[f"single, words {way}, taught"] = Row(alone["single"], way, taught=True)
+            table[f"single, words {way}, taught"] = Row(alone["single"], way, pseudo_labels=True)
     table["Deep Ensemble"] = Row(Place.ensemble)
     table["hydra behind the mean trunk"] = Row(Place.behind_mean)
     table |= {f"hydra of three: {size}": Row(partial(_hydra, size=size)) for size in COSTS}
@@ -152,12 +152,12 @@ class Said:
         """METRICS [resample, metric]; those of all rows are the same."""
         rng = np.random.default_rng(0)
         sizes = {name: len(self.arrays[f"{name} ood"]) for name in ("val", "test", "near", "far")}
-        every = []
+        resamples = []
         for _ in range(REPEATS):
             drawn = {name: rng.integers(0, size, size) for name, size in sizes.items()}
             figures = self.figures(drawn)
-            every.append([figures[name] for name in METRICS])
-        return np.array(every)
+            resamples.append([figures[name] for name in METRICS])
+        return np.array(resamples)
 
     def all(self) -> dict[str, Any]:
         """Return every figure of a row."""
@@ -181,8 +181,8 @@ class Said:
             threshold = fit_abstention(ordering, [certifying], risk=risk).threshold
         except DataError:
             threshold = 2.0
-        every = np.arange(len(self.arrays["test truth"]))
-        chances, truth = self.familiar("test", every)
+        row_numbers = np.arange(len(self.arrays["test truth"]))
+        chances, truth = self.familiar("test", row_numbers)
         is_answered = chances.max(-1) >= threshold
         wrong = chances.argmax(-1) != truth
         share = is_answered.mean() * (~self.arrays["test flagged"]).mean()
@@ -221,7 +221,7 @@ def decided(place: Place, row: Row, engine: str) -> Path:
             fit_data=place.train,
             ood=[place.data("choose")],
             words=words,
-            unlabelled=place.data("unlabelled") if row.taught else None,
+            unlabelled=place.data("unlabelled") if row.pseudo_labels else None,
             engine=called,
             device="cpu",
             out=out,
@@ -316,8 +316,8 @@ def measured(
     """Yield the rows of one seed whenever there is one more. `before` holds those that are measured
     already.
     """
-    every, table = rows(place), dict(before)
-    chosen = {name: row for name, row in every.items() if name in wanted or not wanted}
+    rows_by_name, table = rows(place), dict(before)
+    chosen = {name: row for name, row in rows_by_name.items() if name in wanted or not wanted}
     by_model: dict[Path, list[str]] = {}
     readers: dict[Any, Any] = {}
     for name, row in chosen.items():
@@ -331,21 +331,23 @@ def measured(
                     table[name] = table.get(name, {}) | {"cost": cost, engine: says.all()}
                     line = "  ".join(f"{key} {table[name][engine][key]:.3f}" for key in METRICS)
                     print(f"{name:40} {engine:8} {line}", flush=True)
-        yield {name: table[name] for name in every if name in table}
-    rivals = {name: answers_of(place, every[name], "float32") for name in RIVALS if name in table}
+        yield {name: table[name] for name in rows_by_name if name in table}
+    rivals = {
+        name: answers_of(place, rows_by_name[name], "float32") for name in RIVALS if name in table
+    }
     for name, engines in table.items():
         for engine in [engine for engine in ENGINES if engine in engines]:
-            says = answers_of(place, every[name], engine)
+            says = answers_of(place, rows_by_name[name], engine)
             against = {rival: errors(says, other) for rival, other in rivals.items()}
             engines[engine]["against"] = against
-    yield {name: table[name] for name in every if name in table}
+    yield {name: table[name] for name in rows_by_name if name in table}
 
 
 def timed(place: Place, names: Sequence[str]) -> dict[str, Any]:
     """Time text or image to answer; return times relative to the single model's by row, engine and
     batch, and its milliseconds.
     """
-    every = rows(place)
+    rows_by_name = rows(place)
     samples = open_data(place.data("test"), limit=TIMED)
     inputs = [samples.read(i) for i in range(len(samples))]
     times: dict[str, Any] = {"ms": {}, "rows": {name: {} for name in names}}
@@ -354,10 +356,10 @@ def timed(place: Place, names: Sequence[str]) -> dict[str, Any]:
         calls: dict[str, list[Engine]] = {}
         for name in names:
             for column, engine in ENGINES.items():
-                opened = open_checkpoint(decided(place, every[name], column))
+                opened = open_checkpoint(decided(place, rows_by_name[name], column))
                 model = engine_of(opened, engine=engine, device="cpu", keep=True)
                 calls[f"{name}: {column}"] = [model]
-        opened = open_checkpoint(decided(place, every["single"], "float32"))
+        opened = open_checkpoint(decided(place, rows_by_name["single"], "float32"))
         model = engine_of(opened, engine="torch", device="cpu")
         calls["torch"] = [model]
         seconds = seconds_of(calls, batches, runs=RUNS)
@@ -414,9 +416,12 @@ def results() -> dict[str, Any]:
 
 def write(task: str, **fields: Any) -> None:
     """Write into the file as it is now: another task's run may have written since."""
-    every = results()
-    every[task] = every.get(task, {}) | rounded(fields)
-    write_text(RESULTS, json.dumps({name: every[name] for name in TASKS if name in every}) + "\n")
+    all_results = results()
+    all_results[task] = all_results.get(task, {}) | rounded(fields)
+    write_text(
+        RESULTS,
+        json.dumps({name: all_results[name] for name in TASKS if name in all_results}) + "\n",
+    )
 
 
 if __name__ == "__main__":

@@ -281,12 +281,12 @@ def _tags(out: Path, shared: Path) -> None:
         _jsonl(out.parent / f"claims-{name}.jsonl", claims)
     near = [sorted(games - {*texts})[i] for i in rng.permutation(len(games - {*texts}))[:1000]]
     _jsonl(out.parent / "tags-near.jsonl", [{"text": text} for text in near])
-    for name, foreign in {
+    for name, ood_texts in {
         "near": near,
         "far": _texts_of(shared / "data" / "nyt.jsonl"),
         "choose": _texts_of(shared / "data" / "amazon.jsonl"),
     }.items():
-        pairs = [_claim(text, set(), classes, rng) for text in foreign[:1000]]
+        pairs = [_claim(text, set(), classes, rng) for text in ood_texts[:1000]]
         _jsonl(out.parent / f"claims-{name}.jsonl", pairs)
 
 
@@ -366,9 +366,11 @@ def _few_texts(out: Path, shared: Path) -> None:
 def _movies_unlabelled(out: Path, shared: Path) -> None:
     """Write the texts that trainings do not read."""
     source = str(shared / "data" / "movie-train.jsonl")
-    few, every = (open_data(source, limit=limit) for limit in (TASKS["movies"].limit, None))
+    few, all_samples = (open_data(source, limit=limit) for limit in (TASKS["movies"].limit, None))
     trained_texts = {few.read(i) for i in range(len(few))}
-    texts = [text for i in range(len(every)) if (text := every.read(i)) not in trained_texts]
+    texts = [
+        text for i in range(len(all_samples)) if (text := all_samples.read(i)) not in trained_texts
+    ]
     _jsonl(out, [{"text": text} for text in texts])
 
 
@@ -515,11 +517,11 @@ class Place:
         are given.
         """
         fields = {**self.task.distilling, "epochs": str(self.task.epochs)}
-        taught = list(teachers or self.wholes)
+        teacher_paths = list(teachers or self.wholes)
         return self.once(
             f"{source.stem} distilled",
             lambda out: self._finetune(
-                source, out, "teach", fields, teacher=taught, seed=self.seed
+                source, out, "teach", fields, teacher=teacher_paths, seed=self.seed
             ),
         )
 

@@ -79,7 +79,7 @@ class Population:
         return next(answered for answered, wrong in tried if wrong <= risk)
 
 
-def ours(fitting: Graded, certifying: Graded, risk: float) -> float | None:
+def calibrated_threshold(fitting: Graded, certifying: Graded, risk: float) -> float | None:
     try:
         return fit_abstention(fitting, [certifying], risk=risk, delta=DELTA).threshold
     except Unpromised:
@@ -109,7 +109,7 @@ def mapies(fitting: Graded, certifying: Graded, risk: float) -> float | None:
 
 
 METHODS: dict[str, Callable[[Graded, Graded, float], float | None]] = {
-    "calibrate": ours,
+    "calibrate": calibrated_threshold,
     "mapie": mapies,
 }
 
@@ -164,8 +164,8 @@ def splits(draws: int) -> Iterator[dict[str, Any]]:
             random, figures = np.random.default_rng(2), list[dict[str, float]]()
             fresh, odd = seen(FRESH, random, centres), seen(FRESH, random, centres, 0.45)
             for _ in range(draws):
-                val, foreign = seen(rows, random, centres), seen(100, random, centres, 0.45)
-                grounds = Grounds([(2 * centres, biases)], None, [foreign])
+                val, ood = seen(rows, random, centres), seen(100, random, centres, 0.45)
+                grounds = Grounds([(2 * centres, biases)], None, [ood])
                 try:
                     state, _ = fit_state(val, options[0], grounds)
                 except DataError:  # the risk cannot be promised: nothing is answered

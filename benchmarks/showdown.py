@@ -117,7 +117,7 @@ def timed(model: Any, texts: list[str]) -> dict[str, float]:
     return milliseconds
 
 
-def measured(model: Any, read: dict[str, np.ndarray], foreign: Sequence[str]) -> dict[str, Any]:
+def measured(model: Any, read: dict[str, np.ndarray], ood_kinds: Sequence[str]) -> dict[str, Any]:
     """Return the quality on TEST, the refused fractions, and the results of promises on halvings of
     VAL and TEST.
     """
@@ -134,7 +134,7 @@ def measured(model: Any, read: dict[str, np.ndarray], foreign: Sequence[str]) ->
         "ece": sum(gaps) / len(truth),
     }
     threshold = np.quantile(score, 1 - FALSE_ALARMS)
-    for kind in foreign:
+    for kind in ood_kinds:
         figures[f"refused {kind}"] = float((model.decide(read[kind])[1] > threshold).mean())
     pooled = np.concatenate([read["val"], read["test"]])
     labels = np.concatenate([read["val labels"], truth])
@@ -151,7 +151,7 @@ def measured(model: Any, read: dict[str, np.ndarray], foreign: Sequence[str]) ->
             sizes.append(float(sets.sum(axis=1).mean()))
         model.calibrate(*val, risk)
         figures[f"risk {risk}"] = {"answered": statistics.fmean(shares), "broken": broken}
-        for kind in foreign:
+        for kind in ood_kinds:
             answered = model.decide(read[kind])[2]
             figures[f"risk {risk}"][f"answered {kind}"] = float(answered.mean())
     figures["sets"] = {"covered": statistics.fmean(covered), "size": statistics.fmean(sizes)}

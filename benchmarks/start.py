@@ -104,7 +104,17 @@ def make_files(folder: Path, texts: int) -> None:
 
 def compared(engine: str, table: str, runs: int, folder: Path) -> dict[str, Any]:
     """Return the processor seconds and peak megabytes of `predict` and of the loop."""
-    ours = ["predict", "graph", "--engine", engine, "--data", table, "-o", "ours.jsonl", "--force"]
+    our_command = [
+        "predict",
+        "graph",
+        "--engine",
+        engine,
+        "--data",
+        table,
+        "-o",
+        "ours.jsonl",
+        "--force",
+    ]
     loop = [
         sys.executable,
         "loop.py",
@@ -114,7 +124,7 @@ def compared(engine: str, table: str, runs: int, folder: Path) -> dict[str, Any]
         "plain.jsonl",
     ]
     (cpu, peak), (loop_cpu, loop_peak) = processes(
-        hydrasurgeon(*ours, "-q"), loop, runs=runs, cwd=folder
+        hydrasurgeon(*our_command, "-q"), loop, runs=runs, cwd=folder
     )
     rows = len((folder / table).read_text().splitlines()) - 1
     case = {"engine": engine, "texts": rows, "cpu": cpu, "peak": peak}

@@ -95,14 +95,14 @@ def pool_of(task: str, shared: Path, cache: Path, *, tuned: bool) -> Pool:
         train, see = open_data(place.train, model=facts), seer(model.transform)
         kind = task_of(facts).link or "softmax"
         labelled, targets = targets_of(train.labels, kind, outputs[0].logits.shape[-1])
-        texts, foreign = see(train), [ids for samples in sets for ids in see(samples)]
+        texts, held_out_ids = see(train), [ids for samples in sets for ids in see(samples)]
         seen = [texts[row] for row in labelled]
         ids, read = np.unique(np.concatenate(seen)), []
         for pairs in (False, True):
             ways = [STRENGTHS] if not pairs else [(strength,) for strength in STRENGTHS]
             for way in ways:
                 readers = path(seen, targets[labelled], kind, ids, way, pairs=pairs)
-                read += [readers[strength].outputs(foreign) for strength in way]
+                read += [readers[strength].outputs(held_out_ids) for strength in way]
         packed: Any = {
             "logits": np.concatenate([piece.logits for piece in outputs]),
             "labels": np.concatenate([piece.truth for piece in outputs]),
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--tuned", action="store_true", help="tuned models in place of probes")
     arguments = parser.parse_args()
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    begun = time.process_time()
+    started = time.process_time()
     for task in arguments.tasks:
         pool = pool_of(task, arguments.shared, arguments.cache, tuned=arguments.tuned)
         pools = {f"{task}, tuned" if arguments.tuned else task: pool}
@@ -229,7 +229,7 @@ def main() -> None:
                 print(f"{name:14} {rows:>5}  {line}", flush=True)
     results |= {"machine": machine(), "draws": DRAWS}
     write_text(RESULTS, json.dumps(results, indent=1) + "\n")
-    print(f"{time.process_time() - begun:.0f} s of the processor")
+    print(f"{time.process_time() - started:.0f} s of the processor")
 
 
 if __name__ == "__main__":

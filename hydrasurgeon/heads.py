@@ -81,10 +81,10 @@ def positions(present: Sequence[int], wanted: Iterable[int]) -> list[int]:
 
 def drop(kept: Kept, removed: Iterable[Head]) -> dict[str, Layers]:
     """Return `kept` without the `removed` heads."""
-    gone = set(removed)
+    removed_set = set(removed)
     return {
         tower: tuple(
-            tuple(h for h in row if Head(tower, layer, h) not in gone)
+            tuple(h for h in row if Head(tower, layer, h) not in removed_set)
             for layer, row in enumerate(rows)
         )
         for tower, rows in kept.items()

@@ -47,6 +47,15 @@ BANNED = frozenset(
         "both",
         "others",
         "whole",
+        "begun",
+        "every",
+        "foreign",
+        "gone",
+        "mine",
+        "ours",
+        "strange",
+        "taught",
+        "theirs",
     ]
 )
 """Names that tell where a value came from instead of what it holds."""

@@ -66,8 +66,8 @@ def data(train: Path, test: Path, work: Path) -> None:
     pixels, labels = _load(test)
     inside = rng.permutation(np.flatnonzero(np.isin(labels, ID)))[:2000]
     _write(DEMO / "test.npz", pixels[inside], labels[inside])
-    foreign = rng.permutation(np.flatnonzero(np.isin(labels, HELD_OUT)))[:1000]
-    np.savez_compressed(DEMO / "near.npz", images=pixels[foreign])
+    held_out_rows = rng.permutation(np.flatnonzero(np.isin(labels, HELD_OUT)))[:1000]
+    np.savez_compressed(DEMO / "near.npz", images=pixels[held_out_rows])
     np.savez_compressed(DEMO / "digits.npz", images=_digits(rng))
     np.savez_compressed(DEMO / "textures.npz", images=_textures(rng))
 

@@ -54,20 +54,20 @@ def selection(spec: str) -> tuple[Heads, Heads]:
         for layer, row in enumerate(rows)
         for head in row
     }
-    every = {
+    all_removed = {
         (name, layer, head)
         for name, tower in manifest.towers.items()
         for layer in range(tower.layers)
         for head in range(tower.heads)
     }
-    return kept, every
+    return kept, all_removed
 
 
 def compare(a: str, b: str) -> dict[str, Any]:
-    (first, every), (second, other) = selection(a), selection(b)
-    if every != other:
+    (first, all_removed), (second, other) = selection(a), selection(b)
+    if all_removed != other:
         raise SystemExit(f"{a} and {b} are cut out of different models")
-    layers = sorted({head[:2] for head in every})
+    layers = sorted({head[:2] for head in all_removed})
 
     def overlaps(among: Heads) -> dict[str, Any]:
         return {
@@ -76,10 +76,14 @@ def compare(a: str, b: str) -> dict[str, Any]:
         }
 
     rows = [
-        {"tower": tower, "layer": layer, **overlaps({h for h in every if h[:2] == (tower, layer)})}
+        {
+            "tower": tower,
+            "layer": layer,
+            **overlaps({h for h in all_removed if h[:2] == (tower, layer)}),
+        }
         for tower, layer in layers
     ]
-    return {**overlaps(every), "layers": rows}
+    return {**overlaps(all_removed), "layers": rows}
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def make(paper: str, out: Path) -> str:
         name: write(folder / f"{name}{suffix}", i)
         for i, name in enumerate(("train", "val", "test"))
     }
-    foreign = {
+    ood_files = {
         name: write(folder / f"{name}{suffix}", 10 + i, labels=False)
         for i, name in enumerate(("chooses", "near", "far"))
     }
@@ -148,9 +148,9 @@ def make(paper: str, out: Path) -> str:
         "test": str(labelled_sets["test"]),
         "found": str(labelled_sets["train"]),
         "limit": "16",
-        "chooses": str(foreign["chooses"]),
-        "near": ["--ood", f"near:near={foreign['near']}"],
-        "far": ["--ood", f"far:far={foreign['far']}"],
+        "chooses": str(ood_files["chooses"]),
+        "near": ["--ood", f"near:near={ood_files['near']}"],
+        "far": ["--ood", f"far:far={ood_files['far']}"],
         "remove": "4",
         "pool": "6",
         "keep": "3",

@@ -28,10 +28,10 @@ from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, claims, hold, real, staged, sweep, write_text
 from hydrasurgeon.files.decided import ZERO_SHOT
-from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import content_hash
+from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.measuring.results import COMPARED
@@ -58,15 +58,15 @@ Rungs = Mapping[Budget, Entry]
 class Front:
     """Decides within budgets, by one table, and writes what is decided."""
 
-    def __init__(self, search: Search, out: Path, *, force: bool, ours: bool) -> None:
+    def __init__(self, search: Search, out: Path, *, force: bool, is_unfinished: bool) -> None:
         self.search = search
         self.options: BuildOptions = search.options
         self.out = out
-        self.force = force or ours
+        self.force = force or is_unfinished
         """True if files at `out` may be replaced; those of an earlier run of this build always
         may.
         """
-        self.there = search.state.record.get("made") if ours else None
+        self.there = search.state.record.get("made") if is_unfinished else None
         """File name of the checkpoint that an interrupted build has written."""
         self.refused: dict[tuple[Budget, Choice], HydraError] = {}
         """Errors of choices that calibrate refused or that take too long."""
@@ -375,7 +375,10 @@ def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Comma
     if options.crossed:
         words |= {"data": options.data, "cross": True}
     promised = ("certifying", "certify"), ("risk", "risk"), ("coverage", "coverage")
-    words |= {theirs: getattr(options, ours) for ours, theirs in promised}
+    words |= {
+        calibrate_option: getattr(options, build_option)
+        for build_option, calibrate_option in promised
+    }
     words |= {"limit": options.limit, "seed": options.seed, "arch": options.arch}
     if entry.score not in (AUTO, "mi"):
         words["ood_score"] = entry.score
@@ -451,8 +454,8 @@ def _is_front(folder: Path) -> bool:
     if isinstance(record, dict):
         listed = record.get("rungs")
     paths = [folder / str(rung.get("path")) for rung in listed or () if isinstance(rung, dict)]
-    ours = {NAME, *(path.name for path in paths), *(sidecar(path).name for path in paths)}
-    return {path.name for path in folder.iterdir()} <= ours
+    our_files = {NAME, *(path.name for path in paths), *(sidecar(path).name for path in paths)}
+    return {path.name for path in folder.iterdir()} <= our_files
 
 
 def write_front(

@@ -8,7 +8,7 @@ import numpy as np
 
 from hydrasurgeon.data import Samples
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.options.columns import CROSS, DataSpec
 from hydrasurgeon.options.making import BuildOptions
 

@@ -281,11 +281,11 @@ class Table:
         def halved(outputs: Sequence[Outputs], half: int) -> list[Outputs]:
             return [output.at(places[half]) for output, places in zip(outputs, rows, strict=True)]
 
-        fitting, *foreign = map(task.outputs, halved(sets, 0))
+        fitting, *ood_outputs = map(task.outputs, halved(sets, 0))
         score = Score(PROPOSES if task.scores else "")
-        if foreign:
+        if ood_outputs:
             grounds = Grounds(
-                answers.linear, answers.evidence or None, foreign, (), self.leaves_out
+                answers.linear, answers.evidence or None, ood_outputs, (), self.leaves_out
             )
             score = choose(self.objective.score, fitting, grounds, task=task, seed=self.seed)
         reading, read = self._reading(choice, sets[0], rows[0])
@@ -303,16 +303,16 @@ class Table:
         if reading is None or choice.words != "cascade":
             inside = judged(judging[0], state)
             scores = [
-                state.ood_score(output.logits, output.features) for output in judging if foreign
+                state.ood_score(output.logits, output.features) for output in judging if ood_outputs
             ]
         else:
             first = [reading.first(*pair, task) for pair in zip(read, sets, strict=True)]
             early, late = halved(first, 0), [task.outputs(output) for output in halved(mixed, 0)]
             (val, *ood), most = zip(early, late, strict=True), choice.most_on
-            state = gated(state, *val, foreign=ood, words=True, most_on=most)
+            state = gated(state, *val, ood=ood, words=True, most_on=most)
             inside, scores, on = _in_stages(state, halved(first, 1), judging)
-        kind = score.kind if foreign else self.objective.score
-        return _Half(inside, _ranks(scores) if foreign else [], kind, on)
+        kind = score.kind if ood_outputs else self.objective.score
+        return _Half(inside, _ranks(scores) if ood_outputs else [], kind, on)
 
     def _reading(
         self, choice: Choice, val: Outputs, rows: Sequence[ndarray]
@@ -334,8 +334,8 @@ class Table:
 def _answered(inside: Judged, scores: Sequence[ndarray]) -> Answered:
     """Return answers with the OOD scores of VAL and of each OOD set."""
     named = [{AUTO: values} for values in scores]
-    foreign = {str(number): values for number, values in enumerate(named[1:])}
-    return Answered(inside, named[0] if named else {}, foreign)
+    ood_scores = {str(number): values for number, values in enumerate(named[1:])}
+    return Answered(inside, named[0] if named else {}, ood_scores)
 
 
 def _in_stages(

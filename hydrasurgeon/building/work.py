@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, write_text
-from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.resumable import Resumable, Work, there
+from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
@@ -101,6 +101,6 @@ class Workshop:
             return
         more: dict[str, Any] = {}
         if command.stage == "finetune":
-            begun = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
-            more = {"resume": begun.exists(), "save_every": SAVED}
+            training_state = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
+            more = {"resume": training_state.exists(), "save_every": SAVED}
         command.run(device=self.options.device, progress=self.progress, **more)

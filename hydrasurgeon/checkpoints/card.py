@@ -7,9 +7,9 @@ import shlex
 from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
 from hydrasurgeon.files.decided import Decision
-from hydrasurgeon.files.foreign import code
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.untrusted import code
 from hydrasurgeon.heads import count
 
 CARD = "README.md"
@@ -41,7 +41,7 @@ FOLDED = "- the constants that calibrate are in the model already: the probabili
 
 
 def model_card(
-    manifest: Manifest, usage: Usage, *, folded: Decision | None = None, ours: str = OURS
+    manifest: Manifest, usage: Usage, *, folded: Decision | None = None, loading_section: str = OURS
 ) -> str:
     """Write the model card, README.md in the hub's layout.
 
@@ -55,7 +55,7 @@ def model_card(
     more = ["…"] if len(model.labels or ()) > 10 else []
     names = f" ({', '.join([*labels, *more])})" if labels else ""
     tags = "\n- attention-head-pruning" if _lost_heads(manifest) else ""
-    section = ours.replace("{what}", RUNS[manifest.kind])
+    section = loading_section.replace("{what}", RUNS[manifest.kind])
     return f"""---
 library_name: {library}
 pipeline_tag: {task}

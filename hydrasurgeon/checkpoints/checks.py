@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from hydrasurgeon.checkpoints.folder import config_of
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.foreign import read_text, visible
 from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.manifest import HEADER_KEY, MAX_BYTES, HydraManifest, Manifest
 from hydrasurgeon.files.tensors import finite, spoiled, weights_sha256
+from hydrasurgeon.files.untrusted import read_text, visible
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw
@@ -149,7 +149,7 @@ def _code(checkpoint: Checkpoint) -> Check:
     Loading with `trust_remote_code` runs both.
     """
     folder, written = checkpoint.path, checkpoint.family.directory(checkpoint.manifest)
-    ours = json.loads(written.get("config.json", "{}"))
+    our_config = json.loads(written.get("config.json", "{}"))
     wrote = list[str]()
     for home, _, names in os.walk(folder):
         for name in sorted(names):
@@ -160,7 +160,7 @@ def _code(checkpoint: Checkpoint) -> Check:
                     return Check("code", False, f"{visible(where)} is not what we write")
                 wrote.append(where)
             elif NAMES_CODE.fullmatch(name):
-                expected = ours if where == "config.json" else {}
+                expected = our_config if where == "config.json" else {}
                 key = _names_code(_text(path), expected)
                 if key is not None:
                     return Check("code", False, f"{visible(where)}: its {key} is not what we write")
@@ -175,7 +175,7 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _names_code(text: str | None, ours: Mapping[str, Any]) -> str | None:
+def _names_code(text: str | None, our_config: Mapping[str, Any]) -> str | None:
     """Return the key of a config that names code other than ours; None if there is none."""
     try:
         config = None if text is None else json.loads(text)
@@ -183,11 +183,11 @@ def _names_code(text: str | None, ours: Mapping[str, Any]) -> str | None:
         config = None
     if isinstance(config, list):  # sentence-transformers' modules
         types = [str(entry.get("type")) if isinstance(entry, dict) else "" for entry in config]
-        foreign = [name for name in types if not name.startswith("sentence_transformers.")]
-        return "type" if foreign else None
+        other_types = [name for name in types if not name.startswith("sentence_transformers.")]
+        return "type" if other_types else None
     if not isinstance(config, dict):
         return "text"
-    return next((key for key in RUN if config.get(key) != ours.get(key)), None)
+    return next((key for key in RUN if config.get(key) != our_config.get(key)), None)
 
 
 def first(names: Sequence[str]) -> str:

@@ -116,7 +116,7 @@ def data_lines(manifest: Manifest) -> Iterator[tuple[str, DataRecord]]:
     if entry.args.get("certify") is not None:
         uses = ["calibration: fits", "calibration: certifies"]
     uses += ["OOD score fitted on"] * (entry.args.get("fit_data") is not None)
-    taught = ["answered, for words to learn"] * (entry.args.get("unlabelled") is not None)
-    ood_sets = len(entry.data) - len(uses) - len(taught)
-    uses += [*["OOD score chosen by"] * ood_sets, *taught]
+    pseudo_labelled = ["answered, for words to learn"] * (entry.args.get("unlabelled") is not None)
+    ood_sets = len(entry.data) - len(uses) - len(pseudo_labelled)
+    uses += [*["OOD score chosen by"] * ood_sets, *pseudo_labelled]
     yield from zip(uses, entry.data, strict=False)

@@ -15,9 +15,9 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import config_files, families, family_of_bare, schemes
 from hydrasurgeon.families.base import WEIGHTS, Bare, Family
 from hydrasurgeon.files.decided import BESIDE, PREFIX
-from hydrasurgeon.files.foreign import parse_json, read_json, read_text, visible
 from hydrasurgeon.files.header import MAX_HEADER, MAX_TENSORS
 from hydrasurgeon.files.tensors import TensorFile
+from hydrasurgeon.files.untrusted import parse_json, read_json, read_text, visible
 from hydrasurgeon.lookup import did_you_mean
 
 PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
@@ -208,12 +208,12 @@ def _shards(index: Path) -> list[TensorFile]:
     why = hint = None
     if not isinstance(homes, dict) or not homes:
         why = "has no weight_map of tensors and files"
-    elif foreign := [
+    elif missing_files := [
         n
         for n in homes.values()
         if not isinstance(n, str) or not n.isprintable() or not PLAIN.fullmatch(n)
     ]:
-        why = f"names a file {str(foreign[0])[:80]!r}, which is not one beside it"
+        why = f"names a file {str(missing_files[0])[:80]!r}, which is not one beside it"
         hint = "The index was not written by a library of models: do not use it."
     elif missing := [name for name in homes.values() if not present(index.parent / name)]:
         why = f"shard {missing[0]} is missing"
@@ -241,10 +241,10 @@ def _not_read(path: Path) -> CheckpointError:
 def check_names(names: Iterable[str], *, family: Family, where: str) -> None:
     """Refuse names that are not on the family's list of companions."""
     names = set(names)
-    foreign = sorted(names - set(family.companions(names)))
-    if foreign:
+    extra_files = sorted(names - set(family.companions(names)))
+    if extra_files:
         raise CheckpointError(
-            f"{where}: carries a file named {foreign[0][:80]!r}, which does not belong to a {family.name} model",
+            f"{where}: carries a file named {extra_files[0][:80]!r}, which does not belong to a {family.name} model",
             hint="The file was not written by hydrasurgeon as it is: do not use it.",
         )
 

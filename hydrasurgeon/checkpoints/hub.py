@@ -10,7 +10,7 @@ from pathlib import Path
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import config_files, families, family_of_bare, family_of_scheme
 from hydrasurgeon.families.base import TEXTS, Bare
-from hydrasurgeon.files.foreign import read_json
+from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.lookup import did_you_mean
 
 # A config with the labels of 22,000 classes has 2 MB.

@@ -134,11 +134,11 @@ def check_tensors(
                 hint="Quantised checkpoints cannot be cut: start from the floating-point one.",
             )
     more = (name for name in tensors if name not in shapes and name not in decision)
-    foreign = next(
+    extra_name = next(
         (name for name in more if name.startswith(DECISION) or (recorded and not picked)), None
     )
-    if foreign is not None:
-        raise wrong(f"{path}: tensor {foreign} is not part of {source}")
+    if extra_name is not None:
+        raise wrong(f"{path}: tensor {extra_name} is not part of {source}")
 
 
 def _hydra_shapes(

@@ -278,9 +278,9 @@ def all_kept(towers: Mapping[str, Tower]) -> dict[str, Layers]:
 
 def _around(path: Path) -> Content:
     """Open a named weight file, with config and decision state of its directory."""
-    ours = weight_names()
-    state = state_beside(path.parent) if path.name in ours else []
-    family, config = config_of(path.parent) if path.name in ours else (None, None)
+    file_names = weight_names()
+    state = state_beside(path.parent) if path.name in file_names else []
+    family, config = config_of(path.parent) if path.name in file_names else (None, None)
     # A timm model is known by its tensors, and these weights may be another library's than that of
     # the config.
     if family is None or not family.needs_config or path.name != family.weight_files[0]:

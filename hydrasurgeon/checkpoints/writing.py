@@ -25,7 +25,6 @@ from hydrasurgeon.files.atomic import (
     write_text,
 )
 from hydrasurgeon.files.decided import BESIDE, PREFIX
-from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import (
     FILES_KEY,
     HEADER_KEY,
@@ -36,6 +35,7 @@ from hydrasurgeon.files.manifest import (
     sidecar,
 )
 from hydrasurgeon.files.tensors import Entry, Planned, TensorFile, Tensors, write_tensors
+from hydrasurgeon.files.untrusted import read_json
 
 
 def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] = ()) -> Path:
@@ -44,9 +44,9 @@ def claim_checkpoint(out: str | Path, *, force: bool, inputs: Iterable[object] =
     A folder is replaced only if all of its files are ours.
     """
     path = output_path(out, force=force, inputs=inputs)
-    foreign = _foreign(path) if path.is_dir() else []
-    if foreign:
-        names = ", ".join(foreign[:5]) + (", …" if len(foreign) > 5 else "")
+    other_files = _other_files(path) if path.is_dir() else []
+    if other_files:
+        names = ", ".join(other_files[:5]) + (", …" if len(other_files) > 5 else "")
         raise OutputError(
             f"{path}: contains files that hydrasurgeon did not write ({names})",
             hint="A folder is replaced as a whole: move it away, or give another -o.",
@@ -66,7 +66,7 @@ def _sweep_within(folder: Path) -> None:
         sweep(folder / name, folder / "heads.json")
 
 
-def _foreign(folder: Path) -> list[str]:
+def _other_files(folder: Path) -> list[str]:
     """List the names in a folder that belong to no checkpoint of ours.
 
     Without such a checkpoint there, all names.
@@ -74,18 +74,18 @@ def _foreign(folder: Path) -> list[str]:
     _sweep_within(folder)
     names = {entry.name for entry in folder.iterdir()}
     weights = names & weight_names()
-    ours = {*weights, BESIDE, "heads.json", THRESHOLDS}
+    our_files = {*weights, BESIDE, "heads.json", THRESHOLDS}
     for family in families():
-        ours |= {*family.layout, *family.companions(names)}
+        our_files |= {*family.layout, *family.companions(names)}
     graphs = folder / GRAPHS
     if graphs.is_dir() and {*os.listdir(graphs)} <= {GRAPH, *GRAPHS_INT8}:
-        ours.add(GRAPHS)
+        our_files.add(GRAPHS)
     if CARD in names and OUR_TAG in (folder / CARD).read_text(encoding="utf-8", errors="replace"):
-        ours.add(CARD)
+        our_files.add(CARD)
     written = any(_is_ours(folder / name) for name in weights)
     if not weights:  # the graphs of `export` lie in a folder that holds none
-        written = {CARD, GRAPHS} <= ours
-    return sorted(names - ours if written else names)
+        written = {CARD, GRAPHS} <= our_files
+    return sorted(names - our_files if written else names)
 
 
 def _is_ours(weights: Path) -> bool:

@@ -16,7 +16,7 @@ from hydrasurgeon.cli.commands import add, regrouped
 from hydrasurgeon.cli.help import WIDEST, Pages, Plain
 from hydrasurgeon.commands import COMMANDS, NAMED, Command
 from hydrasurgeon.errors import HydraError, MissingDependency, OutputError, UsageError
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.lookup import INSTALLED_AS
 from hydrasurgeon.options.base import about
 

@@ -131,7 +131,7 @@ class Subject:
             assert batch.labels is not None  # the classes are fitted
             yield batch.inputs, batch.labels.to(next(self.module.parameters()).device)
 
-    def foreign(self, name: str) -> Iterator[Any]:
+    def ood_inputs(self, name: str) -> Iterator[Any]:
         """Yield the inputs of the OOD sets once."""
         from hydrasurgeon.runtime.answering import fed
 

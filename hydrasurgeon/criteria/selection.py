@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.manifest import Score, SingleManifest
+from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.heads import (
     Head,
     Layers,
@@ -47,17 +47,17 @@ def choose(
     """
     candidates = movable(manifest, score, layers=layers, tower=tower)
     if keep is not None:
-        gone = _beyond(manifest, score, candidates, keep, even=even)
+        removed = _beyond(manifest, score, candidates, keep, even=even)
     elif sample is not None:
-        gone = _sampled(score, candidates, sample, seed)
+        removed = _sampled(score, candidates, sample, seed)
     elif remove is not None:
-        gone = _in_order(score, candidates, remove)
+        removed = _in_order(score, candidates, remove)
     else:
         raise UsageError(
             "prune: the number of heads is missing",
             hint="Give --keep K, --remove N, --sample N/P or --mask FILE.",
         )
-    return _some(drop(manifest.kept, gone)), ()
+    return _some(drop(manifest.kept, removed)), ()
 
 
 def movable(
@@ -100,7 +100,7 @@ def _beyond(
         for tower in manifest.towers
         for layer in sorted({head.layer for head in candidates if head.tower == tower})
     ]
-    gone: list[Head] = []
+    removed: list[Head] = []
     apart = even or score.values is not None
     for row in rows if apart else [list(candidates)]:
         layers = 1 if apart else max(1, len(rows))
@@ -116,12 +116,12 @@ def _beyond(
         surplus = len(row) - keep * layers
         if surplus == 0:
             continue
-        gone += (
+        removed += (
             removal_order(score.values, row)[:surplus]
             if score.values
             else _in_order(score, row, surplus)
         )
-    return gone
+    return removed
 
 
 def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:

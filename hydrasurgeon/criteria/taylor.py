@@ -23,16 +23,16 @@ def score(subject: Subject) -> HeadScores:
         _gradients(subject, model, sites, "gradients")
         return {(site.tower, site.layer): _importance(site) for site in sites}
     scores: HeadScores = {}
-    gone: list[Head] = []
+    removed: list[Head] = []
     for site in sites:
-        with ablated(sites, gone):
+        with ablated(sites, removed):
             _gradients(subject, model, [site], f"gradients of layer {site.layer}")
         layer_scores = scores[site.tower, site.layer] = _importance(site)
         if site.layer in subject.layers:
             lowest = sorted(range(len(layer_scores)), key=lambda i: layer_scores[i])[
                 : max(0, len(layer_scores) - subject.keep)
             ]
-            gone += [Head(site.tower, site.layer, site.heads[i]) for i in lowest]
+            removed += [Head(site.tower, site.layer, site.heads[i]) for i in lowest]
     return scores
 
 

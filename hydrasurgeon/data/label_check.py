@@ -20,7 +20,7 @@ from hydrasurgeon.data.labels import UNLABELLED, Column
 from hydrasurgeon.data.matching import spelling_errors, unknown_classes
 from hydrasurgeon.data.samples import EMPTY, Samples
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 
 MOST = 20
 """Lines of a list of errors."""

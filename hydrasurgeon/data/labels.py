@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import MAX_NAME, is_name
+from hydrasurgeon.files.untrusted import MAX_NAME, is_name
 
 Labels = NDArray[Any]
 """Class numbers, int64 [sample]; truth of yes from 0 to 1, float64 [sample]; or 0 and 1, float32

@@ -317,10 +317,8 @@ def _by_order(spec: str, column: Column, model: Model) -> Fit:
     if all(INTEGER.fullmatch(name) for name in names) and names != labels:
         order = _numeric_order(spec, column)
         names = tuple(names[at] for at in order)
-    theirs = f"0…{count - 1}" if labels is None else listed(labels)
-    note = (
-        f"the classes of {spec} are taken as the model's {theirs}, in this order: {listed(names)}"
-    )
+    model_labels = f"0…{count - 1}" if labels is None else listed(labels)
+    note = f"the classes of {spec} are taken as the model's {model_labels}, in this order: {listed(names)}"
     return np.argsort(order), labels or names, None if names == labels else note
 
 
@@ -438,10 +436,10 @@ def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int
         if differs:
             near = f", which {differs}"
         # What the data lacks comes first.
-        ours = sorted(labels, key=lambda label: label in names)
+        model_labels = sorted(labels, key=lambda label: label in names)
         raise UnknownClass(
             f"{spec}: row {row}: the model has no class {listed([name for _, name in unknown])}"
-            f"{near}; the model's: {listed(ours)}",
+            f"{near}; the model's: {listed(model_labels)}",
             f"row {row} has the class {shown(name)}",
             differs,
         )

@@ -7,7 +7,7 @@ import re
 from pathlib import Path, PurePath
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import readable
+from hydrasurgeon.files.untrusted import readable
 from hydrasurgeon.lookup import did_you_mean
 
 KINDS = (

@@ -16,7 +16,7 @@ from hydrasurgeon.data.places import TABLES, ending
 from hydrasurgeon.data.samples import Samples
 from hydrasurgeon.data.tables import Columns, Table, classes_of, rows, tables_in
 from hydrasurgeon.errors import DataError, MissingDependency, reason
-from hydrasurgeon.files.foreign import decoding
+from hydrasurgeon.files.untrusted import decoding
 
 HINT = "What is read from elsewhere is tables (.parquet, .jsonl, .csv, …) and folders of .parquet."
 """Hint for data that cannot be read."""

@@ -23,8 +23,8 @@ from hydrasurgeon.data.images import MAX_BYTES, decode, is_picture, plain
 from hydrasurgeon.data.labels import UNLABELLED, Column, Labels
 from hydrasurgeon.data.matching import UnknownClass, matched
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import portable, read_bytes
 from hydrasurgeon.files.manifest import Inputs, Model
+from hydrasurgeon.files.untrusted import portable, read_bytes
 from hydrasurgeon.statistics import words
 from hydrasurgeon.statistics.drawing import Drawing
 

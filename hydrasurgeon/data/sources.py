@@ -43,13 +43,13 @@ from hydrasurgeon.data.tables import (
     table_of,
 )
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import (
+from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.files.untrusted import (
     decoding,
     open_regular,
     readable,
     unrooted,
 )
-from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.options.columns import LABELS, PART, SPLIT, DataSpec
 

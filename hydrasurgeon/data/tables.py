@@ -31,7 +31,7 @@ from hydrasurgeon.data.samples import Rows, Samples, TextPairs, is_missing, why_
 from hydrasurgeon.data.tags import rows_of_conll, tagged, with_entities
 from hydrasurgeon.data.words import Tokens, of_tokens
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, utf8
+from hydrasurgeon.files.untrusted import decoding, open_regular, parse_json, utf8
 from hydrasurgeon.lookup import did_you_mean
 
 SEPARATORS = ",;\t"
@@ -326,7 +326,7 @@ class Source:
         """
         column_names = dict.fromkeys(names)
         columns: dict[str, list[Any]] = {name: [] for name in self.wanted.chosen(column_names)}
-        rows, begun, at_once, lines = 0, 0, self.wanted.at_once or PIECE, array("q")
+        rows, first_row, at_once, lines = 0, 0, self.wanted.at_once or PIECE, array("q")
         for line, record in records:
             if line:
                 lines.append(line)
@@ -334,16 +334,16 @@ class Source:
                 if name not in column_names:
                     column_names[name] = None
                     if self.wanted.chosen([name]):
-                        columns[name] = [None] * (rows - begun)
+                        columns[name] = [None] * (rows - first_row)
             for name, values in columns.items():
                 values.append(record.get(name))
             rows += 1
-            if rows - begun == at_once:
+            if rows - first_row == at_once:
                 yield self.table(column_names, columns, lines)
-                columns, begun, lines = {name: [] for name in columns}, rows, array("q")
+                columns, first_row, lines = {name: [] for name in columns}, rows, array("q")
             if self.is_enough(rows):
                 break
-        if rows > begun or not rows:
+        if rows > first_row or not rows:
             yield self.table(column_names, columns, lines)
 
     def table(
@@ -655,7 +655,7 @@ def _count_csv(source: Source, *, separators: str = SEPARATORS) -> int:
 
 def _rows(spec: str, names: Sequence[str], lines: Any) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield records with the lines in which they begin, because a cell may hold line breaks."""
-    begun = lines.line_num
+    lines_read = lines.line_num
     for fields in lines:
         if fields and len(fields) != len(names):
             raise DataError(
@@ -663,8 +663,8 @@ def _rows(spec: str, names: Sequence[str], lines: Any) -> Iterator[tuple[int, di
                 f"{len(names)}"
             )
         if fields:
-            yield begun + 1, dict(zip(names, fields, strict=True))
-        begun = lines.line_num
+            yield lines_read + 1, dict(zip(names, fields, strict=True))
+        lines_read = lines.line_num
 
 
 def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:

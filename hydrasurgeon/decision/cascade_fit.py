@@ -44,7 +44,7 @@ def fit_cascade(
     full: Outputs,
     promise: CalibrateOptions,
     *,
-    foreign: Sequence[Both] = (),
+    ood: Sequence[Both] = (),
     words: bool = False,
     most_on: float | None = None,
 ) -> State:
@@ -55,7 +55,7 @@ def fit_cascade(
     task, rows = state.task, split(full, promise.seed)
     most = MAX_LOSS if promise.max_loss is None else promise.max_loss
     fits = (first.at(rows.fitting), full.at(rows.fitting))
-    state = gated(state, *fits, foreign=foreign, words=words, most=most, most_on=most_on)
+    state = gated(state, *fits, ood=ood, words=words, most=most, most_on=most_on)
     cascade = state.cascade
     fitted, *parts = (
         _answered(state, first.at(part), full.at(part)) for part in (rows.fitting, *rows.parts)
@@ -82,7 +82,7 @@ def gated(
     first: Outputs,
     full: Outputs,
     *,
-    foreign: Sequence[Both] = (),
+    ood: Sequence[Both] = (),
     words: bool = False,
     most: float = MAX_LOSS,
     most_on: float | None = None,
@@ -113,7 +113,7 @@ def gated(
         limits=record.limits,
     )
     state = _with(state, draft)
-    least = max((_flagging(state, *pair) for pair in foreign), default=0.0)
+    least = max((_flagging(state, *pair) for pair in ood), default=0.0)
     if most_on is None:
         threshold = max(_threshold(state, first, full, most), least)
     else:

@@ -195,14 +195,14 @@ def fit_alone(
     val: Outputs,
     model: Outputs,
     fit: Outputs | None,
-    foreign: Sequence[Outputs],
+    ood: Sequence[Outputs],
     promise: CalibrateOptions,
     task: Task = SINGLE,
 ) -> tuple[State, tuple[str, ...]]:
     """Fit a state of any model to predictions; return it with notes.
 
     `val` are the answers on validation data, `model` the model's own outputs there; OOD scores are
-    fitted to `fit` and compared on `foreign`.
+    fitted to `fit` and compared on `ood`.
     """
     if val.features is None and not task.scores:
         raise DataError(
@@ -221,5 +221,5 @@ def fit_alone(
     evidence = None
     if fit is not None and val.features is not None:
         evidence = evidence_of(fit, linear, promise.seed)
-    grounds = Grounds(linear, evidence, foreign)
+    grounds = Grounds(linear, evidence, ood)
     return fit_state(val, promise, grounds, model=model, task=task)

@@ -59,7 +59,7 @@ class Grounds:
     """Classifiers of all members; None if no linear classifier gives the logits."""
     evidence: Sequence[Evidence] | None = None
     """Fit data of all members; if None, a part of the held-out samples is used."""
-    foreign: Sequence[Outputs] = ()
+    ood: Sequence[Outputs] = ()
     perturbed: Sequence[Outputs] = ()
     leaves_out: Sequence[str] = ZERO_SHOT
     """Fitted scores that the model is not made for."""
@@ -67,7 +67,7 @@ class Grounds:
     @property
     def chooser(self) -> Chooser:
         """Kind of data that `auto` chooses by."""
-        if self.foreign:
+        if self.ood:
             return "ood"
         return "perturbed" if self.perturbed else "default"
 
@@ -130,7 +130,7 @@ def choose(
         f"--ood-score {score} leaves out {', '.join(left)}: {reason}"
         for reason, left in why.items()
     ]
-    sets = [*grounds.foreign, *grounds.perturbed]
+    sets = [*grounds.ood, *grounds.perturbed]
     if linear and evidence is not None and full_held.logits.ndim == 3:
         sets += dealt_out(full_held, linear, seed)
     worth = {

@@ -28,7 +28,7 @@ class Reading:
     record: decided.Words
     reader: Words
     see: Callable[[Any], Any]
-    taught: bool = False
+    pseudo_labelled: bool = False
     """True if pseudo-labelled samples were used for training."""
     out_of_fold: tuple[Any, ndarray] | None = None
     """Samples that it was fitted to, and what readers of the other folds say of them."""
@@ -158,20 +158,20 @@ def fit_reading(
         worth = fit_blend(kind, logits, read[:, :-1], truth, fitting, certifying)
         record = _record(reader_of(parts), tokenizer, logits.shape[-1], worth)
         return Reading(record, reader_of(parts), see, out_of_fold=(val.samples, read)), worth
-    every = [fit_candidate(train_seen, targets[labelled_train])]
+    candidates = [fit_candidate(train_seen, targets[labelled_train])]
     if train.more is not None:
         samples, model_outputs = train.more
         scale = scaled(kind, logits[fitting], truth[fitting])
         answers, unlabelled = means(kind, scale * model_outputs.astype(np.float64)), see(samples)
-        every.append(
+        candidates.append(
             fit_candidate(
                 [*train_seen, *unlabelled], np.concatenate([targets[labelled_train], answers])
             )
         )
-    best = int(np.argmin([candidate[0] for candidate in every]))
-    _, reader, worth = every[best]
+    best = int(np.argmin([candidate[0] for candidate in candidates]))
+    _, reader, worth = candidates[best]
     record = _record(reader, tokenizer, logits.shape[-1], worth)
-    return Reading(record, reader, see, taught=best > 0), worth
+    return Reading(record, reader, see, pseudo_labelled=best > 0), worth
 
 
 @decided.storable()

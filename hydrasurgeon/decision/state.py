@@ -35,8 +35,8 @@ from hydrasurgeon.files.decided import (
     stored_name,
     words_name,
 )
-from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.tensors import Tensors, as_float, spoiled
+from hydrasurgeon.files.untrusted import must
 from hydrasurgeon.run.shapes import Bool, Float
 from hydrasurgeon.run.words import MOST, Words
 from hydrasurgeon.statistics import temperature

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.foreign import open_regular
+from hydrasurgeon.files.untrusted import open_regular
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of protobuf's fields."""

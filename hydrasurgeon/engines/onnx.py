@@ -195,7 +195,7 @@ def join_products(graph: Any) -> None:
         groups.setdefault(product[0].input[0], []).append(product)
     joined = {source: group for source, group in groups.items() if len(group) > 1}
     heads: dict[str, list[Any]] = {}
-    gone: set[str] = set()
+    merged_outputs: set[str] = set()
     for source, group in joined.items():
         name = f"{source}_joined"
         weights = [numpy_helper.to_array(weight) for _, _, weight, _ in group]
@@ -215,11 +215,11 @@ def join_products(graph: Any) -> None:
             helper.make_node(kind, read, produced, name=produced[0] + "_joined", **attributes)
             for kind, read, produced, attributes in operations
         ]
-        gone |= {node.output[0] for product in group for node in product[:2]}
+        merged_outputs |= {node.output[0] for product in group for node in product[:2]}
     nodes = []
     for node in graph.node:
         nodes += heads.get(node.output[0], [])
-        if node.output[0] not in gone:
+        if node.output[0] not in merged_outputs:
             nodes.append(node)
     used = {name for node in nodes for name in node.input}
     stored = [array for array in graph.initializer if array.name in used]

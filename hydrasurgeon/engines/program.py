@@ -89,10 +89,14 @@ class Graph(nn.Module):
             return (logits,) if features is None else (logits, features)
         state = self.model.state
         if self._stock:
-            ours = (logits,) if features is None else (logits, features)
+            raw_outputs = (logits,) if features is None else (logits, features)
             if state is None or not clients_decide(self.model):
-                return kind_of(self.model.task).merged(logits), *ours
-            return calibrated(state, logits), *decision_outputs(state, logits, features)[2:], *ours
+                return kind_of(self.model.task).merged(logits), *raw_outputs
+            return (
+                calibrated(state, logits),
+                *decision_outputs(state, logits, features)[2:],
+                *raw_outputs,
+            )
         if state is None:
             return logits, kind_of(self.model.task).probs(logits).mean(dim=1)
         return logits, *decision_outputs(state, logits, features)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.engines.file import without_weights
 from hydrasurgeon.errors import CheckpointError, HydraError
-from hydrasurgeon.files.foreign import open_regular, visible
+from hydrasurgeon.files.untrusted import open_regular, visible
 
 SILENCE = "ORT_DISABLE_TELEMETRY"
 """Since 1.29 onnxruntime's Linux builds report sessions, with names and hashes of the models, to

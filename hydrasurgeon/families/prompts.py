@@ -20,8 +20,8 @@ from pydantic import Field
 from hydrasurgeon.errors import ManifestError, UsageError
 from hydrasurgeon.families.base import Family
 from hydrasurgeon.families.settings import Settings, Sha256
-from hydrasurgeon.files.foreign import parse_json, read_text
 from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.files.untrusted import parse_json, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,8 +67,8 @@ class NamedClasses(Family):
         return zero_shot(model, names)
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
-        ours = {weight.name for weight in self.weights(model)}
-        return {name: name for name in stored if name in ours}
+        weight_names = {weight.name for weight in self.weights(model)}
+        return {name: name for name in stored if name in weight_names}
 
     def module(
         self,

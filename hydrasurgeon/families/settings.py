@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from hydrasurgeon.errors import CheckpointError, HydraError
-from hydrasurgeon.files.foreign import must
+from hydrasurgeon.files.untrusted import must
 
 # The bound on every size: the largest vocabulary in use, XLM-V's, has 901,629 words.
 Size = Annotated[int, Field(ge=1, le=1 << 20)]

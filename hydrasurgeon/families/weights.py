@@ -123,11 +123,11 @@ def all_neurons(weights: Iterable[Weight]) -> dict[str, Layers]:
 def neuron_sizes(weights: Iterable[Weight]) -> dict[str, list[dict[str, int]]]:
     """Return the sizes of one neuron, by group and layer: in multiplied matrices, and in all."""
     weights = list(weights)
-    every = all_neurons(weights)
-    sizes = {group: [{"macs": 0, "params": 0} for _ in rows] for group, rows in every.items()}
+    neurons = all_neurons(weights)
+    sizes = {group: [{"macs": 0, "params": 0} for _ in rows] for group, rows in neurons.items()}
     for weight in weights:
-        if weight.group in every and weight.layer is not None and weight.heads is not None:
-            numbers = math.prod(weight.shape) // len(every[weight.group][weight.layer])
+        if weight.group in neurons and weight.layer is not None and weight.heads is not None:
+            numbers = math.prod(weight.shape) // len(neurons[weight.group][weight.layer])
             sizes[weight.group][weight.layer]["params"] += numbers
             sizes[weight.group][weight.layer]["macs"] += numbers if len(weight.shape) > 1 else 0
     return sizes

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import must
+from hydrasurgeon.files.untrusted import must
 from hydrasurgeon.lookup import plugins
 
 PREFIX = "hydrasurgeon.decision."

@@ -11,7 +11,6 @@ from pydantic import Field, ValidationError
 from hydrasurgeon.errors import Disagreement, ManifestError
 from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import MAX_MEMBERS, calibrated_by, shapes_of, silent_of
-from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import (
     HEADER_KEY,
     MAX_BYTES,
@@ -23,6 +22,7 @@ from hydrasurgeon.files.manifest import (
     first_mistake,
 )
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
+from hydrasurgeon.files.untrusted import parse_json
 
 FORMAT = "hydrasurgeon.decision/1"
 """Format identifier of a decision file."""

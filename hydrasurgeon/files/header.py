@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.files.foreign import must, parse_json, readable
+from hydrasurgeon.files.untrusted import must, parse_json, readable
 
 ITEMSIZE = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.files.foreign import unrooted
 from hydrasurgeon.files.manifest import DataRecord, Input, Step
+from hydrasurgeon.files.untrusted import unrooted
 
 # What is printed before the options, not as one.
 POSITIONAL = ("checkpoint",)

@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import Decision, Record, Seen, Share, Tally
-from hydrasurgeon.files.foreign import must, parse_json, read_bytes
 from hydrasurgeon.files.manifest import Sha256, first_mistake
+from hydrasurgeon.files.untrusted import must, parse_json, read_bytes
 
 MAX_BYTES = 256 << 20
 """Twenty million rows fit into it."""

@@ -28,7 +28,7 @@ from pydantic import (
 
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.decided import Decision, Record, calibrated_by, silent_of
-from hydrasurgeon.files.foreign import must, parse_json, read_bytes
+from hydrasurgeon.files.untrusted import must, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import plugins
 

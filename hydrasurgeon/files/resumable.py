@@ -22,8 +22,8 @@ from pydantic import ValidationError
 
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
 from hydrasurgeon.files.atomic import sweep
-from hydrasurgeon.files.foreign import must, open_regular, parse_json
 from hydrasurgeon.files.manifest import first_mistake
+from hydrasurgeon.files.untrusted import must, open_regular, parse_json
 
 FORMAT = "hydrasurgeon.state"
 """The text by which a state is told from other files."""

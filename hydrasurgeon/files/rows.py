@@ -18,7 +18,7 @@ from unicodedata import category
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import replacing, staged
-from hydrasurgeon.files.foreign import decoding, open_regular, parse_json, readable
+from hydrasurgeon.files.untrusted import decoding, open_regular, parse_json, readable
 
 if TYPE_CHECKING:
     import pyarrow as pa

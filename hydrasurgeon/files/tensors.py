@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import CheckpointError, DataError
-from hydrasurgeon.files.foreign import decoding, open_regular, readable
 from hydrasurgeon.files.header import AGAIN, ITEMSIZE, MAX_HEADER, TensorInfo, read_header
+from hydrasurgeon.files.untrusted import decoding, open_regular, readable
 
 if TYPE_CHECKING:  # numpy is a third of what `inspect` would have to import, and reads no header
     import numpy as np

@@ -205,11 +205,11 @@ def require(asserted: Sequence[Asserted], report: Report) -> None:
     names = [result.name for result in report.results]
     for text in dict.fromkeys(record.assertion for record in asserted):
         (assertion,) = with_bounds([parse_assertion(text)], names)
-        mine = [record for record in asserted if record.assertion == text]
-        if all(record.value is None for record in mine):
+        records = [record for record in asserted if record.assertion == text]
+        if all(record.value is None for record in records):
             raise _unmeasured(assertion, assertion.result, assertion.path, report)
         bound = assertion.limit
-        if isinstance(bound, Bound) and all(record.limit is None for record in mine):
+        if isinstance(bound, Bound) and all(record.limit is None for record in records):
             raise _unmeasured(assertion, bound.result, bound.path, report)
     broken = [record for record in asserted if not record.holds]
     details = []

@@ -53,12 +53,12 @@ def compared(
     answered.
     """
     # Where both were shown as many samples of the same OOD sets, these are compared too.
-    if [*row.foreign] != [*reference.foreign] or row.counts[1:] != reference.counts[1:]:
-        row, reference = (replace(answers, foreign={}) for answers in (row, reference))
+    if [*row.ood_scores] != [*reference.ood_scores] or row.counts[1:] != reference.counts[1:]:
+        row, reference = (replace(answers, ood_scores={}) for answers in (row, reference))
 
     def differences(*rows: Rows) -> dict[str, Values]:
-        mine, theirs = (answers.quality(*rows) for answers in (row, reference))
-        return {name: mine[name] - theirs[name] for name in mine}
+        row_metrics, reference_metrics = (answers.quality(*rows) for answers in (row, reference))
+        return {name: row_metrics[name] - reference_metrics[name] for name in row_metrics}
 
     ends = bootstrap(differences, *row.counts, level=level, seed=seed)
     values = differences(*row.everything)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.data.samples import EMPTY
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import MOST_SEEN, DataRecord, Step
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.options.columns import split_options
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def record(samples: Samples) -> DataRecord:
 def is_seen(samples: Samples, seen: str) -> tuple[Flags, Flags]:
     """Return which rows are among the recorded ones, and for which rows that can be decided."""
     recorded = np.frombuffer(base64.b64decode(seen), dtype="<u4")
-    mine = hashes(samples)
-    decidable = np.ones(len(mine), dtype=bool)
+    row_hashes = hashes(samples)
+    decidable = np.ones(len(row_hashes), dtype=bool)
     if len(recorded) >= MOST_SEEN:
-        decidable = mine <= recorded[-1]
-    return np.isin(mine, recorded) & (samples.digests != EMPTY), decidable
+        decidable = row_hashes <= recorded[-1]
+    return np.isin(row_hashes, recorded) & (samples.digests != EMPTY), decidable
 
 
 TRAINED = "trained the model"

@@ -18,7 +18,7 @@ from numpy import ndarray
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import FITTED
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.measuring.results import (
@@ -66,7 +66,7 @@ class Answered:
     inside: Judged
     scores: Mapping[str, Values] = field(default_factory=dict)
     """OOD scores of the labelled set; the first is the one in use."""
-    foreign: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
+    ood_scores: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
     """OOD scores of each OOD set."""
     classes: int = 0
     threshold: float | None = None
@@ -81,13 +81,13 @@ class Answered:
     @property
     def counts(self) -> list[int]:
         """Samples of the labelled set and of each OOD set."""
-        return [self.inside.count, *(len(scores[self.used]) for scores in self.foreign.values())]
+        return [self.inside.count, *(len(scores[self.used]) for scores in self.ood_scores.values())]
 
     @cached_property
     def ranked(self) -> list[Ranked]:
         """Each OOD set against the labelled one, by the score in use."""
         return [
-            Ranked(self.scores[self.used], scores[self.used]) for scores in self.foreign.values()
+            Ranked(self.scores[self.used], scores[self.used]) for scores in self.ood_scores.values()
         ]
 
     def quality(self, rows: Rows, *of_sets: Rows) -> dict[str, Drawn]:
@@ -113,13 +113,15 @@ class Answered:
         reference not"}.
         """
         phrases = {}
-        if self.foreign and reference.foreign and self.used != reference.used:
+        if self.ood_scores and reference.ood_scores and self.used != reference.used:
             phrases["OOD score"] = (
                 f"OOD by {visible(self.used)}, the reference by {visible(reference.used)}"
             )
         if self.calibrated != reference.calibrated:
-            mine, its = ("calibrated", "not") if self.calibrated else ("not calibrated", "is")
-            phrases["calibration"] = f"{mine}, the reference {its}"
+            row_state, reference_state = (
+                ("calibrated", "not") if self.calibrated else ("not calibrated", "is")
+            )
+            phrases["calibration"] = f"{row_state}, the reference {reference_state}"
         return phrases
 
 
@@ -275,9 +277,9 @@ def answered(predictions: Predictions, state: State, kinds: Sequence[str] = ("ms
 def measure(inside: Judged, *, ci: float | None = None, seed: int = 0) -> dict[str, Any]:
     """Return quality, calibration and selective risk on a labelled set: {name: value}."""
     measures, count = inside.measures(), inside.count
-    every = measures(np.arange(count)[None])
+    resampled = measures(np.arange(count)[None])
     values: dict[str, Any] = {
-        name: value.item() for name, value in every.items() if np.isfinite(value).all()
+        name: value.item() for name, value in resampled.items() if np.isfinite(value).all()
     }
     values |= {"n": count, **inside.figures()}
     if ci is not None:
@@ -321,7 +323,7 @@ def _ood(
     row: Answered, predictions: Predictions, state: State, ci: float | None, seed: int
 ) -> tuple[tuple[OodResult, ...], dict[Literal["near", "far", "all"], OodAverage]]:
     """Return the result of each OOD set, and the means over each group of sets."""
-    groups = {name: predictions.group(name) for name in row.foreign}
+    groups = {name: predictions.group(name) for name in row.ood_scores}
     places = {
         group: [at for at, item in enumerate(groups.values()) if group in ("all", item)]
         for group in GROUPS
@@ -344,7 +346,7 @@ def _ood(
     if ci is not None and ranked:
         intervals = _by_place(bootstrap(measures, *row.counts, level=ci, seed=seed))
     ood = []
-    for at, (name, scores) in enumerate(row.foreign.items()):
+    for at, (name, scores) in enumerate(row.ood_scores.items()):
         used, *further = scores
         values: dict[str, Any] = {
             **figures[str(at)],

@@ -26,9 +26,9 @@ from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
 from hydrasurgeon.files.decided import Decision
-from hydrasurgeon.files.foreign import is_name, parse_json
 from hydrasurgeon.files.manifest import Input, TaskName, first_mistake, usual_task
 from hydrasurgeon.files.tensors import ArrayFile, TensorFile, Tensors, typed, weights_sha256
+from hydrasurgeon.files.untrusted import is_name, parse_json
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.results import TIMES, Cost, Count, summed_costs
 from hydrasurgeon.measuring.sets import DataSets
@@ -127,15 +127,15 @@ def write_predictions(
     tensors = {"logits": outputs.logits, "labels": outputs.truth, **(more or {})}
     if outputs.groups is not None:
         tensors["groups"] = outputs.groups
-    for name, foreign in predictions.ood.items():
-        if foreign.logits.size:
-            tensors[f"ood.{name}.logits"] = foreign.logits
+    for name, outputs_of_set in predictions.ood.items():
+        if outputs_of_set.logits.size:
+            tensors[f"ood.{name}.logits"] = outputs_of_set.logits
     for name, scores in predictions.scores.items():
         prefix = f"ood.{name}.scores" if name else "scores"
         tensors |= {f"{prefix}.{score}": values for score, values in scores.items()}
-    for shift, foreign in predictions.shift.items():
+    for shift, outputs_of_set in predictions.shift.items():
         key = f"shift.{_key(*shift)}"
-        tensors |= {f"{key}.logits": foreign.logits, f"{key}.labels": foreign.truth}
+        tensors |= {f"{key}.logits": outputs_of_set.logits, f"{key}.labels": outputs_of_set.truth}
     usual = predictions.task.name == usual_task(outputs.logits.shape[-1])
     about: dict[str, Any] = {
         "name": predictions.name,
@@ -357,10 +357,10 @@ class _Contents:
         logits, prefix = f"ood.{name}.logits", f"ood.{name}.scores."
         scored = [key for key in self.file.infos if key.startswith(prefix)]
         if self._stored(logits) in self.file.infos or not scored:
-            foreign = self.logits(logits)
+            ood_logits = self.logits(logits)
         else:
-            foreign = np.zeros((next(iter(self.file.infos[scored[0]].shape), 0), 0, 0))
-        return Outputs(foreign, None), self.scores(prefix, rows=len(foreign))
+            ood_logits = np.zeros((next(iter(self.file.infos[scored[0]].shape), 0), 0, 0))
+        return Outputs(ood_logits, None), self.scores(prefix, rows=len(ood_logits))
 
     def scores(self, prefix: str, *, rows: int) -> dict[str, Float[ndarray, " sample"]]:
         """Return the scores with this prefix: finite, one for each of the `rows`."""
@@ -544,27 +544,27 @@ def ensembled(files: Sequence[tuple[Path, Predictions]], *, name: str | None = N
     """
     (first_path, first), *further = files
     for path, other in further:
-        for key, mine in _samples_of(first).items():
-            if mine != _samples_of(other)[key]:
+        for key, samples in _samples_of(first).items():
+            if samples != _samples_of(other)[key]:
                 raise DataError(
                     f"--ensemble: {first_path} and {path} have other {key}",
                     hint="Write both with eval --predictions on the same data, in the same order, "
                     "with the same --limit"
                     " and --seed.",
                 )
-    every = [predictions for _, predictions in files]
-    if not all(foreign.logits.size for p in every for foreign in p.ood.values()):
+    members = [predictions for _, predictions in files]
+    if not all(ood_outputs.logits.size for p in members for ood_outputs in p.ood.values()):
         raise DataError("--ensemble requires logits, and the files hold only scores")
-    costs = [p.cost for p in every if p.cost is not None]
-    cost = summed_costs(costs) if len(costs) == len(every) else None
+    costs = [p.cost for p in members if p.cost is not None]
+    cost = summed_costs(costs) if len(costs) == len(members) else None
     return Predictions(
-        name=name or " + ".join(predictions.name for predictions in every),
+        name=name or " + ".join(predictions.name for predictions in members),
         kind="ensemble",
         task=first.task,
-        outputs=_joined([member.outputs for member in every]),
-        ood={name: _joined([member.ood[name] for member in every]) for name in first.ood},
+        outputs=_joined([member.outputs for member in members]),
+        ood={name: _joined([member.ood[name] for member in members]) for name in first.ood},
         near=first.near,
-        shift={key: _joined([member.shift[key] for member in every]) for key in first.shift},
+        shift={key: _joined([member.shift[key] for member in members]) for key in first.shift},
         cost=cost,
     )
 
@@ -614,13 +614,13 @@ def predicted(sets: DataSets, answer: Callable[[Any, bool], Said], **about: Any)
     request.
     """
     outputs, scores = answer(sets.id, True)
-    foreign = {name: answer(samples, True) for name, samples in sets.ood.items()}
+    ood_answers = {name: answer(samples, True) for name, samples in sets.ood.items()}
     return Predictions(
         outputs=grouped(outputs, sets.id),
-        ood={name: outputs_there for name, (outputs_there, _) in foreign.items()},
+        ood={name: outputs_there for name, (outputs_there, _) in ood_answers.items()},
         near=sets.near,
         shift={shift: answer(samples, False)[0] for shift, samples in sets.shift.items()},
-        scores={"": scores, **{name: scores for name, (_, scores) in foreign.items()}},
+        scores={"": scores, **{name: scores for name, (_, scores) in ood_answers.items()}},
         **about,
     )
 

@@ -348,11 +348,11 @@ TIMES = ("latency_ms", "latency_batch")
 
 def summed_costs(costs: Sequence[Cost]) -> Cost:
     """Return the cost of models that run one after another on the same sample."""
-    every = [cost.macs_all_tokens for cost in costs]
+    all_tokens = [cost.macs_all_tokens for cost in costs]
     return Cost(
         params=sum(cost.params for cost in costs),
         macs=sum(cost.macs for cost in costs),
-        macs_all_tokens=None if None in every else sum(filter(None, every)),
+        macs_all_tokens=None if None in all_tokens else sum(filter(None, all_tokens)),
         tokens=costs[0].tokens,
     )
 

@@ -16,8 +16,8 @@ from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.files.foreign import is_name, visible
 from hydrasurgeon.files.manifest import Manifest
+from hydrasurgeon.files.untrusted import is_name, visible
 from hydrasurgeon.options.shared import ClassNames, Run
 
 if TYPE_CHECKING:
@@ -170,14 +170,14 @@ def check_same_classes(opened: Sequence[Checkpoint]) -> None:
             other.name,
             other.manifest.model.num_classes,
         )
-        for at, (mine, its) in enumerate(
+        for at, (model_name, other_name) in enumerate(
             zip(labels or (), other.manifest.model.labels or (), strict=False)
         ):
-            if mine != its:
+            if model_name != other_name:
                 raise DataError(
                     (
-                        f"{visible(first.name)} calls class {at} {visible(mine)}, "
-                        f"{visible(other.name)} {visible(its)}"
+                        f"{visible(first.name)} calls class {at} {visible(model_name)}, "
+                        f"{visible(other.name)} {visible(other_name)}"
                     ),
                     hint=(
                         "Models in one table must have the same classes in the same order: evaluate "
@@ -271,8 +271,8 @@ def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
     seen: dict[str, str] = {}
     notes = []
     (option, first), *_ = sets
-    for mine, samples in sets:
-        called = f"{mine} {visible(samples.spec)}"
+    for set_name, samples in sets:
+        called = f"{set_name} {visible(samples.spec)}"
         content = samples.content_hash()
         count = 0 if samples is first else samples.shared_with(first)
         if content in seen:
@@ -294,12 +294,12 @@ def _shared(count: int, samples: Samples, other: Samples) -> str:
 
 
 def in_samples(
-    inside: Samples, foreign: Iterable[tuple[str, Samples]], *, harm: str
+    inside: Samples, others_data: Iterable[tuple[str, Samples]], *, harm: str
 ) -> Iterator[str]:
     """Yield a warning for each OOD set that shares samples with the labelled set, with the harm
     that does.
     """
-    for name, samples in foreign:
+    for name, samples in others_data:
         count = samples.shared_with(inside)
         if count:
             yield f"OOD set {visible(name)}: {_shared(count, samples, inside)}; {harm}"

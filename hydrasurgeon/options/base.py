@@ -18,8 +18,8 @@ from pydantic_core import PydanticUndefined
 
 from hydrasurgeon.errors import HydraWarning, UsageError
 from hydrasurgeon.files.atomic import claims
-from hydrasurgeon.files.foreign import portable_entry, visible
 from hydrasurgeon.files.history import typed
+from hydrasurgeon.files.untrusted import portable_entry, visible
 from hydrasurgeon.lookup import did_you_mean
 
 GROUPS = READ, CHOSEN, RUNS, WRITTEN, SPECIAL = (

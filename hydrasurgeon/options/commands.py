@@ -12,8 +12,8 @@ from typing import Any
 from hydrasurgeon.commands import RECORDED
 from hydrasurgeon.errors import ManifestError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import Step
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import Options
 

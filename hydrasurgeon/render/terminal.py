@@ -7,7 +7,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.render.console import Part, parted
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.measure import Answered
 from hydrasurgeon.measuring.results import Result
@@ -157,7 +157,7 @@ def histograms(rows: Drawn) -> list[str]:
     for _, name, row in rows:
         inside, threshold = row.scores[row.used], row.threshold
         sets = {"in distribution": inside}
-        sets |= {set_name: scores[row.used] for set_name, scores in row.foreign.items()}
+        sets |= {set_name: scores[row.used] for set_name, scores in row.ood_scores.items()}
         line_name, style = "The fitted threshold,", "-"
         if threshold is None:
             threshold = float(np.quantile(inside.astype(np.float64), 1 - FLAGGED))

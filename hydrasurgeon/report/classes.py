@@ -16,17 +16,17 @@ worst.
 
 def class_tables(rows: Drawn, reference: int, names: Sequence[str]) -> list[Table]:
     """Return a table with the reference's worst classes first; none if answers are not classes."""
-    every = [row.inside.by_class() for _, _, row in rows]
-    first = every[reference]
+    metrics_by_class = [row.inside.by_class() for _, _, row in rows]
+    first = metrics_by_class[reference]
     if not first:
         return []
     size, *measures = next(iter(first.values()))
     worst = {klass: of[measures[-1]] or 0.0 for klass, of in first.items()}
-    classes = {klass for of in every for klass in of}
+    classes = {klass for of in metrics_by_class for klass in of}
     shown = sorted(classes, key=lambda klass: (worst.get(klass, 0.0), klass))[:ROWS]
     counts = tuple(Cell(f"{first[klass][size]:,}" if klass in first else "0") for klass in shown)
     columns = [Column(Metric(size), "", counts)]
-    for (_, name, _), of in zip(rows, every, strict=True):
+    for (_, name, _), of in zip(rows, metrics_by_class, strict=True):
         for measure in measures:
             cells = tuple(_cell(of[klass][measure] if klass in of else None) for klass in shown)
             columns.append(Column(Metric(measure, "higher"), name, cells))

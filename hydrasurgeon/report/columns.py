@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.measuring.results import (
     ABSENT,
     ANSWERS,

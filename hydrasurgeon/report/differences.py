@@ -24,14 +24,16 @@ def differences(row: Row, reference: Row, *, level: float, seed: int = 0) -> tup
     """Return the differences of comparable metrics; none if the models answered other samples, or
     too few.
     """
-    mine, theirs = row.answers, reference.answers
-    if mine.inside.count < FEWEST or not is_paired(mine, theirs):
+    row_answers, reference_answers = row.answers, reference.answers
+    if row_answers.inside.count < FEWEST or not is_paired(row_answers, reference_answers):
         return ()
-    spoiled = {metric for aspect in mine.unlike(theirs) for metric in SPOILED_BY[aspect]}
+    spoiled = {
+        metric for aspect in row_answers.unlike(reference_answers) for metric in SPOILED_BY[aspect]
+    }
     if any(ood.n < FEWEST for ood in row.result.ood):
         spoiled.update(OF_OOD)
-    every = compared(mine, theirs, level=level, seed=seed)
-    return tuple(difference for difference in every if difference.metric not in spoiled)
+    all_differences = compared(row_answers, reference_answers, level=level, seed=seed)
+    return tuple(difference for difference in all_differences if difference.metric not in spoiled)
 
 
 def word_of(differing: Sequence[Difference]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hydrasurgeon.files.foreign import code, visible
+from hydrasurgeon.files.untrusted import code, visible
 from hydrasurgeon.report.columns import Cell, Table
 from hydrasurgeon.report.page import Material
 

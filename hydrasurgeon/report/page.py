@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.measure import Answered, Row
@@ -224,7 +224,7 @@ def _charts(material: Material, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "by_class": class_tables(drawn, material.reference, material.classes),
         "reliability": charts.reliability(drawn),
-        "ood": charts.histograms([row for row in drawn if row[2].foreign]),
+        "ood": charts.histograms([row for row in drawn if row[2].ood_scores]),
         "selective": charts.risk_coverage(drawn, results),
     }
 

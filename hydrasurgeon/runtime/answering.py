@@ -183,15 +183,15 @@ class Engine(ABC):
     def rows(
         self,
         answers: Prediction,
-        begun: Sequence[dict[str, Any]],
+        row_prefixes: Sequence[dict[str, Any]],
         top: int,
         read_samples: Callable[[], Sequence[Any]] = tuple,
     ) -> list[dict[str, Any]]:
-        """Return answers as rows of `predict`, each of which continues a row of `begun`.
+        """Return answers as rows of `predict`, each of which continues a row of `row_prefixes`.
         `read_samples` returns the samples, for answers that refer to places in a text.
         """
         about = answers.about(read_samples)
-        rows = rows_of(about, begun, names=self.facts.labels, top=top, where=self.name)
+        rows = rows_of(about, row_prefixes, names=self.facts.labels, top=top, where=self.name)
         texts = read_samples() if self.facts.max_tokens is not None else ()
         if texts:
             too_long = self.transform.too_long(texts)  # type: ignore[attr-defined]

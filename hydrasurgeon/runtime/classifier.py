@@ -360,8 +360,8 @@ def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
         return shared[source]
 
     modules = []
-    every = member_sources(manifest, checkpoint.weights, tensors)
-    for member, sources in zip(manifest.members, every, strict=True):
+    sources_by_member = member_sources(manifest, checkpoint.weights, tensors)
+    for member, sources in zip(manifest.members, sources_by_member, strict=True):
         kept = selection(member, checkpoint.weights)
         module = family.module(manifest.model, kept, files=checkpoint.files)
         state = {name: parameter(source) for name, source in sources.items()}

@@ -32,24 +32,24 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, local: Any) -> list[Any]:
         """Return the values of all processes, in the order of their ranks, to every process."""
         if self.size == 1:
-            return [mine]
+            return [local]
         everyone: list[Any] = [None] * self.size
         # The threads of an old torch fill the tensors outside of the mode in which they were made.
         with torch.inference_mode(False):
-            dist.all_gather_object(everyone, mine)
+            dist.all_gather_object(everyone, local)
         return everyone
 
     def shared(self, parts: Iterable[Part], make: Callable[[Part], Made]) -> list[Made]:
         """Apply `make` to each part in one of the processes; return all results to every process."""
-        mine = [
+        local = [
             (number, make(part))
             for number, part in enumerate(parts)
             if number % self.size == self.rank
         ]
-        everyone = [pair for results in self.gather(mine) for pair in results]
+        everyone = [pair for results in self.gather(local) for pair in results]
         return [result for _, result in sorted(everyone, key=lambda pair: pair[0])]
 
 
@@ -59,14 +59,14 @@ def joined() -> Iterator[World]:
     if process_count() == 1:
         yield World()
         return
-    ours = not dist.is_initialized()
-    if ours:
+    started_here = not dist.is_initialized()
+    if started_here:
         # Predictions are small and travel over the CPU, whatever device the model runs on.
         dist.init_process_group("gloo")
     try:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
-        if ours:
+        if started_here:
             time.sleep(REST)
             dist.destroy_process_group()
 

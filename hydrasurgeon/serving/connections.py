@@ -53,8 +53,8 @@ class Patient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._begun = self.loop.time()
-        self._until = self._begun + self.life
+        self._started = self.loop.time()
+        self._until = self._started + self.life
         self._watch()
         if len(self.connections) > self.most:
             least = min((c for c in self.connections if isinstance(c, Patient)), key=Patient.worth)
@@ -66,8 +66,8 @@ class Patient(H11Protocol):
         super().handle_events()
         if self.cycle is before:
             return
-        self._begun = self.loop.time()
-        if self._begun > self._until:
+        self._started = self.loop.time()
+        if self._started > self._until:
             closing = (b"connection", b"close")
             self.cycle.default_headers = [*self.server_state.default_headers, closing]
 
@@ -97,7 +97,7 @@ class Patient(H11Protocol):
         values.
         """
         waits_for = self.waits_for
-        return waits_for is None, waits_for != "read", self._begun
+        return waits_for is None, waits_for != "read", self._started
 
     def _watch(self) -> None:
         self._timer = self.loop.call_later(self.patience, self._look, self.cycle, self.waits_for)

@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 from hydrasurgeon.data.images import decode
 from hydrasurgeon.data.samples import READS, is_missing
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.foreign import parse_json
+from hydrasurgeon.files.untrusted import parse_json
 
 MAX_CHARACTERS = 20_000
 """Most characters of a text; the model reads the beginning of shorter ones, as `predict` does."""

@@ -226,9 +226,9 @@ def _check_known(where: str, names: Sequence[str], model: Model, noun: str) -> N
 
 def _chosen(row: Row, kind: str, options: Sequence[str]) -> dict[str, Any]:
     """Return a choice between some of the classes, whose probabilities are scaled to sum to 1."""
-    every = _chances(row)
-    chances = [every[name] for name in options]
-    if len(options) < len(every):
+    all_chances = _chances(row)
+    chances = [all_chances[name] for name in options]
+    if len(options) < len(all_chances):
         total = sum(chances)
         chances = [p / total if total > 0 else 1 / len(options) for p in chances]
     verdict = _verdict(row)

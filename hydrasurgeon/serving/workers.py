@@ -63,11 +63,11 @@ class Worker:
 
 
 def supervise(
-    work: Work, count: int, *, up: Callable[[list[str]], None], gone: Callable[[int], None]
+    work: Work, count: int, *, up: Callable[[list[str]], None], on_exit: Callable[[int], None]
 ) -> None:
     """Keep so many processes until a signal ends this one: then each answers what it has taken.
 
-    `up` is called with the notes when all have loaded, and again after any was replaced; `gone`
+    `up` is called with the notes when all have loaded, and again after any was replaced; `on_exit`
     with the number of a process that died.
     """
     log = logging.getLogger("uvicorn.error")
@@ -81,7 +81,7 @@ def supervise(
             for at in dead:
                 number = workers[at].process.pid or 0
                 log.warning("process %d died (%s) and is replaced", number, workers[at].ending)
-                gone(number)
+                on_exit(number)
                 workers[at] = Worker.started(work)
             for at in dead:
                 try:

@@ -272,7 +272,7 @@ def graph_texts(opened: Checkpoint) -> dict[str, str]:
     if model.pooling == OF_WORDS:
         kind, task = "Token", "token-classification"
     usage = "optimum", task, GRAPH_USAGE.format(kind=kind, task=task, reader=reader)
-    card = model_card(manifest, usage, folded=manifest.decision, ours="")
+    card = model_card(manifest, usage, folded=manifest.decision, loading_section="")
     described = opened.family.directory(about)
     return {**described, CARD: card, **thresholds(opened, GIVEN), **opened.files}
 

@@ -54,7 +54,7 @@ class Trial:
     """Data on which answers are compared, and how much worse they may be."""
 
     samples: Samples
-    foreign: dict[str, Samples]
+    ood_sets: dict[str, Samples]
     tolerance: float
 
     def compared(
@@ -84,8 +84,8 @@ def opened_trial(about: Model, check: str, arguments: ExportOptions) -> Trial:
     samples = open_data(check, limit=arguments.limit, model=about)
     named = [parse_ood(entry) for entry in arguments.ood]
     check_once("--ood", [name for _, name, _ in named])
-    foreign = {name: open_data(spec, limit=arguments.limit) for _, name, spec in named}
-    return Trial(samples, foreign, arguments.tolerance)
+    ood_sets = {name: open_data(spec, limit=arguments.limit) for _, name, spec in named}
+    return Trial(samples, ood_sets, arguments.tolerance)
 
 
 def in_torch(model: Classifier) -> Answer:
@@ -141,7 +141,7 @@ def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str
         if record.abstain is not None:
             shares["answered"] = probs.max(axis=-1) >= record.abstain.threshold
         measures |= {name: float(share.mean()) for name, share in shares.items()}
-    for name, ood_samples in trial.foreign.items():
+    for name, ood_samples in trial.ood_sets.items():
         area = auroc(scores, answers(run, model, ood_samples, who)[1])
         measures[f"auroc.{name}"] = float("nan") if area is None else area
     return measures

@@ -28,7 +28,7 @@ from hydrasurgeon.engines import (
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.atomic import output_file, write_text
-from hydrasurgeon.files.foreign import portable
+from hydrasurgeon.files.untrusted import portable
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.measuring.cost import (
     answer,
@@ -315,8 +315,8 @@ def _entries(options: BenchOptions) -> list[_Entry]:
     opened = open_models(paths, arch=options.arch)
     for checkpoint in opened:
         checkpoint.check_weights()
-    every = iter(by_path(opened, paths))
-    single, members, rest = ([next(every) for _ in group] for group in groups)
+    checkpoints = iter(by_path(opened, paths))
+    single, members, rest = ([next(checkpoints) for _ in group] for group in groups)
     entries = [_Entry(name_of([checkpoint]), "single", (checkpoint,)) for checkpoint in single]
     if members:
         entries.append(_Entry(name_of(members), "in sequence", tuple(members)))

@@ -104,7 +104,7 @@ def build(options: BuildOptions) -> Built:
     """
     budgets = parse_budgets(options.budget)
     _check(options)
-    out, ours = _output(options, several=len(budgets) > 1)
+    out, is_unfinished = _output(options, several=len(budgets) > 1)
     body = _body(options)
     options, parted = with_val(
         options, lambda: read_data(options.data, options), body=body is not None
@@ -152,15 +152,15 @@ def build(options: BuildOptions) -> Built:
     make_folder(options.work)
     state.open()
     if body is not None:
-        begun = probe_of(options.paths[0], options)
+        probe = probe_of(options.paths[0], options)
         plan.begin("quick")
         with plan.moving():
-            for command in begun.making:
+            for command in probe.making:
                 workshop.perform(command)
-        models = _opened(options.but(checkpoints=(begun.file,)), val)
-        search = _search(options, budgets, models, sets, plan, state, workshop, begun)
+        models = _opened(options.but(checkpoints=(probe.file,)), val)
+        search = _search(options, budgets, models, sets, plan, state, workshop, probe)
         search.check(models)
-    front = Front(search, out, force=options.force, ours=ours)
+    front = Front(search, out, force=options.force, is_unfinished=is_unfinished)
     notes = [*(model.note for model in models if model.note), front.run(), *notes]
     if len(models) > 1 and not averaged(models):
         notes.append("the models share no start: their mean and its parts are left out")
@@ -240,9 +240,9 @@ def _search(
     plan: Plan,
     state: State,
     workshop: Workshop,
-    begun: Member | None,
+    probe: Member | None,
 ) -> Search:
-    """Return the search space. `begun` is the probe of a body."""
+    """Return the search space. `probe` is the probe of a body."""
     first, val = models[0], sets["val"][0]
     task = task_of(first.manifest.model)
     train = read_data(options.data, options.but(limit=SCORED), model=first.manifest.model)
@@ -262,14 +262,14 @@ def _search(
         options=options,
         budgets=budgets,
         opened=first,
-        models=unpruned if begun is None else [],
+        models=unpruned if probe is None else [],
         answer_store=answer_store,
         data=sets["data"][0],
         workshop=workshop,
         plan=plan,
         state=state,
         clock=clock,
-        probe=begun,
+        probe=probe,
     )
 
 
@@ -360,14 +360,14 @@ def _output(options: BuildOptions, *, several: bool) -> tuple[Path, bool]:
     this build left what lies there.
     """
     work = options.work
-    ours = unfinished(work, Path(options.out))
+    is_unfinished = unfinished(work, Path(options.out))
     if several:
-        out = claim_front(options, force=options.force or ours)
+        out = claim_front(options, force=options.force or is_unfinished)
     else:
         (out, _) = named(options.out)
         if not options.dry_run:
             with claims():  # the command that writes it will hold it
-                force = options.force or ours
+                force = options.force or is_unfinished
                 out = claim_checkpoint(options.out, force=force, inputs=options.sources)
     if work.is_symlink():
         raise OutputError(f"{work}: is a link", hint="Give another --cache.")
@@ -375,7 +375,7 @@ def _output(options: BuildOptions, *, several: bool) -> tuple[Path, bool]:
         raise OutputError(f"{work}: is not a directory", hint="Give another --cache.")
     make_folder(work.parent)
     hold(real(work), option="--cache")
-    return out, ours
+    return out, is_unfinished
 
 
 def _data(

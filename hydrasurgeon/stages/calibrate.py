@@ -30,7 +30,7 @@ from hydrasurgeon.options.columns import split_options
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.stages.calibrate_words import (
     as_before,
-    begun_of,
+    base_of,
     budget_of,
     most_on,
     reading_alone,
@@ -95,8 +95,8 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     target = claim_checkpoint(arguments.out, force=arguments.force, inputs=arguments.sources)
     source.check_weights()
     opened = replace(undecided(source), note=source.note)  # another state takes its place
-    begun = begun_of(arguments, source, opened)
-    digests = begun.digests()
+    base = base_of(arguments, source, opened)
+    digests = base.digests()
     model = opened.manifest.model
     val, certify, fit = _labelled(val, model, arguments)
     doubts = [note for samples in fit for note in label_notes(samples)]
@@ -105,13 +105,13 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
             arguments.note(line)
     fitted = ("--fit-data", fit[0]) if fit else None
     if arguments.cross:
-        check_probe(begun.manifest.history, val, source.name)
+        check_probe(base.manifest.history, val, source.name)
         seen = list[str]()
     else:
-        val, seen = known.certifying(val, begun.manifest.history, fitted=fitted)
+        val, seen = known.certifying(val, base.manifest.history, fitted=fitted)
     for number, samples in enumerate(certify):
         certify[number], more = known.certifying(
-            samples, begun.manifest.history, "--certify", fitted=fitted
+            samples, base.manifest.history, "--certify", fitted=fitted
         )
         seen += more
     sets = {"--data": [val], "--certify": certify, "--fit-data": fit}
@@ -137,11 +137,11 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
             fitting=len(val) if certify else None,
         )
     skipped = left_out_of(*(samples for _, samples in options))
-    state, fitted_notes, arguments = _fit(opened, state_in(begun), sets, arguments, skipped)
+    state, fitted_notes, arguments = _fit(opened, state_in(base), sets, arguments, skipped)
     entry = step(
         "calibrate",
         args=arguments.recorded(),
-        inputs=[begun.record(digests)],
+        inputs=[base.record(digests)],
         data=[
             known.record(samples) if option in LEARNT else DataRecord(**samples.fingerprint())
             for option, samples in options
@@ -152,7 +152,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     tensors = [*opened.tensors.planned(), *planned(state.tensors())]
 
     def manifest(sha256: str) -> Manifest:
-        history = (*begun.manifest.history, entry.wrote(sha256))
+        history = (*base.manifest.history, entry.wrote(sha256))
         return rewritten(
             opened.manifest,
             decision=state.record.model_dump(),
@@ -174,11 +174,11 @@ def check_probe(history: Sequence[Step], data: Samples, name: str) -> None:
         DataError: What lies below the classifier was trained on such rows too.
     """
     *earlier, last = history or (None,)
-    mine = data.fingerprint()["sha256"]
+    data_hash = data.fingerprint()["sha256"]
     is_probe = (
         last is not None and last.command == "finetune" and last.args.get("recipe") == "probe"
     )
-    if last is None or not is_probe or [step.sha256 for step in last.data[:1]] != [mine]:
+    if last is None or not is_probe or [step.sha256 for step in last.data[:1]] != [data_hash]:
         raise UsageError(
             f"--cross: {name} is not what `finetune --recipe probe` made of --data {data.spec}",
             hint=f"Its training rows tell nothing. Give other rows, without --cross; or split the table: {split_options(data.spec, ('finetune --data', 'and calibrate --data'))}",
@@ -282,19 +282,19 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     val = replace(val, inputs=known.inputs_by_features(val))
     few = check_count(len(val.logits) - copies(val), arguments, task)
     fit_outputs = None if train is None else task.outputs(train.outputs)
-    foreign, few_ood = [], []
+    ood, few_ood = [], []
     for name, predictions in more_files[len(fit) :]:
         outputs = task.outputs(predictions.outputs)
         note = too_few_ood(Path(name).name, len(outputs.logits))
         if note is None:
-            foreign.append(outputs)
+            ood.append(outputs)
         else:
             few_ood.append(note)
     plain_val = val
     reading, words_note = reading_alone(task, train, ids, plain_val, arguments)
     if reading is not None and ids is not None:
         val = reading.blend(plain_val, ids.ids)
-    state, notes = fit_alone(val, plain_val, fit_outputs, foreign, arguments, task)
+    state, notes = fit_alone(val, plain_val, fit_outputs, ood, arguments, task)
     if reading is not None:
         state = reading.joined(state, val, plain_val)
     entry = step(
@@ -412,18 +412,18 @@ def _fit(
         learnt, raw = validation, cross_fitted(model, raw, validation)
         validation = validation.at(np.flatnonzero(folds_of(validation) != NO_FOLD))
     unlabelled = () if arguments.words == "off" else sets.get("--unlabelled", ())
-    taught = [(samples, answer(samples)) for samples in unlabelled]
-    lessons = learnt, validation, raw, taught
+    pseudo_labelled = [(samples, answer(samples)) for samples in unlabelled]
+    lessons = learnt, validation, raw, pseudo_labelled
     reading, words_note = reading_of(engine, task, stored, *lessons, arguments)
     model_val = task.outputs(raw)
     val = model_val if reading is None else task.outputs(reading.blend(raw, validation))
     few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
     ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
-    strange: list[Samples] = [*ood]
+    ood_sets: list[Samples] = [*ood]
     if auto or arguments.ood_score == "knn":
-        strange.append(Perturbed(validation, arguments.seed))
-    strange_said = [answer(samples) for samples in strange]
-    foreign = [task.outputs(outputs) for outputs in strange_said]
+        ood_sets.append(Perturbed(validation, arguments.seed))
+    ood_answers = [answer(samples) for samples in ood_sets]
+    ood_outputs = [task.outputs(outputs) for outputs in ood_answers]
     linear = [task.classifier(*layer) for layer in classifiers(model)] if features else []
     evidence = None
     if features and train is not None:
@@ -434,8 +434,8 @@ def _fit(
         Grounds(
             linear,
             evidence,
-            foreign[: len(ood)],
-            foreign[len(ood) :],
+            ood_outputs[: len(ood)],
+            ood_outputs[len(ood) :],
             () if opened.family.named_classes else ZERO_SHOT,
         ),
         model=model_val,
@@ -451,7 +451,7 @@ def _fit(
             arguments = arguments.but(budget=f"on={most:.6f}")
         ahead = [
             (reading.first(samples, outputs, task), reading.blended(state, samples, outputs))
-            for samples, outputs in zip(strange, strange_said, strict=True)
+            for samples, outputs in zip(ood_sets, ood_answers, strict=True)
         ]
         state, more = with_words_first(state, first, val, ahead, len(ood), arguments, most)
         notes = (*notes, *more)

@@ -28,7 +28,7 @@ LEAST_SAVED = 0.05
 """The fraction of samples that words must answer to come first."""
 
 
-def begun_of(arguments: CalibrateOptions, source: Checkpoint, opened: Checkpoint) -> Checkpoint:
+def base_of(arguments: CalibrateOptions, source: Checkpoint, opened: Checkpoint) -> Checkpoint:
     """Return the checkpoint to begin with: `source` if its bag-of-words model gets new weights,
     else `opened`.
     """
@@ -141,7 +141,9 @@ def _weighed(
     reading, worth = fit_reading(*about, first=wanted == "cascade")
     if worth.pays or wanted != "auto":
         source = (
-            "also learnt from --unlabelled" if reading.taught else "is better without --unlabelled"
+            "also learnt from --unlabelled"
+            if reading.pseudo_labelled
+            else "is better without --unlabelled"
         )
         return reading, None if train.more is None else f"the bag-of-words model {source}"
     before, after = worth.without, worth.together
@@ -189,7 +191,7 @@ def with_words_first(
     state: State,
     first: Outputs,
     val: Outputs,
-    foreign: Sequence[tuple[Outputs, Outputs]],
+    ood: Sequence[tuple[Outputs, Outputs]],
     real_count: int,
     arguments: CalibrateOptions,
     most_on: float | None,
@@ -202,8 +204,8 @@ def with_words_first(
     from hydrasurgeon.decision.cascade_fit import LOST, fit_cascade, lost
     from hydrasurgeon.decision.state import with_seen
 
-    counted = foreign[:real_count] if real_count or most_on is not None else foreign
-    fitted = fit_cascade(state, first, val, arguments, foreign=counted, words=True, most_on=most_on)
+    counted = ood[:real_count] if real_count or most_on is not None else ood
+    fitted = fit_cascade(state, first, val, arguments, ood=counted, words=True, most_on=most_on)
     cascade, words = fitted.cascade, fitted.record.words
     assert words is not None
     if cascade.share_on > 1 - LEAST_SAVED:
@@ -213,7 +215,7 @@ def with_words_first(
     advice = more if real_count else f"--ood or {more}"
     notes = tuple(
         f"the bag-of-words model answers {100 * share:.0f} % of the perturbed rows that the model calls unfamiliar; {advice} sends more rows to the model"
-        for share in (lost(fitted, *outputs) for outputs in foreign[real_count:])
+        for share in (lost(fitted, *outputs) for outputs in ood[real_count:])
         if share > LOST
     )
     words = words.model_copy(update={"mode": "cascade", "threshold": cascade.threshold})

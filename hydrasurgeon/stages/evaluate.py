@@ -13,8 +13,8 @@ from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.engines import check_engine, chosen, fitted_otherwise, open_models
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
-from hydrasurgeon.files.foreign import portable, portable_entry, visible
 from hydrasurgeon.files.manifest import UNKNOWN
+from hydrasurgeon.files.untrusted import portable, portable_entry, visible
 from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.measuring.asserts import (
     DIFFERENCES,

@@ -15,7 +15,7 @@ from hydrasurgeon.decision.fitting import FEWEST_OOD
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.families.prompts import record_of
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.measuring.cascades import has_cascade, with_cascade
 from hydrasurgeon.measuring.cost import SideBySide, cost_of, first_inputs, together
 from hydrasurgeon.measuring.known import trained_on
@@ -132,12 +132,20 @@ def of_models(
     # Members come first, so that an ensemble can be made of what they said.
     for place in sorted(range(len(entries)), key=lambda at: entries[at].is_ensemble):
         entry = entries[place]
-        ours = [(name, samples, entry.of(named)) for name, samples, named in further]
+        further_sets = [(name, samples, entry.of(named)) for name, samples, named in further]
         parts = [answered[at] for at in entry.members if at in answered and entry.is_ensemble]
         member_outputs = parts if len(parts) == len(entry.members) else None
         job = entry.of(opened)
         more, outputs = _rows(
-            entry.name, job, sets, ours, arguments, skipped, timed, predictions, member_outputs
+            entry.name,
+            job,
+            sets,
+            further_sets,
+            arguments,
+            skipped,
+            timed,
+            predictions,
+            member_outputs,
         )
         (at, *rest) = entry.members
         if not rest and any(at in other.members for other in entries if other.is_ensemble):
@@ -150,7 +158,7 @@ def of_models(
     notes = [*sets.notes, *(samples.note for _, samples, _ in further)]
     notes += [trained_on(sets.id, checkpoint.manifest.history) for checkpoint in opened]
     classes: dict[str, Any] = dict(record_of(opened[0].manifest.model))
-    hashes = {name: record_of(ours[0].manifest.model) for name, _, ours in further}
+    hashes = {name: record_of(further_sets[0].manifest.model) for name, _, further_sets in further}
     if any(hashes.values()):
         classes["sets"] = hashes
     if timed is not None:
@@ -241,10 +249,10 @@ def _rows(
         inputs = first_inputs(models[0], sets.id, arguments)
         row = replace(row, timing=timed.add(together(models), inputs))
     results = []
-    for called, samples, ours in further:
+    for called, samples, set_checkpoints in further:
         # Models have the classes of the first data set.
-        if [c.manifest.model for c in ours] != [c.manifest.model for c in job]:
-            models = [_loaded(checkpoint, arguments) for checkpoint in ours]
+        if [c.manifest.model for c in set_checkpoints] != [c.manifest.model for c in job]:
+            models = [_loaded(checkpoint, arguments) for checkpoint in set_checkpoints]
         outputs, scores = said_of(models, samples, arguments, skipped, model_state.fitted)
         inside = as_decided(outputs, scores, state)
         values = measure(inside, ci=arguments.ci, seed=arguments.seed)

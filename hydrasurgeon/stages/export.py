@@ -143,13 +143,13 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
         need_feature(task_of(about), "--check", opened.name)
         tried = trial.opened_trial(about, arguments.check, arguments)
     answer: Callable[[Exported], Answer] = trial.in_file
-    theirs, classifier = opened, None
+    stock_checkpoint, classifier = opened, None
     if folder:
         classifier = model = as_classifier(opened, device="cpu")
         typed, notes = as_classifier(stock.with_types(opened), device="cpu"), _uncalibrated(opened)
         if decision is not None and not clients_decide(model):
-            theirs = undecided(opened)  # what other clients answer by
-            model = as_classifier(theirs, device="cpu")
+            stock_checkpoint = undecided(opened)  # what other clients answer by
+            model = as_classifier(stock_checkpoint, device="cpu")
             notes += (ALONE,)
         answer = partial(stock.answering, model=model)
     else:
@@ -176,7 +176,7 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     if folder:
         eight_bits = None if small is None else content
         with staged(path) as place:
-            texts = stock.graph_texts(theirs)
+            texts = stock.graph_texts(stock_checkpoint)
             stock.fill_graphs(place, texts, tensors, sealed(graph.content, facts), eight_bits)
     else:
         write_bytes(path, content)

@@ -148,7 +148,9 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         plan = replace(material, recipe=material.recipe.model_copy(update={"lr": rate}))
         if rate is None:
             plan = material
-        candidate, begin = _begun(plan, arguments, again=arguments.resume and interrupted)
+        candidate, begin = _prepare_training(
+            plan, arguments, again=arguments.resume and interrupted
+        )
         left_out = None
         if plan.recipe.dropout is not None:
             wanted = "dropout" in overrides
@@ -248,7 +250,7 @@ def _label_notes(material: _Material, arguments: FinetuneOptions) -> list[str]:
     return notes
 
 
-def _begun(
+def _prepare_training(
     material: _Material, arguments: FinetuneOptions, *, again: bool
 ) -> tuple[nn.Module, Callable[[], None]]:
     """Return the module to train, and a function that prepares it before the first step. A resumed
@@ -380,10 +382,12 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
         if arguments.unlabelled is None or arguments.data is None
         else read(arguments.unlabelled, labelled=False)
     )
-    return _taught(_Material(source, recipe, model, samples, held_out, unlabelled), arguments)
+    return _with_teachers(
+        _Material(source, recipe, model, samples, held_out, unlabelled), arguments
+    )
 
 
-def _taught(material: _Material, arguments: FinetuneOptions) -> _Material:
+def _with_teachers(material: _Material, arguments: FinetuneOptions) -> _Material:
     """Add the teachers. Stored predictions answer for unchanged inputs alone, so they turn
     augmentation off.
     """

@@ -285,14 +285,21 @@ def fusable(opened: Sequence[Single]) -> None:
         return {word: getattr(model, name) for word, name in ALIKE.items()} | config | towers
 
     first = opened[0]
-    mine = facts(first)
+    first_facts = facts(first)
     for other in opened[1:]:
-        theirs = facts(other)
-        field = next((key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)), None)
+        other_facts = facts(other)
+        field = next(
+            (
+                key
+                for key in {**first_facts, **other_facts}
+                if first_facts.get(key) != other_facts.get(key)
+            ),
+            None,
+        )
         if field is not None:
             raise SurgeryError(
                 f"{first.name} and {other.name} cannot be fused: {field} differs "
-                f"({mine.get(field)} / {theirs.get(field)})",
+                f"({first_facts.get(field)} / {other_facts.get(field)})",
                 hint="Fuse members that were pruned from the same backbone.",
             )
 

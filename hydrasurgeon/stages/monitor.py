@@ -13,9 +13,9 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckFailed, CheckpointError, DataError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.decided import Seen
-from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.looks import Look, fingerprint, hash_of, read_looks, unpacked
 from hydrasurgeon.files.rows import harmless, read_rows
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import MonitorOptions
 from hydrasurgeon.tasks.base import abstained

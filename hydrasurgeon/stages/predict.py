@@ -24,10 +24,10 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.engines import check_engine, chosen, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file, replacing
-from hydrasurgeon.files.foreign import portable
 from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.pieces import Pieces
 from hydrasurgeon.files.rows import Write, line, writing, writing_parts
+from hydrasurgeon.files.untrusted import portable
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
 from hydrasurgeon.tasks import task_of
@@ -323,14 +323,14 @@ class _Model:
         self.progress.tell()
         for piece in answering:
             index = piece.index.tolist()
-            begun = [self._named(samples, i, before) for i in index]
+            row_prefixes = [self._named(samples, i, before) for i in index]
             if self.arguments.embeddings is not None:
                 features = piece.outputs.features
                 assert features is not None
                 self.embedded.append(features.mean(axis=1))
             read_texts: Any = partial(list, map(samples.read, index))
             decided = model.prediction_of(piece.parts, cascade)
-            rows = model.rows(decided, begun, self.arguments.top, read_texts)
+            rows = model.rows(decided, row_prefixes, self.arguments.top, read_texts)
             answers |= zip(index, rows, strict=True)
             self.progress.add(len(index))
             # All windows before that of this batch are answered.
@@ -513,10 +513,10 @@ def _decided(
     ids, names = predictions.ids or range(len(outputs.logits)), decision.names or predictions.names
     for start in range(0, len(outputs.logits), ROWS):
         some = outputs.at(slice(start, start + ROWS))
-        begun = [{"id": name} for name in ids[start : start + ROWS]]
+        row_prefixes = [{"id": name} for name in ids[start : start + ROWS]]
         words = read and read.at(range(start, start + len(some.logits)))
         decided = decision.decide(some.logits, some.features, words)
-        yield rows_of(decided, begun, names=names, top=top, where=where)
+        yield rows_of(decided, row_prefixes, names=names, top=top, where=where)
 
 
 def _read(arguments: PredictOptions) -> _Source:

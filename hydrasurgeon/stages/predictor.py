@@ -116,10 +116,10 @@ class Predictor:
         answers: list[dict[str, Any]] = [{} for _ in range(len(samples))]
         for piece in Answering([engine], samples, options, features=engine.reads, cascade=cascade):
             index = piece.index.tolist()
-            begun = [{"id": samples.name(i)} for i in index]
+            row_prefixes = [{"id": samples.name(i)} for i in index]
             read_texts: Any = partial(list, map(samples.read, index))
             decided = engine.prediction_of(piece.parts, cascade)
-            rows_of_piece = engine.rows(decided, begun, options.top, read_texts)
+            rows_of_piece = engine.rows(decided, row_prefixes, options.top, read_texts)
             for i, row in zip(index, rows_of_piece, strict=True):
                 answers[i] = row
         if listed:

@@ -16,8 +16,8 @@ from hydrasurgeon.checkpoints.hub import is_hub_id
 from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.files.foreign import visible
 from hydrasurgeon.files.manifest import Step
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.options.base import FRESH, words
 from hydrasurgeon.options.commands import recalled, script
 
@@ -71,11 +71,11 @@ def retraced(checkpoint: Checkpoint) -> str:
     check = history_check(checkpoint.manifest)
     if check.holds is False:
         raise ManifestError(f"{where}: its history is incomplete: {check.detail}")
-    every = _linked(steps)
-    every[-1].output.name = checkpoint.path.name
-    needed = {every[-1].output}
+    linked_runs = _linked(steps)
+    linked_runs[-1].output.name = checkpoint.path.name
+    needed = {linked_runs[-1].output}
     runs: list[Retraced] = []
-    for run in reversed(every):
+    for run in reversed(linked_runs):
         if run.output in needed:
             # A step with these options can have read so many checkpoints.
             command, count = run.entry.command, len(run.inputs)

@@ -180,7 +180,7 @@ def _several(server: _Server, models: Models, ready_line: str) -> tuple[int, Bas
                 work,
                 server.arguments.workers,
                 up=up,
-                gone=lambda pid: mark_process_dead(pid, folder),
+                on_exit=lambda pid: mark_process_dead(pid, folder),
             )
         except (SystemExit, KeyboardInterrupt) as signal:
             stop = signal
@@ -265,14 +265,14 @@ def _ready(
         batch = model.collated([prepared for _, prepared, _ in samples])
         answers = model.answered(batch, cascade=arguments.cascade)
         top = max(top for _, _, top in samples)
-        begun = [{"id": name} for name, _, _ in samples]
-        rows = model.rows(answers, begun, top, lambda: [text for _, text, _ in samples])
+        row_prefixes = [{"id": name} for name, _, _ in samples]
+        rows = model.rows(answers, row_prefixes, top, lambda: [text for _, text, _ in samples])
         token_counts = _tokens_of(batch, model.transform) or [{}] * len(rows)
         return [{**row, **count} for row, count in zip(rows, token_counts, strict=True)]
 
     reads = getattr(model.transform, "kind", "image")
     # What cannot answer fails before it listens.
-    (begun,) = answer([(0, _first(reads, model.transform), arguments.top)])
+    (example_row,) = answer([(0, _first(reads, model.transform), arguments.top)])
     uncalibrated = without_state(opened.name) if model.state is None else None
     otherwise = fitted_otherwise(opened, engine)
     for note in filter(None, (opened.note, uncalibrated, otherwise, *model.notes)):
@@ -303,7 +303,11 @@ def _ready(
         name: kind
         for name, kind in columns.items()
         if name == CUT
-        or (name != "id" and (kind != "json" or name == "entities") and begun.get(name) is not None)
+        or (
+            name != "id"
+            and (kind != "json" or name == "entities")
+            and example_row.get(name) is not None
+        )
     }
     labels = model_facts.labels or range(model_facts.num_classes)
     if "top" not in columns or len({*labels}) < len(labels):

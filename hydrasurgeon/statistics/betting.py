@@ -35,8 +35,8 @@ def log_wealth(
     lose = -np.log1p(odds) - np.log1p(-limits)
     bets, path = np.full_like(odds, -np.inf), np.empty(len(rows))
     for look, (hits, n) in enumerate(zip(counted, rows, strict=True)):
-        begun = np.logaddexp(bets, -np.log((look + 1) * (look + 2)))
-        bets = begun + hits * win + (n - hits) * lose
+        new_bets = np.logaddexp(bets, -np.log((look + 1) * (look + 2)))
+        bets = new_bets + hits * win + (n - hits) * lose
         path[look] = np.logaddexp(
             np.logaddexp.reduce(bets, axis=None) - np.log(bets.size), -np.log(look + 2)
         )

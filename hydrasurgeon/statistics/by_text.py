@@ -65,8 +65,8 @@ class Outcomes:
         if promise.missed:
             below = np.searchsorted(thresholds, self.value, side="right")
             failing = self._from(below, rules)
-            every = np.bincount(self.text, minlength=self.texts)
-            counting = np.broadcast_to(every, failing.shape)
+            words_by_text = np.bincount(self.text, minlength=self.texts)
+            counting = np.broadcast_to(words_by_text, failing.shape)
         else:
             first = np.searchsorted(-thresholds, -self.value)
             counting = self._from(first, rules)

@@ -50,7 +50,7 @@ def _inside(tags: Tags) -> Bool[ndarray, "text word"]:
     return same & (tags > 0) & (tags % 2 == 0)
 
 
-def begun(tags: Tags) -> Tags:
+def with_openings(tags: Tags) -> Tags:
     """Replace each I that continues no entity by a B.
 
     Every word that is not O then belongs to an entity.

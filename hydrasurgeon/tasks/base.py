@@ -221,13 +221,13 @@ def joined(parts: Sequence[Joinable], order: ndarray | slice = slice(None)) -> J
 
 def rows_of(
     prediction: Prediction,
-    begun: Sequence[dict[str, Any]],
+    row_prefixes: Sequence[dict[str, Any]],
     *,
     names: Sequence[str] | None,
     top: int,
     where: str = "the decision state",
 ) -> list[dict[str, Any]]:
-    """Return one row for each sample that continues the row in `begun`; some columns are None
+    """Return one row for each sample that continues the row in `row_prefixes`; some columns are None
     without a decision state.
 
     Raises CheckpointError if a number is NaN or infinite, which JSON cannot express.
@@ -237,7 +237,7 @@ def rows_of(
         rows = zip(*columns.values(), strict=True)
         return [
             {**start, **dict(zip(columns, row, strict=True))}
-            for start, row in zip(begun, rows, strict=True)
+            for start, row in zip(row_prefixes, rows, strict=True)
         ]
     except NotFinite as error:
         hint = "Run `hydrasurgeon calibrate` again: a number of its decision state is too large."

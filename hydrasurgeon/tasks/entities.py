@@ -18,9 +18,9 @@ from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, counted, 
 from hydrasurgeon.statistics.entities import (
     Entities,
     are_right,
-    begun,
     entities_of,
     joint_chances,
+    with_openings,
 )
 from hydrasurgeon.statistics.metrics import BINS, auroc, bins_of, ece_of
 from hydrasurgeon.statistics.probabilities import sums_at, surest
@@ -51,7 +51,7 @@ def tags_of(
         belongs = not_outside(probs) >= cover
         tags = np.where(belongs, which + 1, 0)
         chances = np.where(belongs, inner, probs[..., 0])
-    tags = begun(tags)
+    tags = with_openings(tags)
     return np.where(there, tags, UNLABELLED), chances
 
 
@@ -260,8 +260,8 @@ class JudgedTokens(Judged):
         in OOD texts.
         """
         tags, chances = tags_of(reading.answers(logits))
-        theirs = joint_chances(entities_of(tags), chances, how_of(reading.constants))
-        return {"entity_auroc": auroc(1 - self.sure()[0], 1 - theirs)}
+        true_chances = joint_chances(entities_of(tags), chances, how_of(reading.constants))
+        return {"entity_auroc": auroc(1 - self.sure()[0], 1 - true_chances)}
 
     def diversity(self) -> dict[str, float]:
         there = self.there

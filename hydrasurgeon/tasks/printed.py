@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from hydrasurgeon.files.foreign import visible
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.lookup import need
 
 if TYPE_CHECKING:

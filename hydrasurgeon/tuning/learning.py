@@ -55,15 +55,17 @@ class Perturbation:
             if not self.mask_tokens:
                 return inputs, ((labels, 1.0),)
             ids = inputs["input_ids"]
-            gone = (torch.rand(ids.shape) < self.mask_tokens).to(ids.device)
-            gone &= ~torch.isin(ids, torch.tensor(self.special, device=ids.device, dtype=ids.dtype))
-            return {**inputs, "input_ids": ids.masked_fill(gone, self.mask)}, ((labels, 1.0),)
+            is_masked = (torch.rand(ids.shape) < self.mask_tokens).to(ids.device)
+            is_masked &= ~torch.isin(
+                ids, torch.tensor(self.special, device=ids.device, dtype=ids.dtype)
+            )
+            return {**inputs, "input_ids": ids.masked_fill(is_masked, self.mask)}, ((labels, 1.0),)
         if not self.mixup:
             return inputs, ((labels, 1.0),)
         part = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
         other = torch.randperm(len(labels)).to(labels.device)
-        mixed, theirs = part * inputs + (1 - part) * inputs[other], labels[other]
-        return mixed, ((labels, part), (theirs, 1 - part))
+        mixed, other_labels = part * inputs + (1 - part) * inputs[other], labels[other]
+        return mixed, ((labels, part), (other_labels, 1 - part))
 
 
 Teacher = Classifier | Tensor
@@ -169,16 +171,20 @@ def open_teacher(
     """
 
     opened = open_checkpoint(spec)
-    theirs = opened.manifest.model
-    if (theirs.task, theirs.num_classes) != (model.task, model.num_classes) or (
-        theirs.labels or model.labels
-    ) != (model.labels or theirs.labels):
+    teacher = opened.manifest.model
+    if (teacher.task, teacher.num_classes) != (model.task, model.num_classes) or (
+        teacher.labels or model.labels
+    ) != (model.labels or teacher.labels):
         raise SurgeryError(
-            f"--teacher {spec}: answers in {_classes(theirs)}, the model in {_classes(model)}",
+            f"--teacher {spec}: answers in {_classes(teacher)}, the model in {_classes(model)}",
             hint="Give teachers with the same classes in the same order.",
         )
-    texts = {theirs.inputs, model.inputs} - {None}
-    if theirs.preprocess != model.preprocess or dict(opened.files) != dict(files) or len(texts) > 1:
+    texts = {teacher.inputs, model.inputs} - {None}
+    if (
+        teacher.preprocess != model.preprocess
+        or dict(opened.files) != dict(files)
+        or len(texts) > 1
+    ):
         raise SurgeryError(
             f"--teacher {spec}: reads other inputs than the model (another size, normalisation or "
             "tokenizer, or pairs of texts)",

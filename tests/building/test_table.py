@@ -14,7 +14,7 @@ from hydrasurgeon.building.answers import Answers
 from hydrasurgeon.building.table import Choice, Objective, Table
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.statistics import metrics, probabilities
-from hydrasurgeon.statistics.entities import begun
+from hydrasurgeon.statistics.entities import with_openings
 from hydrasurgeon.statistics.probabilities import softmax
 from hydrasurgeon.statistics.scores.on_logits import score_of
 from hydrasurgeon.statistics.temperature import calibrated, temperature_of
@@ -80,7 +80,7 @@ def test_tags_are_judged_text_by_text() -> None:
         probs = softmax(logits[judged, 0].astype(np.float64) / at)
         there = tags[judged] >= 0
         chosen = probs.argmax(axis=-1)
-        found = begun(np.where(there, chosen, -1))
+        found = with_openings(np.where(there, chosen, -1))
         for text, truth in enumerate(tags[judged]):
             words = there[text]
             of_truth = np.take_along_axis(probs[text, words], truth[words][:, None], 1)

@@ -87,8 +87,8 @@ def outcomes(draw: st.DrawFn, circuits: int) -> tuple[Objective, Outcomes]:
         torch.tensor(draw(st.lists(numbers, min_size=circuits * k, max_size=circuits * k))).double()
         for k in (n, n, m)
     ]
-    margin, familiar, foreign = (r.view(circuits, -1) for r in rows)
-    return Objective(kind, n, m), Outcomes(margin, familiar, foreign)
+    margin, familiar, ood_certainty = (r.view(circuits, -1) for r in rows)
+    return Objective(kind, n, m), Outcomes(margin, familiar, ood_certainty)
 
 
 @given(st.data())
@@ -102,10 +102,13 @@ def test_points_allow_for_rounding(data: st.DataObject) -> None:
         )
         .double()
         .view(part.shape)
-        for part in (seen.margin, seen.familiar, seen.foreign)
+        for part in (seen.margin, seen.familiar, seen.ood_certainty)
     ]
     moved = Outcomes(
-        *(p + s for p, s in zip((seen.margin, seen.familiar, seen.foreign), shifts, strict=True))
+        *(
+            p + s
+            for p, s in zip((seen.margin, seen.familiar, seen.ood_certainty), shifts, strict=True)
+        )
     )
     for (low, high), (true, same) in zip(
         objective.points(seen, tolerance), objective.points(moved), strict=True
@@ -117,9 +120,11 @@ def test_points_allow_for_rounding(data: st.DataObject) -> None:
 @given(st.data())
 def test_points_are_the_metrics(data: st.DataObject) -> None:
     objective, seen = outcomes(data.draw, 1)
-    ((points, _),) = objective.points(Outcomes(seen.margin + 0.1, seen.familiar, seen.foreign))
+    ((points, _),) = objective.points(
+        Outcomes(seen.margin + 0.1, seen.familiar, seen.ood_certainty)
+    )
     accuracy = float((seen.margin + 0.1 > 0).double().mean())
-    auroc = metrics.auroc(-seen.familiar[0].numpy(), -seen.foreign[0].numpy())
+    auroc = metrics.auroc(-seen.familiar[0].numpy(), -seen.ood_certainty[0].numpy())
     expected = {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[objective.kind]
     assert objective.value(points) == pytest.approx(expected, abs=1e-12)
 

@@ -15,7 +15,7 @@ from fsspec.registry import known_implementations
 
 from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import DataError, MissingDependency
-from hydrasurgeon.files.foreign import portable
+from hydrasurgeon.files.untrusted import portable
 
 ROWS = {"text": [f"text {i}" for i in range(12)], "label": [f"class {i % 3}" for i in range(12)]}
 

@@ -212,7 +212,7 @@ def test_scores_are_fitted_to_the_mean_of_words() -> None:
     assert given.features is not None
     far = Outputs(given.logits, given.features + 3, given.labels)
     linear = [(np.zeros((1, 4)), np.zeros(1))] * 2
-    state, _ = fit_state(given, promise, Grounds(classifiers=linear, foreign=[far]), task=TOKENS)
+    state, _ = fit_state(given, promise, Grounds(classifiers=linear, ood=[far]), task=TOKENS)
     assert state.record.ood.score in TOKENS.features
     shapes = {name: tuple(tensor.shape) for name, tensor in state.tensors().items()}
     assert shapes_of(state.record, len(NAMES)) == shapes

@@ -75,8 +75,8 @@ def world() -> World:
 
 
 def test_auto_takes_the_score_that_sees_the_foreign(world: World) -> None:
-    val, foreign = world.inside(2000), world.outside(400)
-    state, _ = fit_state(val, promise(), Grounds(classifiers=world.classifiers, foreign=[foreign]))
+    val, ood = world.inside(2000), world.outside(400)
+    state, _ = fit_state(val, promise(), Grounds(classifiers=world.classifiers, ood=[ood]))
     assert state.fitted is not None
     best = state.record.ood.auroc[state.record.ood.score]
     assert best == max(state.record.ood.auroc.values())
@@ -112,12 +112,12 @@ def test_auto_takes_the_score_with_the_highest_log_odds(
     monkeypatch.setattr("hydrasurgeon.decision.ood_score._auroc", auroc)
     val = world.inside(100)
     val = Outputs(val.logits, None, val.labels)
-    for foreign, best in (
+    for ood, best in (
         ([easy], "energy"),
         ([telling], "max-logit"),
         ([easy, telling], "energy"),
     ):
-        state, _ = fit_state(val, promise(), Grounds(foreign=foreign))
+        state, _ = fit_state(val, promise(), Grounds(ood=ood))
         assert state.record.ood.score == best
     assert state.record.ood.auroc["energy"] == pytest.approx((0.9991 + 0.65) / 2)
 
@@ -256,7 +256,7 @@ def test_one_member(world: World) -> None:
     val = world.inside(400)
     alone = Outputs(val.logits[:, :1], None, val.labels)
     state, _ = fit_state(
-        alone, promise(), Grounds(foreign=[Outputs(world.outside(50).logits[:, :1], None)])
+        alone, promise(), Grounds(ood=[Outputs(world.outside(50).logits[:, :1], None)])
     )
     assert set(state.record.nll) == {"before", "temperature"}
     assert set(state.record.ood.auroc) == {"msp", "entropy", "energy", "max-logit"}
@@ -291,7 +291,7 @@ def test_auto_says_what_it_leaves_out(world: World) -> None:
     assert val.labels is not None
     two = val.at(val.labels < 2)
     state, notes = fit_state(
-        two, promise(), Grounds(classifiers=world.classifiers, foreign=[world.outside(50)])
+        two, promise(), Grounds(classifiers=world.classifiers, ood=[world.outside(50)])
     )
     assert "mds" not in state.record.ood.auroc
     assert "vim" in state.record.ood.auroc

@@ -235,9 +235,7 @@ def test_knn_asks_for_the_neighbour_that_tells_best() -> None:
     state, _ = fit_state(
         val,
         promise(ood_score="knn"),
-        Grounds(
-            classifiers=linear, evidence=evidence_of(train, linear, 0), foreign=[some(300, 0.25)]
-        ),
+        Grounds(classifiers=linear, evidence=evidence_of(train, linear, 0), ood=[some(300, 0.25)]),
     )
     assert state.record.ood.neighbours in (1, 5)
     assert state.fitted is not None

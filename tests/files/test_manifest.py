@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.files.foreign import MAX_DEPTH, parse_json
 from hydrasurgeon.files.manifest import Score, SingleManifest, Step, parse_manifest, read_manifest
+from hydrasurgeon.files.untrusted import MAX_DEPTH, parse_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHA = "0" * 64

@@ -13,7 +13,7 @@ from remade import remade
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.files.foreign import portable, portable_entry
+from hydrasurgeon.files.untrusted import portable, portable_entry
 
 LINES = (
     "score vit --method taylor --data {at}train.npz -o scored.safetensors",

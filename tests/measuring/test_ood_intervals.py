@@ -39,7 +39,7 @@ def anew(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
 
 def test_intervals_are_those_of_resamples_that_are_measured_one_by_one() -> None:
     row = answered(predictions(), State.unfitted())
-    inside, outside = row.scores["msp"], [each["msp"] for each in row.foreign.values()]
+    inside, outside = row.scores["msp"], [each["msp"] for each in row.ood_scores.values()]
 
     def slow(*drawn: np.ndarray) -> dict[str, np.ndarray]:
         each = [one(*rows) for rows in zip(*drawn, strict=True)]

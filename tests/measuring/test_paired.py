@@ -53,7 +53,7 @@ def slow(a: Answered, b: Answered) -> dict[str, list[float]]:
             i, score = each.inside, each.scores["msp"][rows]
             sets = [
                 anew(score, s["msp"][chosen])
-                for s, chosen in zip(each.foreign.values(), outside, strict=True)
+                for s, chosen in zip(each.ood_scores.values(), outside, strict=True)
             ]
             per.append(
                 {

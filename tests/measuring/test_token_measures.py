@@ -15,7 +15,7 @@ from hydrasurgeon.files.decided import Abstention, Cover, Entities
 from hydrasurgeon.measuring import measure
 from hydrasurgeon.measuring.measure import row_of
 from hydrasurgeon.measuring.predictions import Predictions
-from hydrasurgeon.statistics.entities import begun, entities_of, joint_chances
+from hydrasurgeon.statistics.entities import entities_of, joint_chances, with_openings
 from hydrasurgeon.statistics.metrics import risks
 from hydrasurgeon.statistics.probabilities import softmax, surest
 from hydrasurgeon.tasks import TASKS
@@ -137,7 +137,7 @@ def test_entities_of_foreign_texts_are_told_apart() -> None:
         doubts += [
             1 - float(confidence[text, first : last + 1].prod())
             for text, count in enumerate(lengths)
-            for first, last, _ in runs(begun(tags[text : text + 1, :count])[0].tolist())
+            for first, last, _ in runs(with_openings(tags[text : text + 1, :count])[0].tolist())
         ]
     inside = sum(
         len(runs(row[:count].tolist()))

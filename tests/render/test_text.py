@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hydrasurgeon import render
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckFailed
-from hydrasurgeon.files.foreign import code, visible
 from hydrasurgeon.files.manifest import (
     Fusion,
     HydraManifest,
@@ -27,6 +26,7 @@ from hydrasurgeon.files.manifest import (
     Step,
     Tower,
 )
+from hydrasurgeon.files.untrusted import code, visible
 from hydrasurgeon.measuring.results import Cost, Diversity, IdResult, OodAverage, Report, Result
 from hydrasurgeon.render import console
 from hydrasurgeon.stages.bench import Benched, Contender, Point

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_one_that_ends_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Each of these says that it is ready, and ends."""
     ups: list[list[str]] = []
-    gone: list[int] = []
+    on_exit: list[int] = []
 
     def up(notes: list[str]) -> None:
         ups.append(notes)
@@ -25,10 +25,10 @@ def test_one_that_ends_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        supervise(methodcaller("send", ["a note"]), 2, up=up, gone=gone.append)
+        supervise(methodcaller("send", ["a note"]), 2, up=up, on_exit=on_exit.append)
     assert ups == [["a note"]] * 3
-    assert len({*gone}) == len(gone) >= 1
-    assert f"process {gone[0]} died (exit code 0) and is replaced" in caplog.messages
+    assert len({*on_exit}) == len(on_exit) >= 1
+    assert f"process {on_exit[0]} died (exit code 0) and is replaced" in caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_one_that_ends_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_what_cannot_load_at_first_ends_all(work: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says) as raised:
-        supervise(work, 2, up=lambda _: pytest.fail("it is not up"), gone=lambda _: None)
+        supervise(work, 2, up=lambda _: pytest.fail("it is not up"), on_exit=lambda _: None)
     assert raised.value.hint  # type: ignore[attr-defined]
 
 
@@ -64,5 +64,5 @@ def test_what_cannot_load_later_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(workers.Worker, "started", start)
     monkeypatch.setattr(workers.time, "sleep", sleep)
     with pytest.raises(SystemExit):
-        supervise(methodcaller("close"), 1, up=lambda _: None, gone=lambda _: None)
+        supervise(methodcaller("close"), 1, up=lambda _: None, on_exit=lambda _: None)
     assert pauses == [workers.PAUSE] * 2

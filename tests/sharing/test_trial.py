@@ -85,7 +85,7 @@ def test_a_file_that_answers_nan_is_named(where: str, what: str, prepared: Any) 
     path, data, noise = prepared
     model = hs.load(path, device="cpu")
     opened = tried(model, data, f"noise={noise}", tolerance=1.0)
-    samples = {"data.npz": opened.samples, "noise.npz": opened.foreign["noise"]}[where]
+    samples = {"data.npz": opened.samples, "noise.npz": opened.ood_sets["noise"]}[where]
     first = next(iter(Batches(samples, model.transform, batch_size=1)))
 
     def spoiled(inputs: Any) -> tuple[Tensor, Tensor]:

@@ -29,15 +29,15 @@ def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[Answe
     labels = torch.randint(CLASSES, (rows,), generator=random).numpy()
     truth = np.eye(CLASSES)[labels] * 2.0
 
-    def foreign(rows: int, factor: float) -> Outputs:
+    def ood(rows: int, factor: float) -> Outputs:
         return Outputs(factor * drawn(rows, 1, CLASSES), None)
 
     return [
         Answers(
             (
                 Outputs((truth + 1.5 * drawn(rows, CLASSES))[:, None], None, labels),
-                foreign(rows // 2, 1),
-                foreign(rows, 2),
+                ood(rows // 2, 1),
+                ood(rows, 2),
             )
         )
         for _ in range(count)

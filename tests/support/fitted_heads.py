@@ -54,8 +54,8 @@ def solved(
     """
     model = as_classifier(open_checkpoint(path), device="cpu")
     seen = []
-    for gone in cuts:
-        with ablated(model.anatomy.sites, gone):
+    for removed in cuts:
+        with ablated(model.anatomy.sites, removed):
             seen.append(_collected(model, data))
     features, _, labels = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     extended = np.concatenate([features, np.ones((len(features), 1))], axis=1)

@@ -51,11 +51,9 @@ def algorithm_1(
     def score() -> Fraction:
         logits, outside = model.module(x).double(), model.module(foreign_x).double()
         acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
-        foreign, familiar = (score_of("msp", z[:, None].numpy()) for z in (outside, logits))
-        above = int((foreign[:, None] > familiar).sum()) * 2 + int(
-            (foreign[:, None] == familiar).sum()
-        )
-        auroc = Fraction(above, 2 * len(foreign) * len(familiar))
+        ood, familiar = (score_of("msp", z[:, None].numpy()) for z in (outside, logits))
+        above = int((ood[:, None] > familiar).sum()) * 2 + int((ood[:, None] == familiar).sum())
+        auroc = Fraction(above, 2 * len(ood) * len(familiar))
         return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
 
     order, trace = [], []
@@ -130,7 +128,7 @@ class Slow:
         model = hs.load(path, device="cpu")
         self.module, self.objective = model.module.requires_grad_(False), objective
         self.x, self.y = everything(data, model.transform)
-        self.foreign, _ = everything(ood, model.transform)
+        self.ood, _ = everything(ood, model.transform)
         self.heads = [
             ("vision", la, h) for la, row in enumerate(model.manifest.kept["vision"]) for h in row
         ]
@@ -139,7 +137,7 @@ class Slow:
         """Return the logits when each head's output is multiplied by its factor."""
         hooks = []
         for layer, block in enumerate(self.module.blocks):
-            mine = torch.cat(
+            kept_mask = torch.cat(
                 [
                     factors[i].expand(HEAD_DIM)
                     for i, (_, la, _) in enumerate(self.heads)
@@ -148,7 +146,7 @@ class Slow:
             )
             hooks.append(
                 block.attn.proj.register_forward_pre_hook(
-                    lambda _, args, mine=mine: (args[0] * mine,)
+                    lambda _, args, kept_mask=kept_mask: (args[0] * kept_mask,)
                 )
             )
         try:
@@ -161,7 +159,7 @@ class Slow:
         """Return margins, familiarity of ID samples, and familiarity of OOD samples."""
         ones = torch.ones(len(self.heads))
         with torch.no_grad():
-            inside, outside = self.logits(self.x, ones), self.logits(self.foreign, ones)
+            inside, outside = self.logits(self.x, ones), self.logits(self.ood, ones)
         return [
             [float(_margin(z, int(y))) for z, y in zip(inside, self.y, strict=True)],
             [float(_odds(z)) for z in inside],
@@ -182,14 +180,14 @@ class Slow:
                 for x, y in zip(self.x, self.y, strict=True)
             ],
             [gradient(x, _odds) for x in self.x],
-            [gradient(x, _odds) for x in self.foreign],
+            [gradient(x, _odds) for x in self.ood],
         ]
 
     def points(self, answers: list[list[float]]) -> Fraction:
-        margin, familiar, foreign = answers
+        margin, familiar, ood = answers
         right = Fraction(sum(m > 0 for m in margin), len(margin))
-        above = sum(2 * (f > o) + (f == o) for f in familiar for o in foreign)
-        auroc = Fraction(above, 2 * len(familiar) * len(foreign))
+        above = sum(2 * (f > o) + (f == o) for f in familiar for o in ood)
+        auroc = Fraction(above, 2 * len(familiar) * len(ood))
         return {"acc": right, "ood": auroc, "avg": (right + auroc) / 2}[self.objective]
 
     def predicted(

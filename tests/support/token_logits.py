@@ -6,7 +6,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.anatomy.words import NOTHING
-from hydrasurgeon.statistics.entities import begun
+from hydrasurgeon.statistics.entities import with_openings
 
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
@@ -18,7 +18,7 @@ def drawn(texts: int, seed: int, *, noise: float = 1.5) -> tuple[ndarray, ndarra
     there = np.arange(8) < counts[:, None]
     tags = random.choice(len(NAMES), size=(texts, 8), p=[0.4, 0.2, 0.1, 0.1, 0.2])
     # What data say has a B wherever an entity begins.
-    tags = begun(np.asarray(tags))
+    tags = with_openings(np.asarray(tags))
     scores = noise * random.normal(size=(texts, 2, 8, len(NAMES)))
     scores += 2 * (tags[..., None] == np.arange(len(NAMES)))[:, None]
     logits = np.where(there[:, None, :, None], scores, NOTHING).astype("float32")

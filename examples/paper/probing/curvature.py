@@ -53,11 +53,12 @@ class Weights:
 
     def removal(self, heads: Iterable[Head]) -> list[Tensor]:
         """Return δθ: minus the weights of these heads, and zero elsewhere."""
-        gone = set(heads)
+        removed = set(heads)
         changes = []
         for parameter, owner, site in zip(self.parameters, self.owners, self.sites, strict=True):
             goes = torch.tensor(
-                [Head(site.tower, site.layer, h) in gone for h in site.heads], device=owner.device
+                [Head(site.tower, site.layer, h) in removed for h in site.heads],
+                device=owner.device,
             )
             changes.append(torch.where(goes[owner], -parameter.detach(), 0))
         return changes

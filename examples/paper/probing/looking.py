@@ -63,15 +63,15 @@ def look(
     options: ProbeOptions,
     *,
     method: str,
-    gone: Sequence[Head],
+    removed: Sequence[Head],
     ranked: Sequence[Head],
     noisy: Callable[[Samples], Samples],
     settings: dict[str, Any],
 ) -> tuple[ProbeReport, Planes]:
-    """Return both halves of the report; heads `gone` are removed, `ranked` lists heads by rising
+    """Return both halves of the report; `removed` lists the pruned heads, `ranked` heads by rising
     importance.
     """
-    clean, spoiled, foreign = _data(checkpoint, options, noisy)
+    clean, spoiled, ood = _data(checkpoint, options, noisy)
     family, device = checkpoint.family, device_of(options.device)
     module = live_module(checkpoint).to(device=device, dtype=dtype_of(options.dtype))
     module.requires_grad_(False)
@@ -102,10 +102,10 @@ def look(
             module, anatomy, ((inputs, at) for inputs, _, at in passes(samples, stage)), shown
         )
 
-    losses, proofs = _proposition(checkpoint, module, passes, clean, spoiled, gone, options)
+    losses, proofs = _proposition(checkpoint, module, passes, clean, spoiled, removed, options)
     notes: tuple[str, ...] = () if clean.note is None else (clean.note,)
     notes += tuple(
-        in_samples(clean, foreign, harm="what is the same in both makes every distance smaller")
+        in_samples(clean, ood, harm="what is the same in both makes every distance smaller")
     )
     if losses.gap == 0 == losses.gap_pruned:
         notes += (
@@ -115,11 +115,11 @@ def look(
         )
     most, least = ranked[: -SHOWN - 1 : -1], ranked[:SHOWN]
     separation, planes, explained = _separation(
-        checkpoint.manifest, moments, clean, foreign, (*most, *least)
+        checkpoint.manifest, moments, clean, ood, (*most, *least)
     )
     proposition = Proposition(
         method=method,
-        removed=tuple(gone),
+        removed=tuple(removed),
         clean=clean.spec,
         noisy=spoiled.spec,
         draws=options.draws,
@@ -132,7 +132,7 @@ def look(
         settings=settings,
         proposition=proposition,
         separation=separation,
-        pictured=pictured if ranked and foreign else None,
+        pictured=pictured if ranked and ood else None,
         notes=notes,
     )
     return report, planes
@@ -146,16 +146,16 @@ def _data(
     clean = open_data(str(options.data), limit=options.limit, seed=options.seed, model=about)
     spoiled = fit_classes(noisy(clean), about)
     named = [parse_ood(entry) for entry in options.ood]
-    foreign = [
+    ood = [
         (name, open_data(spec, limit=options.limit, seed=options.seed)) for _, name, spec in named
     ]
     widest = max(size.head_dim for size in checkpoint.manifest.towers.values())
-    if foreign and len(clean) <= widest:
+    if ood and len(clean) <= widest:
         raise DataError(
             f"{clean.spec}: {len(clean)} samples have no covariance of {widest} dimensions",
             hint=f"Give more than {widest}.",
         )
-    return clean, spoiled, foreign
+    return clean, spoiled, ood
 
 
 def _proposition(
@@ -164,7 +164,7 @@ def _proposition(
     passes: Passes,
     clean: Samples,
     noisy: Samples,
-    gone: Sequence[Head],
+    removed: Sequence[Head],
     options: ProbeOptions,
 ) -> tuple[Losses, dict[str, Any]]:
     """Return the losses and the conditions of Proposition 1: two passes with gradients, and two
@@ -172,7 +172,7 @@ def _proposition(
     """
     sites = checkpoint.family.anatomy(module).sites
     weights = Weights.of(sites)
-    removal = weights.removal(gone)
+    removal = weights.removal(removed)
     sample_losses = losses_of(task_of(checkpoint.manifest.model)).losses
     how: dict[str, Any] = {"draws": options.draws, "seed": options.seed, "losses": sample_losses}
 
@@ -183,7 +183,7 @@ def _proposition(
         curvature(module, weights, labelled(samples, stage), removal, **how)
         for samples, stage in ((clean, "clean data"), (noisy, "noisy data"))
     )
-    with ablated(sites, gone):
+    with ablated(sites, removed):
         pruned = loss_of(module, labelled(clean, "clean, pruned"), sample_losses)
         both_lost = loss_of(module, labelled(noisy, "noisy, pruned"), sample_losses)
     gap, gap_pruned = spoiled.loss - plain.loss, both_lost - pruned
@@ -257,17 +257,17 @@ def _separation(
     manifest: SingleManifest,
     moments: Callable[[Samples, str], dict[tuple[str, int], Moments]],
     clean: Samples,
-    foreign: Sequence[tuple[str, Samples]],
+    ood: Sequence[tuple[str, Samples]],
     shown: Sequence[Head],
 ) -> tuple[tuple[Separation, ...], Planes, dict[str, tuple[float, ...]]]:
     """Return the distances for each OOD set, and the planes of the shown heads with their
     explained variance.
     """
-    inside = moments(clean, "heads on the data") if foreign else {}
+    inside = moments(clean, "heads on the data") if ood else {}
     rows: list[Separation] = []
     planes: Planes = {}
     explained: dict[str, tuple[float, ...]] = {}
-    for name, samples in foreign:
+    for name, samples in ood:
         outside = moments(samples, f"heads on {name}")
         by_layer = {place: distances(inside[place], outside[place]) for place in inside}
         last = by_layer[max(by_layer, key=lambda place: place[1])]

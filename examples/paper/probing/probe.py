@@ -15,8 +15,8 @@ from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
-from hydrasurgeon.files.foreign import portable_entry
 from hydrasurgeon.files.manifest import Score, SingleManifest
+from hydrasurgeon.files.untrusted import portable_entry
 from hydrasurgeon.heads import Head, Kept, all_heads, count, removal_order
 from hydrasurgeon.measuring.sets import check_once, kind_read, parse_ood
 from hydrasurgeon.options.base import stage
@@ -46,8 +46,8 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
     arguments = _with_amount(opened.manifest, arguments)
     key, score = _scores(opened, arguments)
     kept = _kept(opened.manifest, key, score, arguments)
-    gone = sorted(set(all_heads(opened.manifest.kept)) - set(all_heads(kept)))
-    if not gone:
+    removed = sorted(set(all_heads(opened.manifest.kept)) - set(all_heads(kept)))
+    if not removed:
         raise SurgeryError("probe: no head would go", hint="Give --keep K or --remove N.")
     from probing.looking import draw_probe, look
 
@@ -55,7 +55,7 @@ def probe(arguments: ProbeOptions) -> ProbeReport:
         opened,
         arguments,
         method=key,
-        gone=gone,
+        removed=removed,
         ranked=tuple(_ranked(opened.manifest, score)),
         noisy=_noisy(opened, arguments),
         settings=_settings(arguments),

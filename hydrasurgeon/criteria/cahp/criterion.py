@@ -140,9 +140,12 @@ def _check_maps(model: nn.Module, anatomy: Anatomy, inputs: Any) -> None:
     for layer, hidden, site, bias, real in _walk(anatomy, inputs):
         if not site.heads:
             continue
-        ours, theirs = heads_from_maps(site, hidden, bias).float(), seen.get(layer)
-        size = 0.0 if theirs is None else float(theirs[real].float().abs().max())
-        if theirs is None or float((ours - theirs.float())[real].abs().max()) > 0.05 * size + 1e-6:
+        computed, hooked = heads_from_maps(site, hidden, bias).float(), seen.get(layer)
+        size = 0.0 if hooked is None else float(hooked[real].float().abs().max())
+        if (
+            hooked is None
+            or float((computed - hooked.float())[real].abs().max()) > 0.05 * size + 1e-6
+        ):
             raise SurgeryError(
                 f"the attention maps of {site.tower} layer {site.layer} cannot be read: "
                 "softmax(q kᵀ) v is not what its output projection is given",
@@ -199,10 +202,10 @@ class ClassMoments:
     def add(self, maps: NDArray[Any], labels: NDArray[np.int64]) -> None:
         for label in np.unique(labels):
             if (at := self.row.get(int(label))) is not None:
-                mine = maps[labels == label].astype(np.float64)
-                self.counts[at] += len(mine)
-                self.sums[at] += mine.sum(axis=0)
-                self.squares[at] += np.square(mine).sum(axis=0)
+                class_maps = maps[labels == label].astype(np.float64)
+                self.counts[at] += len(class_maps)
+                self.sums[at] += class_maps.sum(axis=0)
+                self.squares[at] += np.square(class_maps).sum(axis=0)
 
     def finish(self) -> tuple[Array, Array]:
         """Return means and variances, [class, head, number], of the classes in the data.

@@ -36,9 +36,9 @@ def first_order(problem: Problem) -> tuple[Outcomes, Outcomes]:
     problem.module.requires_grad_(False)
     parts = over_batches(problem, lambda batch, labels: _of_batch(problem, batch, labels))
     margin, familiar, margin_change, familiar_change = parts[:4]
-    foreign, foreign_change = parts[4:] or (torch.zeros(0), torch.zeros(len(margin_change), 0))
-    changes = Outcomes(-margin_change, -familiar_change, -foreign_change)
-    return Outcomes(margin, familiar, foreign), changes
+    ood_score, ood_change = parts[4:] or (torch.zeros(0), torch.zeros(len(margin_change), 0))
+    changes = Outcomes(-margin_change, -familiar_change, -ood_change)
+    return Outcomes(margin, familiar, ood_score), changes
 
 
 def _of_batch(problem: Problem, batch: Any, labels: Tensor | None) -> list[Tensor]:

@@ -106,10 +106,10 @@ def _problem(subject: Subject, candidates: tuple[Head, ...], world: World) -> Pr
             hint=f"Search the other one: --tower {' or '.join(sorted(reached))}.",
         )
     batches = list(subject.batches("reading"))
-    foreign = list(subject.foreign("reading OOD")) if objective != "acc" else []
+    ood_batches = list(subject.ood_inputs("reading OOD")) if objective != "acc" else []
     first = next(module.parameters())
     id_inputs = Held.of([inputs for inputs, _ in batches], first.device, first.dtype)
-    ood_inputs = Held.of(foreign, first.device, first.dtype)
+    ood_inputs = Held.of(ood_batches, first.device, first.dtype)
     if beyond:
         id_inputs, ood_inputs = numbered(id_inputs, ood_inputs)
     problem = Problem(

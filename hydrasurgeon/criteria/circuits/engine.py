@@ -44,11 +44,11 @@ class Engine:
         self.anatomy = anatomy
         self.together = together
         """Number of sequences that run at once."""
-        self.gone: frozenset[Head] = frozenset()
+        self.removed: frozenset[Head] = frozenset()
 
     def remove(self, heads: Sequence[Head]) -> None:
         """Set the present circuit to the model without these heads."""
-        self.gone = frozenset(heads)
+        self.removed = frozenset(heads)
 
     def present(self, inputs: Any) -> Float[Tensor, "batch klass"]:
         """Return the logits of the present circuit."""
@@ -65,14 +65,16 @@ class Engine:
         for at, block in enumerate(self.anatomy.blocks):
             site = block.attention
             heads, attended = self._attention(at, hidden, stack.bias)
-            every = attended.flatten(0, 1)
+            joined_heads = attended.flatten(0, 1)
             branches = [h for h in candidates if (h.tower, h.layer) == (site.tower, site.layer)]
             for start in range(0, len(branches), size):
                 group = branches[start : start + size]
                 less = []
                 for i in (site.heads.index(head.number) for head in group):
                     weight = site.out.weight[:, i * site.width : (i + 1) * site.width]
-                    less.append(torch.addmm(every, heads[:, i].flatten(0, 1), weight.T, alpha=-1))
+                    less.append(
+                        torch.addmm(joined_heads, heads[:, i].flatten(0, 1), weight.T, alpha=-1)
+                    )
                 branched = torch.stack(less).unflatten(1, attended.shape[:2])
                 logits = self._finish(
                     after_attention(block, hidden, branched).flatten(0, 1), stack.bias, at + 1
@@ -103,7 +105,7 @@ class Engine:
         q, k, v = queries_keys_values(site, x, tokens)
         mask = related(site, layer_bias(site, x, bias, site.heads, tokens), q, k, site.heads)
         heads = mixed(site, q, k, v, mask)
-        here = [Head(site.tower, site.layer, number) not in self.gone for number in site.heads]
+        here = [Head(site.tower, site.layer, number) not in self.removed for number in site.heads]
         if not all(here):
             heads = heads * torch.tensor(here, device=x.device)[:, None, None]
         return heads, linear(merge(heads), site.out.weight, site.out.bias)
@@ -158,11 +160,11 @@ class Towers(Engine):
         """Remove heads, and recompute only the tower whose heads changed."""
         image = frozenset(head for head in heads if head.tower in self._image_towers)
         text = frozenset(heads) - image
-        if image != self.gone:
-            self.gone = image
+        if image != self.removed:
+            self.removed = image
             self._see()
-        if text != self.texts.gone:
-            self.texts.gone = text
+        if text != self.texts.removed:
+            self.texts.removed = text
             self._name()
 
     def present(self, inputs: Any) -> Float[Tensor, "batch klass"]:
@@ -197,7 +199,9 @@ class Towers(Engine):
     @torch.inference_mode()
     def _name(self) -> None:
         """Compute class features without the removed text heads, and without each other text head."""
-        left = [h for h in self.problem.left(self.texts.gone) if h.tower not in self._image_towers]
+        left = [
+            h for h in self.problem.left(self.texts.removed) if h.tower not in self._image_towers
+        ]
         device = self.problem.id_inputs.device
         prompts_by_class = self.prompted.prompts.to(device).unflatten(0, (self.prompted.count, -1))
 

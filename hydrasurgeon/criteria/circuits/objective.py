@@ -78,7 +78,7 @@ class Outcomes:
 
     margin: Float[Tensor, "*circuit id"]
     familiar: Float[Tensor, "*circuit id"]
-    foreign: Float[Tensor, "*circuit ood"]
+    ood_certainty: Float[Tensor, "*circuit ood"]
 
     def map(self, change: Callable[..., Tensor], *more: Outcomes) -> Outcomes:
         """Apply a function to each part, together with the same part of other outcomes."""
@@ -145,8 +145,8 @@ class Objective:
         if self.needs_ood:
             gap = self.gap(tolerance)
             pairs = self.id_rows * self.ood_rows
-            right = pairs_above(outcomes.familiar, outcomes.foreign, gap)
-            wrong = pairs_above(outcomes.foreign, outcomes.familiar, gap)
+            right = pairs_above(outcomes.familiar, outcomes.ood_certainty, gap)
+            wrong = pairs_above(outcomes.ood_certainty, outcomes.familiar, gap)
             if tolerance:  # what is not surely wrong may be right
                 low = low + 2 * right
                 high = high + 2 * (pairs - wrong)
@@ -270,8 +270,8 @@ def outcomes(
         answers = [objective.familiarity(logits)]
         return answers if labels is None else [margins(logits, labels), *answers]
 
-    margin, familiar, *foreign = over_batches(problem, of_batch)
-    return Outcomes(margin, familiar, *(foreign or [margin[:, :0]]))
+    margin, familiar, *ood_certainty = over_batches(problem, of_batch)
+    return Outcomes(margin, familiar, *(ood_certainty or [margin[:, :0]]))
 
 
 def over_batches(

@@ -23,8 +23,8 @@ from hydrasurgeon.criteria.circuits.objective import Problem, measure, outcomes
 from hydrasurgeon.errors import HydraError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.files.decided import Record
-from hydrasurgeon.files.foreign import read_json
 from hydrasurgeon.files.resumable import Resumable, there
+from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.heads import Head
 
 MAX_STATE = 1 << 24

@@ -12,7 +12,7 @@ from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, 
 from hydrasurgeon.families.hf_encoder.family import HFVariant
 from hydrasurgeon.families.settings import Chance, Count, Size
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
-from hydrasurgeon.files.foreign import must
+from hydrasurgeon.files.untrusted import must
 
 # What meets a distance in attention: c2p a query, p2c a key; older files join them by a bar.
 Compared = (

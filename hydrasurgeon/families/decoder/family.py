@@ -22,8 +22,8 @@ from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
 from hydrasurgeon.families.modernbert.family import GLOBAL, LOCAL, LayerType, Theta
 from hydrasurgeon.families.settings import Chance, Count, Positive, Settings, Size
 from hydrasurgeon.families.weights import QUERIES, Weight, linear, norm, stack
-from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.manifest import Tower
+from hydrasurgeon.files.untrusted import must
 from hydrasurgeon.heads import HeadAxis
 
 ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -167,9 +167,9 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def types(self) -> tuple[str, ...]:
-        return tuple(self.layer_types or self._every(2))
+        return tuple(self.layer_types or self._alternating(2))
 
-    def _every(self, pattern: int) -> list[str]:
+    def _alternating(self, pattern: int) -> list[str]:
         """List the types of layers: the last of every `pattern` layers is global, others are local."""
         return [
             LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(self.num_hidden_layers)
@@ -185,7 +185,7 @@ class Gemma3Config(GemmaConfig):
 
     @property
     def types(self) -> tuple[str, ...]:
-        return tuple(self.layer_types or self._every(self.sliding_window_pattern or 6))
+        return tuple(self.layer_types or self._alternating(self.sliding_window_pattern or 6))
 
 
 LLAMA = Kind(

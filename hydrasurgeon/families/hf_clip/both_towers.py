@@ -22,8 +22,8 @@ from hydrasurgeon.families.hf_encoder.architectures import (
 from hydrasurgeon.families.prompts import Prompts
 from hydrasurgeon.families.settings import Chance, Count, Settings, Size, parse
 from hydrasurgeon.families.weights import Weight, linear, norm, stack
-from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.files.untrusted import must
 
 TEXT = "text_model"
 """Prefix of its modules' names."""

@@ -28,8 +28,8 @@ from hydrasurgeon.families.settings import (
     pick_fields,
 )
 from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
-from hydrasurgeon.files.foreign import must
 from hydrasurgeon.files.manifest import Model, Tower
+from hydrasurgeon.files.untrusted import must
 
 # Activations without parameters of their own, under all of transformers' names.
 ACTIVATIONS = "gelu|gelu_10|gelu_accurate|gelu_fast|gelu_new|gelu_python|gelu_pytorch_tanh|laplace|leaky_relu|linear|mish|quick_gelu|relu|relu2|relu6|sigmoid|silu|swish|tanh"

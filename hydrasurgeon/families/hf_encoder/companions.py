@@ -32,8 +32,8 @@ from hydrasurgeon.families.settings import (
     parse,
     pick_fields,
 )
-from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import Model
+from hydrasurgeon.files.untrusted import parse_json
 
 PREPROCESSOR = "preprocessor_config.json"
 """File with the preparation of images, in the words of transformers."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hydrasurgeon.errors import CheckpointError, SurgeryError
-from hydrasurgeon.files.foreign import parse_json
 from hydrasurgeon.files.manifest import Pooling
+from hydrasurgeon.files.untrusted import parse_json
 
 MODULES, POOLING, LIMITS = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
 """The modules that texts run through, what the second of them does, and how long texts may be."""

@@ -187,8 +187,10 @@ class HFEncoder(OfImages):
         notes = []
         if not classes:
             notes.append(f"{named} has no classifier: `finetune` on labelled data gives it one")
-        ours = {weight.name for weight in self.weights(model)}
-        extra = sorted(name for name in names if name not in ours and not name.endswith("_ids"))
+        weight_names = {weight.name for weight in self.weights(model)}
+        extra = sorted(
+            name for name in names if name not in weight_names and not name.endswith("_ids")
+        )
         if extra:
             notes.append(
                 f"{len(extra)} tensors that a classifier does not use are left out ({extra[0]}, …)"
@@ -287,11 +289,11 @@ class HFEncoder(OfImages):
         return self.kinds[self.config(model).model_type]
 
     def names(self, model: Model, stored: Iterable[str]) -> Mapping[str, str]:
-        ours = {weight.name for weight in self.weights(model)}
+        weight_names = {weight.name for weight in self.weights(model)}
         return {
             name: where
             for name, where in canonical(self.kind(model), stored).items()
-            if name in ours
+            if name in weight_names
         }
 
     def towers(self, model: Model) -> dict[str, Tower]:

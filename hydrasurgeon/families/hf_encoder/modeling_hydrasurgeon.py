@@ -363,10 +363,10 @@ def member_weights(
                     )
     # What all members share lies where `fuse` puts it, under its own name, or as the first
     # member's.
-    mine, first = f"members.{number}.", "members.0."
+    prefix, first = f"members.{number}.", "members.0."
     places = {name.removeprefix(first): name for name in stored if name.startswith(first)}
     places |= {name: name for name in stored if not name.startswith("members.")}
-    places |= {name.removeprefix(mine): name for name in stored if name.startswith(mine)}
+    places |= {name.removeprefix(prefix): name for name in stored if name.startswith(prefix)}
     weights = {name: stored[place] for name, place in places.items()}
     for name, ((axis, blocks, queries), at, present, size) in cuts.items():
         if places.get(name) == name:

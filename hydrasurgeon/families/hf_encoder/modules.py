@@ -303,8 +303,8 @@ def _reader(
 
         def mean(hidden: Tensor) -> Tensor:
             tokens = base.layernorm(hidden)
-            taught: Tensor = inner.distillation_classifier(tokens[:, 1])
-            return (inner.cls_classifier(tokens[:, 0]) + taught) / 2
+            distilled: Tensor = inner.distillation_classifier(tokens[:, 1])
+            return (inner.cls_classifier(tokens[:, 0]) + distilled) / 2
 
         return mean, (base.layernorm, inner.cls_classifier, inner.distillation_classifier)
     return lambda hidden: inner.classifier(base.layernorm(hidden)[:, 0]), (

@@ -40,10 +40,10 @@ def closed(raw: Mapping[str, Any], wanted: Iterable[int]) -> list[int]:
         return token.removeprefix(prefix).removesuffix(suffix)
 
     # BPE without bytes or an unknown token drops a character that it does not know.
-    every = model["type"] == "BPE" and not model.get("byte_fallback")
+    needs_letters = model["type"] == "BPE" and not model.get("byte_fallback")
     seen = {letter for number in kept & names.keys() for letter in bare(names[number])}
     for token, number in ids.items():
-        if len(letter := bare(token)) == 1 and (every or letter in seen):
+        if len(letter := bare(token)) == 1 and (needs_letters or letter in seen):
             kept.add(number)
     parts: dict[int, set[int]] = {}
     for first, second in model.get("merges", ()):

@@ -18,7 +18,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
 from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
 from hydrasurgeon.families.settings import Chance, Count, Settings, Size
 from hydrasurgeon.families.weights import GATED, OUT, PACKED, Weight, linear, norm
-from hydrasurgeon.files.foreign import must
+from hydrasurgeon.files.untrusted import must
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """Layers in which a token looks at all others (of a decoder: before it), and at its neighbours
@@ -82,8 +82,8 @@ class ModernBertConfig(TextEncoder):
         """GLOBAL or LOCAL, layer by layer."""
         if self.layer_types is not None:
             return tuple(self.layer_types)
-        every = self.global_attn_every_n_layers
-        return tuple(LOCAL if layer % every else GLOBAL for layer in range(self.num_hidden_layers))
+        period = self.global_attn_every_n_layers
+        return tuple(LOCAL if layer % period else GLOBAL for layer in range(self.num_hidden_layers))
 
     @property
     def thetas(self) -> dict[str, float]:

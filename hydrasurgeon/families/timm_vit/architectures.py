@@ -244,11 +244,9 @@ def infer(shapes: Shapes, where: str = "the file") -> Match:
     if any(RELATIVE_TABLE in name for name in shapes):
         raise SurgeryError(f"{where}: cannot be pruned: {RELATIVE_WHY}", hint=SUPPORTED)
     packed = {name: shape for name, shape in shapes.items() if name.endswith(".attn.qkv.weight")}
-    gone = next((name for name, shape in packed.items() if shape[:1] != (3 * shape[-1],)), None)
-    if gone is not None:
-        why = (
-            f"heads were already removed ({gone} is {_x(shapes[gone])}) and the manifest is missing"
-        )
+    cut_name = next((name for name, shape in packed.items() if shape[:1] != (3 * shape[-1],)), None)
+    if cut_name is not None:
+        why = f"heads were already removed ({cut_name} is {_x(shapes[cut_name])}) and the manifest is missing"
         raise CheckpointError(
             f"{where}: {why}", hint="Bring back the .heads.json, or start from the backbone."
         )

@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.foreign import read_text
 from hydrasurgeon.files.manifest import TaskName
+from hydrasurgeon.files.untrusted import read_text
 from hydrasurgeon.lookup import did_you_mean
 
 # Of a recipe's file.
