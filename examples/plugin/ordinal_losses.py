@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from hydrasurgeon.tuning.losses import OfClasses
+from hydrasurgeon.tuning.losses import SingleLabelLosses
 
 
-class Losses(OfClasses):
+class Losses(SingleLabelLosses):
     """Cross-entropy and ranked probability score."""
 
     def losses(

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from hydrasurgeon.building.clock import EIGHT_BITS
-from hydrasurgeon.building.members import Member
+from hydrasurgeon.building.members import MemberModel
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.reading import open_checkpoint, undecided
 from hydrasurgeon.data import Samples
@@ -38,7 +38,7 @@ from hydrasurgeon.tuning.probe import cross_fitted
 
 
 @dataclass(frozen=True)
-class Answers:
+class MemberOutputs:
     """Outputs of the members of one model, or of several models side by side."""
 
     sets: tuple[Outputs, ...]
@@ -48,7 +48,7 @@ class Answers:
     linear: tuple[Classifier, ...] = ()
     """Weight and bias of each member's classifier."""
 
-    def beside(self, other: Answers) -> Answers:
+    def beside(self, other: MemberOutputs) -> MemberOutputs:
         """Return the outputs of the members of this model and of the other one, on the same
         samples.
         """
@@ -61,7 +61,7 @@ class Answers:
             return replace(one, logits=logits, features=features)
 
         sets = tuple(map(joined, self.sets, other.sets))
-        return Answers(sets, (*self.evidence, *other.evidence), (*self.linear, *other.linear))
+        return MemberOutputs(sets, (*self.evidence, *other.evidence), (*self.linear, *other.linear))
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ class AnswerStore:
     progress: Progress
     crossed: Samples | None = None
     """The training rows, where classifiers of folds answer for VAL, which are those with a fold."""
-    cache: dict[Path, Answers] = field(default_factory=dict)
+    cache: dict[Path, MemberOutputs] = field(default_factory=dict)
 
     def words(self, read: Callable[[Samples], ndarray]) -> tuple[ndarray, ...]:
         """Return a word reader's outputs on VAL and each OOD set, from the stored file if there is
@@ -110,7 +110,7 @@ class AnswerStore:
         make_folder(folder)
         return folder
 
-    def read(self, member: Member, engine: str) -> Answers:
+    def read(self, member: MemberModel, engine: str) -> MemberOutputs:
         """Return a model's answers, from the stored file if there is one."""
         name = f"{member.name}-{EIGHT_BITS}" if engine == EIGHT_BITS else member.name
         place = self._folder() / f"{name}{SUFFIX}"
@@ -121,7 +121,7 @@ class AnswerStore:
                 self.cache[place] = self._kept(place)
         return self.cache[place]
 
-    def _ask(self, member: Member, engine: str, place: Path) -> None:
+    def _ask(self, member: MemberModel, engine: str, place: Path) -> None:
         options, several = self.options.but(progress=self.progress), bool(self.ood)
         opened = undecided(open_checkpoint(member.file, arch=options.arch, arch_of_bare=True))
         opened = classifying(opened, options, self.val)
@@ -151,13 +151,13 @@ class AnswerStore:
         more = {name: item for name, item in more.items() if item is not None}
         write_predictions(predictions, place, more=more)
 
-    def _kept(self, place: Path) -> Answers:
+    def _kept(self, place: Path) -> MemberOutputs:
         stored = read_predictions(place)
         sets = [stored.outputs, *stored.ood.values()]
         if len(sets[0].logits) != len(self.val) or len(stored.ood) != len(self.ood):
             raise ValueError("of other samples")
         if not self.ood:
-            return Answers((*sets,))
+            return MemberOutputs((*sets,))
         held = load_file(place)
         sets = [replace(output, features=held[f"features.{n}"]) for n, output in enumerate(sets)]
         linear = tuple(
@@ -166,6 +166,6 @@ class AnswerStore:
         )
         fit = Outputs(held["fit.logits"], held[f"features.{len(sets)}"], held["fit.labels"])
         if self.crossed is not None:  # scores are fitted to a part of VAL: the rest has not seen it
-            return Answers((*sets,), (), linear)
+            return MemberOutputs((*sets,), (), linear)
         evidence = evidence_of(self.task.outputs(fit), linear, self.options.seed)
-        return Answers((*sets,), (*evidence,), linear)
+        return MemberOutputs((*sets,), (*evidence,), linear)

@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from hydrasurgeon.building.members import Member
-from hydrasurgeon.building.table import Choice, Entry, Table
+from hydrasurgeon.building.members import MemberModel
+from hydrasurgeon.building.table import Candidate, CandidateTable, Entry
 
 MOST_MEMBERS = 5
 """Members of a hydra."""
@@ -23,14 +23,14 @@ MARGIN = 1e-3
 """So little is no lead: a tenth of a point."""
 ROUNDING = 1e-4
 """Largest loss of value against a plain rival that still counts as equal; tables do not show it."""
-Members = tuple[Member, ...]
+Members = tuple[MemberModel, ...]
 
 
 def propose(
-    table: Table,
-    pools: Sequence[Sequence[Member]],
+    table: CandidateTable,
+    pools: Sequence[Sequence[MemberModel]],
     affordable: Callable[[Members], bool],
-) -> list[Choice]:
+) -> list[Candidate]:
     """Return one choice for each number of members that is affordable on all samples and on each
     half.
     """
@@ -59,7 +59,7 @@ def propose(
 
     overall, first, rest = map(selected, (None, 0, 1))
     counts = sorted(overall.keys() & first.keys() & rest.keys())
-    return [Choice(overall[count], (first[count], rest[count])) for count in counts]
+    return [Candidate(overall[count], (first[count], rest[count])) for count in counts]
 
 
 def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> Entry:

@@ -12,19 +12,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.building.work import State
+from hydrasurgeon.building.work import WorkState
 from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import with_reader
 from hydrasurgeon.decision.reading import Reading
-from hydrasurgeon.decision.state import NOVELTY
-from hydrasurgeon.decision.state import State as Deciding
+from hydrasurgeon.decision.state import NOVELTY, State
 from hydrasurgeon.engines import PACKAGES, engine_of, engines_of
 from hydrasurgeon.files import decided
-from hydrasurgeon.files.decided import Cascade, Conformal, Decision, Ood
+from hydrasurgeon.files.decided import Cascade, Conformal, DecisionRecord, Ood
 from hydrasurgeon.measuring.cost import seconds_of, timed_samples
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.run.words import Words
+from hydrasurgeon.run.words import BagOfWords
 from hydrasurgeon.runtime.answering import Engine
 
 EIGHT_BITS = "int8"
@@ -62,7 +61,7 @@ class Clock:
         opened: Checkpoint,
         val: Samples,
         options: Run,
-        state: State | None = None,
+        state: WorkState | None = None,
     ) -> None:
         """`state` keeps what was measured."""
         self.opened = opened
@@ -149,16 +148,19 @@ class Clock:
         return engines_of(undecided(opened), self.engines, device=device, keep=keep)
 
 
-def _alone(engine: Engine, reader: Words) -> Engine:
+def _alone(engine: Engine, reader: BagOfWords) -> Engine:
     """Return a copy of an engine in which the word reader answers every sample."""
     words: dict[str, Any] = {"mode": "cascade"}
     ood: dict[str, Any] = {"score": NOVELTY, "threshold": 2.0}
     state: dict[str, Any] = {"temperature": 1.0, "conformal": SETS}
     first: dict[str, Any] = {**state, "threshold": 0.0, "novelty": 2.0, "floor": 2.0}
-    state |= {"words": decided.Words.model_construct(**words), "ood": Ood.model_construct(**ood)}
+    state |= {
+        "words": decided.BagOfWordsRecord.model_construct(**words),
+        "ood": Ood.model_construct(**ood),
+    }
     state["cascade"] = Cascade.model_construct(**first)
     alone = copy(engine)
-    alone.state = Deciding(Decision.model_construct(**state), words=reader)
+    alone.state = State(DecisionRecord.model_construct(**state), words=reader)
     alone.transform = with_reader(engine.transform, reader)
     return alone
 

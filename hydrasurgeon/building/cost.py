@@ -76,7 +76,7 @@ class Size:
     """A fraction of the MLP's."""
 
 
-class Sizes:
+class ModelSizes:
     """The sizes of one architecture, and what they cost before any is made: so much for each head
     of every layer, and for each neuron.
     """

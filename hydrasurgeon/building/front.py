@@ -19,9 +19,16 @@ from typing import Any
 from hydrasurgeon.building.choosing import decide, propose
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.cost import Budget
-from hydrasurgeon.building.members import Member
-from hydrasurgeon.building.search import LEAST_ON, PROBE, SINGLE, Search, fusion_of
-from hydrasurgeon.building.table import AUTO, Choice, Entry, Objective, Table, right_of
+from hydrasurgeon.building.members import MemberModel
+from hydrasurgeon.building.search import LEAST_ON, PROBE, SINGLE, SearchSpace, fusion_of
+from hydrasurgeon.building.table import (
+    AUTO,
+    BuildObjective,
+    Candidate,
+    CandidateTable,
+    Entry,
+    right_of,
+)
 from hydrasurgeon.building.work import mark_of
 from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
@@ -36,7 +43,7 @@ from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.measuring.results import COMPARED
 from hydrasurgeon.options.columns import LABELS, PART, SPLIT, DataSpec
-from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.commands import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 
 FORMAT = "hydrasurgeon.front/1"
@@ -58,7 +65,7 @@ Rungs = Mapping[Budget, Entry]
 class Front:
     """Decides within budgets, by one table, and writes what is decided."""
 
-    def __init__(self, search: Search, out: Path, *, force: bool, is_unfinished: bool) -> None:
+    def __init__(self, search: SearchSpace, out: Path, *, force: bool, is_unfinished: bool) -> None:
         self.search = search
         self.options: BuildOptions = search.options
         self.out = out
@@ -68,7 +75,7 @@ class Front:
         """
         self.there = search.state.record.get("made") if is_unfinished else None
         """File name of the checkpoint that an interrupted build has written."""
-        self.refused: dict[tuple[Budget, Choice], HydraError] = {}
+        self.refused: dict[tuple[Budget, Candidate], HydraError] = {}
         """Errors of choices that calibrate refused or that take too long."""
         self.rungs: Rungs = {}
         """Written entries of the budgets that have one."""
@@ -76,11 +83,11 @@ class Front:
         """Why not everything was tried."""
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> CandidateTable:
         """The one table; what may be lost of accuracy is known once the first model answered."""
         search = self.search
-        table = Table(
-            Objective(self.options.goal),
+        table = CandidateTable(
+            BuildObjective(self.options.goal),
             search.answer_store.read,
             search.cost,
             words=lambda: search.words,
@@ -280,7 +287,7 @@ class Front:
 
     def _refuse(self, budget: Budget) -> None:
         search, unit = self.search, budget.unit
-        choices = [*search.plain, *(Choice.of(member) for member in search.members)]
+        choices = [*search.plain, *(Candidate.of(member) for member in search.members)]
         costs = [search.cost(way)[unit] for choice in choices for way in search.computed(choice)]
         message = f"the cheapest candidate has {unit}={format_number(min(costs), 2)}"
         if unit == "time":
@@ -327,7 +334,7 @@ class Front:
             return False
         return True
 
-    def _calibrate(self, command: Command, file: Path) -> None:
+    def _calibrate(self, command: CommandLine, file: Path) -> None:
         """Calibrate a file; without --risk where the rows that certify cannot promise it. No other
         file takes its place then: these rows choose nothing.
         """
@@ -362,13 +369,13 @@ def publish(file: Path, out: Path, *, force: bool) -> None:
         )
 
 
-def made_of(entry: Entry, options: BuildOptions) -> Member:
+def made_of(entry: Entry, options: BuildOptions) -> MemberModel:
     """Return the chosen member, or the hydra of several."""
     members = entry.choice.members
     return members[0] if len(members) == 1 else fusion_of(members, options)
 
 
-def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Command:
+def calibration_of(search: SearchSpace, entry: Entry, file: Path, out: Path) -> CommandLine:
     """Return the command that calibrates a checkpoint as the table's figures assume."""
     options, choice = search.options, entry.choice
     words: dict[str, Any] = {"data": options.choosing, **options.names, **options.running}
@@ -391,10 +398,10 @@ def calibration_of(search: Search, entry: Entry, file: Path, out: Path) -> Comma
     words["words"] = choice.words
     if choice.words == "cascade":
         words["budget"] = f"on={choice.most_on:.6f}"
-    return Command("calibrate", (file,), words, out)
+    return CommandLine("calibrate", (file,), words, out)
 
 
-def rung_file(search: Search, entry: Entry) -> Path:
+def rung_file(search: SearchSpace, entry: Entry) -> Path:
     """Return the path of a rung's checkpoint in the work folder."""
     choice, options = entry.choice, search.options
     how = (choice.engine == EIGHT_BITS, entry.score, choice.words, f"{choice.most_on:.6f}")

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.building.cost import Size, Sizes, Unit, read_tower
+from hydrasurgeon.building.cost import ModelSizes, Size, Unit, read_tower
 from hydrasurgeon.checkpoints.reading import Single, all_kept
 from hydrasurgeon.criteria.neurons import check_neurons
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.commands import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 
 CUT_BY = "taylor"
@@ -26,7 +26,7 @@ WHOLE: Mapping[Unit, float] = {"macs": 1.0, "params": 1.0}
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberModel:
     """One model that could be chosen, alone or with others."""
 
     label: str
@@ -37,7 +37,7 @@ class Member:
     """Times the unpruned model's."""
     model: int = 0
     """The number of the model it is made of; the mean of several is one more."""
-    making: tuple[Command, ...] = field(default=(), compare=False)
+    making: tuple[CommandLine, ...] = field(default=(), compare=False)
     """Commands that make the file; empty for a model that exists."""
     size: Size | None = None
     """Heads and neurons that each layer keeps; None for a model that is not cut."""
@@ -55,40 +55,42 @@ class Member:
         return self.name if self.count > 1 else str(self.size)
 
 
-def compatible(members: Sequence[Member]) -> bool:
+def compatible(members: Sequence[MemberModel]) -> bool:
     """Return True if the members may answer together: no two are parts of one model."""
     return len({member.model for member in members}) == len(members) and (
         len(members) == 1 or all(member.count == 1 for member in members)
     )
 
 
-def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> Command:
+def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> CommandLine:
     """Return the command that trains a model on TRAIN."""
     usual = {"data": options.data, "val": options.choosing, "limit": options.limit}
     usual |= {**options.names, "seed": options.seed, "skip_bad": options.skip_bad}
-    return Command("finetune", (source,), usual | words, file)
+    return CommandLine("finetune", (source,), usual | words, file)
 
 
-def probe_of(source: Path, options: BuildOptions, task: str | None = None) -> Member:
+def probe_of(source: Path, options: BuildOptions, task: str | None = None) -> MemberModel:
     """Return a member made of an unchanged body with a classifier in closed form."""
     file, kind = options.work / f"probe{SUFFIX}", None if task is None else {"task": task}
     fit = finetuned(options, source, file, recipe="probe", set=kind, arch=options.arch)
-    return Member("the probe", file, WHOLE, -1, (fit,))
+    return MemberModel("the probe", file, WHOLE, -1, (fit,))
 
 
-def tuned(number: int, options: BuildOptions) -> Member:
+def tuned(number: int, options: BuildOptions) -> MemberModel:
     """Return a member that is tuned from a body in its own order of samples. The untuned start
     counts as an epoch, and may be the one that is kept.
     """
     file, seed = options.work / f"seed-{number + 1}{SUFFIX}", options.seed + number + 1
     tune = finetuned(options, options.paths[0], file, arch=options.arch, seed=seed)
-    return Member(f"model {number + 1}", file, WHOLE, number, (tune,))
+    return MemberModel(f"model {number + 1}", file, WHOLE, number, (tune,))
 
 
 class Cuts:
     """Copies of the models with scores, their mean, and what is left of each at a size."""
 
-    def __init__(self, models: Sequence[Member], opened: Sequence[Single], options: BuildOptions):
+    def __init__(
+        self, models: Sequence[MemberModel], opened: Sequence[Single], options: BuildOptions
+    ):
         self.models = models
         self.opened = opened
         self.options = options
@@ -98,7 +100,7 @@ class Cuts:
         if len(kept) > 1:
             self.words["tower"] = read_tower(kept)
 
-    def scored(self, member: Member) -> Member:
+    def scored(self, member: MemberModel) -> MemberModel:
         """Return a copy of an unpruned model that stores scores of its heads and neurons."""
         options, name = self.options, f"{member.name}{SUFFIX}"
         heads, file = options.work / f"heads-{name}", options.work / f"scored-{name}"
@@ -106,16 +108,16 @@ class Cuts:
         arch = options.arch if not member.making else None
         making = (
             *member.making,
-            Command("score", (member.file,), {**words, "arch": arch}, heads),
-            Command("score", (heads,), {**words, "part": "neurons"}, file),
+            CommandLine("score", (member.file,), {**words, "arch": arch}, heads),
+            CommandLine("score", (heads,), {**words, "part": "neurons"}, file),
         )
         return replace(member, file=file, making=making)
 
-    def mean(self) -> Member:
+    def mean(self) -> MemberModel:
         """Return one ordinary model of the mean weights."""
         return self._fused("the mean", "mean", WHOLE, len(self.models), mean=True)
 
-    def mean_trunk(self, layers: int) -> Member:
+    def mean_trunk(self, layers: int) -> MemberModel:
         """Return a hydra of all models behind the mean of their first `layers` layers."""
         label = f"hydra behind the mean of {layers} layers"
         hydra = self._fused(label, f"mean-trunk-{layers}", {}, -2, mean_trunk=layers)
@@ -123,14 +125,14 @@ class Cuts:
 
     def _fused(
         self, label: str, name: str, cost: Mapping[Unit, float], model: int, **words: Any
-    ) -> Member:
+    ) -> MemberModel:
         copies = [self.scored(member) for member in self.models]
         file, files = self.options.work / f"{name}{SUFFIX}", tuple(member.file for member in copies)
-        fuse = Command("fuse", files, {**words, **self.options.names}, file)
+        fuse = CommandLine("fuse", files, {**words, **self.options.names}, file)
         making = (*(command for member in copies for command in member.making), fuse)
-        return Member(label, file, cost, model, making)
+        return MemberModel(label, file, cost, model, making)
 
-    def cut(self, member: Member, size: Size, sizes: Sizes) -> Member:
+    def cut(self, member: MemberModel, size: Size, sizes: ModelSizes) -> MemberModel:
         """Return a model cut to a size."""
         scored = self.scored(member)
         words = {
@@ -147,7 +149,7 @@ class Cuts:
             label=f"{member.label}, {size.heads} heads a layer, {size.neurons:g} of the neurons",
             file=file,
             cost={unit: sizes.cost(size, unit) for unit in WHOLE},
-            making=(*scored.making, Command("prune", (scored.file,), words, file)),
+            making=(*scored.making, CommandLine("prune", (scored.file,), words, file)),
             size=size,
         )
 

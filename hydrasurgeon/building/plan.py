@@ -49,7 +49,7 @@ class TimeIsUp(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStage:
     """One stage of a build."""
 
     key: str
@@ -65,7 +65,7 @@ class Plan:
     """The stages, where the work is, and when it ends."""
 
     def __init__(
-        self, steps: Sequence[Step], seconds: float, tell: Progress | None, minutes: float
+        self, steps: Sequence[PlannedStage], seconds: float, tell: Progress | None, minutes: float
     ) -> None:
         self.steps = steps
         self.seconds = seconds
@@ -215,7 +215,7 @@ def steps_of(
     body: bool,
     models: int,
     sizes: int,
-) -> list[Step]:
+) -> list[PlannedStage]:
     """Return the stages of a build, in order; `timed` are the seconds that a clock takes."""
     data, val = len(sets["data"][0]), len(sets["val"][0])
     scored = min(SCORED, data)
@@ -224,22 +224,24 @@ def steps_of(
         seen += sum(map(len, sets["ood"])) + scored
     written = budgets * (data + seen)
     quick = 2.0 * data + val + 2 * seen + written
-    steps = [Step("quick", "the model as it is, a probe, words", quick, timed)]
+    steps = [PlannedStage("quick", "the model as it is, a probe, words", quick, timed)]
     if body:
         count = options.seeds or SEEDS
         recipe = usual_recipe(options.paths[0], options.arch)
         passes = count * ((GRADIENT * data + val) * _epochs(recipe, data) + seen)
-        steps.append(Step("tuned", f"{counted(count, 'model')} tuned from the body", passes))
+        steps.append(
+            PlannedStage("tuned", f"{counted(count, 'model')} tuned from the body", passes)
+        )
     if models > 1:
         name = "the other models, and their mean"
         passes = 3 * models * GRADIENT * scored + models * seen
-        steps.append(Step("models", name, passes))
+        steps.append(PlannedStage("models", name, passes))
     if sizes:
         unpruned = models + (models > 1)
         passes = unpruned * sizes * (seen + 2.0 * scored)
         passes += unpruned * 2 * GRADIENT * scored
         name = f"up to {counted(unpruned * sizes, 'smaller model')}"
-        steps.append(Step("sizes", name, passes, timed * sizes))
+        steps.append(PlannedStage("sizes", name, passes, timed * sizes))
     return steps
 
 

@@ -13,19 +13,19 @@ from numpy import ndarray
 
 from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.clock import EIGHT_BITS, Clock, Taken
-from hydrasurgeon.building.cost import SMALLEST, UNITS, Budget, Sizes, cost_of
+from hydrasurgeon.building.cost import SMALLEST, UNITS, Budget, ModelSizes, cost_of
 from hydrasurgeon.building.members import (
     SEEDS,
     Cuts,
-    Member,
+    MemberModel,
     check_uncut,
     compatible,
     probe_of,
     tuned,
 )
 from hydrasurgeon.building.plan import Plan
-from hydrasurgeon.building.table import Choice, Entry
-from hydrasurgeon.building.work import State, Workshop
+from hydrasurgeon.building.table import Candidate, Entry
+from hydrasurgeon.building.work import Workshop, WorkState
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.data import Samples, first_batch
 from hydrasurgeon.data.folds import folds_of
@@ -41,7 +41,7 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.lookup import format_number
-from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.commands import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.surgery.means import check_common_start
 from hydrasurgeon.surgery.repair import sharing
@@ -63,44 +63,44 @@ do not know what is novel; above it nothing is saved.
 
 
 @dataclass
-class Search:
+class SearchSpace:
     """Everything that is chosen from."""
 
     options: BuildOptions
     budgets: Sequence[Budget]
     opened: Single
     """The first model, or the probe of a body: what costs are multiples of."""
-    models: list[Member]
+    models: list[MemberModel]
     """Whole models; of a body these are tuned as they come."""
     answer_store: AnswerStore
     data: Samples
     """TRAIN."""
     workshop: Workshop
     plan: Plan
-    state: State
+    state: WorkState
     clock: Clock | None = None
     """There for a budget of time."""
-    probe: Member | None = None
+    probe: MemberModel | None = None
     reads_words: bool = False
     """True once choices may have a bag-of-words model: a blend or a cascade."""
     tried: int = 1
     """Number of models that take part so far."""
-    cuts: list[Member] = field(default_factory=list)
+    cuts: list[MemberModel] = field(default_factory=list)
     """Models that were cut to a size."""
-    mean: tuple[Member, ...] = ()
+    mean: tuple[MemberModel, ...] = ()
     """The mean of several models that share a start; empty otherwise."""
-    plain: list[Choice] = field(default_factory=list)
+    plain: list[Candidate] = field(default_factory=list)
     """The plain rivals, which are chosen by nobody."""
 
     def stages(self) -> Iterator[None]:
         """Make candidates, the quickest first; yield whenever there is more to choose from."""
         self.plan.begin("quick")
         if self.models:
-            self.plain.append(Choice.of(self.models[0], name=SINGLE))
+            self.plain.append(Candidate.of(self.models[0], name=SINGLE))
             yield
         if (probe := self._probed()) is not None:
             self.probe = probe
-            self.plain.append(Choice.of(probe, name=PROBE))
+            self.plain.append(Candidate.of(probe, name=PROBE))
             yield
         self.plan.tick("words", 0, 1)
         if self.words is not None:
@@ -127,7 +127,7 @@ class Search:
             if self.clock is None:
                 self.sizes.ladder(self.budgets, len(opened))
 
-    def _probed(self) -> Member | None:
+    def _probed(self) -> MemberModel | None:
         """Return the body with a classifier in closed form; None if TRAIN cannot give it the
         classes.
         """
@@ -156,7 +156,7 @@ class Search:
                 self.models.append(member)
                 self.tried = len(self.models)
                 if len(self.models) == 1:
-                    self.plain.insert(0, Choice.of(member, name=SINGLE))
+                    self.plain.insert(0, Candidate.of(member, name=SINGLE))
                 yield
         if not self.models and self.probe is not None:
             self.models.append(self.probe)
@@ -164,20 +164,20 @@ class Search:
     def _together(self) -> Iterator[None]:
         """Make the other models, their mean, their ensemble, and hydras behind mean trunks."""
         count = self.tried = len(self.models)
-        self.plain.append(Choice.of(*self.models, name=f"ensemble of {count}"))
+        self.plain.append(Candidate.of(*self.models, name=f"ensemble of {count}"))
         yield
         cuts = self._cuts()
         if not averaged(cuts.opened):
             return
         self._make(mean := cuts.mean())
         self.mean = (mean,)
-        self.plain.insert(-1, Choice.of(mean, name=f"mean of {count}"))
+        self.plain.insert(-1, Candidate.of(mean, name=f"mean of {count}"))
         yield
         for hydra in self._mean_trunks(cuts):
-            self.plain.append(Choice.of(hydra, name=hydra.label))
+            self.plain.append(Candidate.of(hydra, name=hydra.label))
             yield
 
-    def _mean_trunks(self, cuts: Cuts) -> Iterator[Member]:
+    def _mean_trunks(self, cuts: Cuts) -> Iterator[MemberModel]:
         """Yield hydras of all models behind their mean's leading layers, if a budget could pay
         them.
         """
@@ -206,7 +206,7 @@ class Search:
                     self.cuts.append(cut)
                     yield
 
-    def _make(self, member: Member) -> None:
+    def _make(self, member: MemberModel) -> None:
         for command in member.making:
             self.workshop.perform(command)
 
@@ -220,9 +220,9 @@ class Search:
         return self.opened.family.transform(self.opened.manifest.model, files=self.opened.files)
 
     @cached_property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> ModelSizes:
         """Sizes of this architecture."""
-        return Sizes(self.opened, self._one, self.options)
+        return ModelSizes(self.opened, self._one, self.options)
 
     @cached_property
     def _one(self) -> Any:
@@ -232,12 +232,12 @@ class Search:
         )
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[MemberModel]:
         """All that may be parted and put together anew."""
         return [*self.models[: self.tried], *self.mean, *self.cuts]
 
     @property
-    def pools(self) -> list[list[Member]]:
+    def pools(self) -> list[list[MemberModel]]:
         """Members of each size, and all of them."""
         everyone = self.members
         sizes = dict.fromkeys(member.size for member in everyone)
@@ -245,14 +245,14 @@ class Search:
             everyone
         ]
 
-    def allowed(self, members: Sequence[Member], budget: Budget) -> bool:
+    def allowed(self, members: Sequence[MemberModel], budget: Budget) -> bool:
         """Return True if the members may answer together within a budget."""
-        choice = Choice.of(*members)
+        choice = Candidate.of(*members)
         if not compatible(members):
             return False
         return any(self.pays(way, budget) for way in self.computed(choice))
 
-    def times(self, members: Sequence[Member]) -> Mapping[str, Taken]:
+    def times(self, members: Sequence[MemberModel]) -> Mapping[str, Taken]:
         """Return the latency of the members one after another, in each engine."""
         assert self.clock is not None
         latencies = [
@@ -291,7 +291,7 @@ class Search:
         tokenizer = model.preprocess.get("files_sha256")
         return fit_reading(self.answer_store.task, seer(self._transform), tokenizer, *lessons)[0]
 
-    def ways(self, choice: Choice, budget: Budget) -> list[Choice]:
+    def ways(self, choice: Candidate, budget: Budget) -> list[Candidate]:
         """Return a choice in each engine, with words and without."""
         ways = self.computed(choice)
         if not self.reads_words:
@@ -314,7 +314,7 @@ class Search:
         assert self.clock is not None
         return self.clock.words(lambda: self._reading)
 
-    def computed(self, choice: Choice) -> list[Choice]:
+    def computed(self, choice: Candidate) -> list[Candidate]:
         """Return a choice in the fastest float32 engine, and in 8 bits if this machine can run
         that.
         """
@@ -330,13 +330,13 @@ class Search:
             choices.append(replace(choice, engine=EIGHT_BITS, assumed=assumed))
         return choices
 
-    def pays(self, choice: Choice, budget: Budget) -> bool:
+    def pays(self, choice: Candidate, budget: Budget) -> bool:
         """Return True if a choice could be within a budget, before it has answered anything."""
         if choice.words == "cascade":
             return True
         return budget.allows(self.cost(replace(choice, assumed=True))[budget.unit])
 
-    def cost(self, choice: Choice, on: float = 1.0) -> dict[str, float]:
+    def cost(self, choice: Candidate, on: float = 1.0) -> dict[str, float]:
         """Return the multiply-adds and parameters of a choice, with a clock also its time and
         milliseconds; `on` is the fraction of samples that its members answer.
         """
@@ -387,7 +387,7 @@ def averaged(opened: Sequence[Single]) -> bool:
     return True
 
 
-def in_macs(budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None) -> Sequence[Budget]:
+def in_macs(budgets: Sequence[Budget], sizes: ModelSizes, clock: Clock | None) -> Sequence[Budget]:
     """Return budgets of multiply-adds for the sizes: for budgets of time, what these pay in the
     fastest engine.
     """
@@ -406,11 +406,11 @@ def in_macs(budgets: Sequence[Budget], sizes: Sizes, clock: Clock | None) -> Seq
     return costs or [Budget("macs", SMALLEST)]
 
 
-def fusion_of(members: Sequence[Member], options: BuildOptions) -> Member:
+def fusion_of(members: Sequence[MemberModel], options: BuildOptions) -> MemberModel:
     """Return one hydra of several members."""
     key = content_hash({str(n): member.file.name for n, member in enumerate(members)}, "")[:12]
     file = options.work / f"hydra-{key}{SUFFIX}"
     words = {"mlp": "separate", **options.names}
-    fuse = Command("fuse", tuple(member.file for member in members), words, file)
+    fuse = CommandLine("fuse", tuple(member.file for member in members), words, file)
     making = (*(command for member in members for command in member.making), fuse)
-    return Member(file.stem, file, {}, making=making, count=len(members))
+    return MemberModel(file.stem, file, {}, making=making, count=len(members))

@@ -16,18 +16,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.building.answers import Answers
+from hydrasurgeon.building.answers import MemberOutputs
 from hydrasurgeon.building.clock import SETS
-from hydrasurgeon.building.members import Member
+from hydrasurgeon.building.members import MemberModel
 from hydrasurgeon.decision.blend import fit_blend
 from hydrasurgeon.decision.cascade_fit import gated
 from hydrasurgeon.decision.fitting import halves
-from hydrasurgeon.decision.ood_score import Choice as Score
-from hydrasurgeon.decision.ood_score import Grounds, choose
+from hydrasurgeon.decision.ood_score import Grounds, ScoreChoice, choose
 from hydrasurgeon.decision.reading import Reading, targets_of
 from hydrasurgeon.decision.state import State, in_stages
 from hydrasurgeon.files import decided
-from hydrasurgeon.files.decided import LOGITS, Decision, Ood
+from hydrasurgeon.files.decided import LOGITS, DecisionRecord, Ood
 from hydrasurgeon.measuring.cascades import Staged, side_by_side
 from hydrasurgeon.measuring.measure import Answered, judged
 from hydrasurgeon.statistics.bootstrap import Rows, Values, bootstrap
@@ -55,7 +54,7 @@ def right_of(figures: Figures) -> ndarray:
 
 
 @dataclass
-class Objective:
+class BuildObjective:
     """A single value made of several figures; higher is better."""
 
     name: str
@@ -87,11 +86,11 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
     """Members that answer together, and those that each half of the samples would choose."""
 
-    members: tuple[Member, ...]
-    halves: tuple[tuple[Member, ...], tuple[Member, ...]]
+    members: tuple[MemberModel, ...]
+    halves: tuple[tuple[MemberModel, ...], tuple[MemberModel, ...]]
     """Chosen on the first half, and on the rest."""
     name: str = ""
     """Name of a plain rival; empty for others."""
@@ -104,7 +103,7 @@ class Choice:
     """Largest fraction of samples that go on to the members when words answer first."""
 
     @classmethod
-    def of(cls, *members: Member, name: str = "") -> Choice:
+    def of(cls, *members: MemberModel, name: str = "") -> Candidate:
         """Return a choice whose members do not depend on the samples."""
         return cls(members, (members, members), name)
 
@@ -115,7 +114,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of the table."""
 
     name: str
@@ -136,10 +135,10 @@ class Row:
 class Entry:
     """A choice with its cost and its figures."""
 
-    choice: Choice
+    choice: Candidate
     cost: dict[str, float]
     answers: Answered
-    objective: Objective
+    objective: BuildObjective
     score: str = AUTO
     """The OOD score of its decision state; without OOD data `calibrate` chooses it."""
 
@@ -159,9 +158,9 @@ class Entry:
         figures.pop("brier", None)
         return figures
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> TableRow:
         """Return the line of the table."""
-        return Row(name, self.choice.count, self.cost, self.worth, self.errors)
+        return TableRow(name, self.choice.count, self.cost, self.worth, self.errors)
 
     @cached_property
     def worth(self) -> dict[str, float]:
@@ -201,14 +200,14 @@ class _Half:
     """The fraction of samples that the members answer."""
 
 
-class Table:
+class CandidateTable:
     """Measures choices, each once."""
 
     def __init__(
         self,
-        objective: Objective,
-        read: Callable[[Member, str], Answers],
-        cost: Callable[[Choice, float], dict[str, float]] = lambda choice, on: {},
+        objective: BuildObjective,
+        read: Callable[[MemberModel, str], MemberOutputs],
+        cost: Callable[[Candidate, float], dict[str, float]] = lambda choice, on: {},
         *,
         words: Callable[[], Sequence[ndarray] | None] = lambda: None,
         task: Task = SINGLE,
@@ -226,10 +225,10 @@ class Table:
         self.leaves_out = leaves_out
         """Fitted OOD scores that the model is not made for."""
         self.seed = seed
-        self._entries: dict[Choice, Entry] = {}
+        self._entries: dict[Candidate, Entry] = {}
         self._worth: dict[tuple[object, ...], float] = {}
 
-    def entry(self, choice: Choice) -> Entry:
+    def entry(self, choice: Candidate) -> Entry:
         """Return the measured entry of a choice."""
         if choice not in self._entries:
             parts = [self._half(choice, chosen_on) for chosen_on in (1, 0)]
@@ -240,7 +239,7 @@ class Table:
             self._entries[choice] = entry
         return self._entries[choice]
 
-    def worth(self, members: tuple[Member, ...], half: int | None = None) -> float:
+    def worth(self, members: tuple[MemberModel, ...], half: int | None = None) -> float:
         """Return the value of members together on the samples that calibrate them, all or one
         half; members are proposed by it.
         """
@@ -253,22 +252,22 @@ class Table:
             if len(sets) > 1:
                 kind = PROPOSES if self.objective.score == AUTO else self.objective.score
                 scores = [self.task.outputs(outputs).scores(kind, None) for outputs in sets]
-            answers = _answered(judged(sets[0], self._state(sets[0], Score(""))), scores)
+            answers = _answered(judged(sets[0], self._state(sets[0], ScoreChoice(""))), scores)
             value = self.objective.value(answers.quality(*answers.everything)).item()
             self._worth[members, half] = value
         return self._worth[members, half]
 
-    def _answers(self, members: Sequence[Member], engine: str) -> Answers:
-        return reduce(Answers.beside, (self.read(member, engine) for member in members))
+    def _answers(self, members: Sequence[MemberModel], engine: str) -> MemberOutputs:
+        return reduce(MemberOutputs.beside, (self.read(member, engine) for member in members))
 
-    def _state(self, val: Outputs, score: Score, threshold: float = np.inf) -> State:
+    def _state(self, val: Outputs, score: ScoreChoice, threshold: float = np.inf) -> State:
         """Return a decision state without promises."""
         ood: dict[str, Any] = {"score": score.kind, "threshold": threshold}
         fields = {"temperature": 1.0, **self.task.fitted(self.task.outputs(val))}
         fields |= {"ood": Ood.model_construct(**ood), "conformal": SETS}
-        return State(Decision.model_construct(**fields), score.fitted, self.task)
+        return State(DecisionRecord.model_construct(**fields), score.fitted, self.task)
 
-    def _half(self, choice: Choice, chosen_on: int) -> _Half:
+    def _half(self, choice: Candidate, chosen_on: int) -> _Half:
         """Return the answers on one half of members that the other half chose, with a state fitted
         there.
         """
@@ -282,7 +281,7 @@ class Table:
             return [output.at(places[half]) for output, places in zip(outputs, rows, strict=True)]
 
         fitting, *ood_outputs = map(task.outputs, halved(sets, 0))
-        score = Score(PROPOSES if task.scores else "")
+        score = ScoreChoice(PROPOSES if task.scores else "")
         if ood_outputs:
             grounds = Grounds(
                 answers.linear, answers.evidence or None, ood_outputs, (), self.leaves_out
@@ -315,7 +314,7 @@ class Table:
         return _Half(inside, _ranks(scores) if ood_outputs else [], kind, on)
 
     def _reading(
-        self, choice: Choice, val: Outputs, rows: Sequence[ndarray]
+        self, choice: Candidate, val: Outputs, rows: Sequence[ndarray]
     ) -> tuple[Reading | None, Sequence[ndarray]]:
         """Return the reader with weights fitted on the first rows of VAL, and its outputs on each
         set.
@@ -328,7 +327,7 @@ class Table:
         logits = val.logits.astype(np.float64)
         fitted = fit_blend(link, logits, read[0][:, :-1], targets, *parts)
         record: Any = {"weights": fitted.weights}
-        return _Kept(decided.Words.model_construct(**record)), read
+        return _Kept(decided.BagOfWordsRecord.model_construct(**record)), read
 
 
 def _answered(inside: Judged, scores: Sequence[ndarray]) -> Answered:

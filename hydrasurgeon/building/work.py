@@ -14,7 +14,7 @@ from hydrasurgeon.errors import CheckpointError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, write_text
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.untrusted import read_json
-from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.commands import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
 
@@ -27,7 +27,7 @@ MOST_STATE = 4 << 20
 
 
 @dataclass(frozen=True)
-class State(Resumable):
+class WorkState(Resumable):
     """Record of a work folder: its build, the measured times, and the output of an unfinished
     build.
     """
@@ -94,7 +94,7 @@ class Workshop:
     options: BuildOptions
     progress: Progress
 
-    def perform(self, command: Command) -> None:
+    def perform(self, command: CommandLine) -> None:
         """Run a command unless what it writes is there; an interrupted training goes on."""
         assert command.out is not None
         if command.out.exists():

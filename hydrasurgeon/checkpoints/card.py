@@ -6,7 +6,7 @@ import shlex
 
 from hydrasurgeon.checkpoints.decided_words import data_lines, decision_lines
 from hydrasurgeon.families.base import Usage
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.untrusted import code
@@ -41,7 +41,11 @@ FOLDED = "- the constants that calibrate are in the model already: the probabili
 
 
 def model_card(
-    manifest: Manifest, usage: Usage, *, folded: Decision | None = None, loading_section: str = OURS
+    manifest: Manifest,
+    usage: Usage,
+    *,
+    folded: DecisionRecord | None = None,
+    loading_section: str = OURS,
 ) -> str:
     """Write the model card, README.md in the hub's layout.
 
@@ -114,7 +118,7 @@ def _describe(manifest: Manifest) -> tuple[str, str]:
     )
 
 
-def _decision(manifest: Manifest, folded: Decision | None) -> str:
+def _decision(manifest: Manifest, folded: DecisionRecord | None) -> str:
     """Return the section about the decision state; an empty text without one."""
     decision = folded or manifest.decision
     if decision is None:

@@ -45,7 +45,7 @@ def short(sha256: str) -> str:
 
 
 @dataclass(frozen=True)
-class Contents:
+class WeightCheck:
     """Hashes and flaws of all weights, from one pass over them."""
 
     digests: dict[str, str]
@@ -56,7 +56,7 @@ class Contents:
     """For a hydra, the hash of each member's weights as put together again."""
 
 
-def read_through(checkpoint: Checkpoint) -> Contents:
+def read_through(checkpoint: Checkpoint) -> WeightCheck:
     """Hash every tensor and look at its numbers on the way."""
     spoiled: set[str] = set()
 
@@ -65,7 +65,7 @@ def read_through(checkpoint: Checkpoint) -> Contents:
             spoiled.add(name)
 
     digests, members = checkpoint.hashes(look)
-    return Contents(digests, tuple(sorted(spoiled)), tuple(members))
+    return WeightCheck(digests, tuple(sorted(spoiled)), tuple(members))
 
 
 def sound_digests(checkpoint: Checkpoint) -> dict[str, str]:
@@ -77,7 +77,7 @@ def sound_digests(checkpoint: Checkpoint) -> dict[str, str]:
     return contents.digests
 
 
-def checks_alone(checkpoint: Checkpoint, contents: Contents) -> list[Check]:
+def checks_alone(checkpoint: Checkpoint, contents: WeightCheck) -> list[Check]:
     """Run all checks that need no other file; opening has checked that the parts agree."""
     model, manifest = checkpoint.manifest.model, checkpoint.manifest
     actual, wanted = weights_sha256(checkpoint.tensors, contents.digests), manifest.weights_sha256

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.files.manifest import DataRecord, Manifest
 from hydrasurgeon.lookup import format_number, percent
 
@@ -21,7 +21,7 @@ CALIBRATED = 0.05
 """A temperature as near to 1 as this changes hardly any probability."""
 
 
-def decision_lines(decision: Decision) -> list[str]:
+def decision_lines(decision: DecisionRecord) -> list[str]:
     """Return the decision state as sentences without a full stop."""
     ood, abstain, limits = decision.ood, decision.abstain, decision.limits
     lines = [_constants(decision)]
@@ -74,7 +74,7 @@ def decision_lines(decision: Decision) -> list[str]:
     return [*lines, rows]
 
 
-def _constants(decision: Decision) -> str:
+def _constants(decision: DecisionRecord) -> str:
     """Return what calibrates, and what that does to the NLL."""
     joint, nll = decision.joint, decision.nll
     used = "temperature" if joint is None else "joint"
@@ -92,7 +92,7 @@ def _constants(decision: Decision) -> str:
     return f"temperature {decision.temperature:.3f}{change}"
 
 
-def _sets(decision: Decision) -> str:
+def _sets(decision: DecisionRecord) -> str:
     """Return what prediction sets promise."""
     sets = decision.conformal
     if decision.entities is not None:

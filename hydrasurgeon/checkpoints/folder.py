@@ -13,7 +13,7 @@ from typing import Any
 from hydrasurgeon.checkpoints.hub import MAX_CONFIG
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import config_files, families, family_of_bare, schemes
-from hydrasurgeon.families.base import WEIGHTS, Bare, Family
+from hydrasurgeon.families.base import WEIGHTS, BareCheckpoint, Family
 from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.header import MAX_HEADER, MAX_TENSORS
 from hydrasurgeon.files.tensors import TensorFile
@@ -192,7 +192,7 @@ def config_of(folder: Path) -> tuple[Family | None, dict[str, Any] | None]:
             config = read_json(folder / name, most=MAX_CONFIG)
             if not isinstance(config, dict):
                 raise CheckpointError(f"{folder / name}: is not a JSON object")
-            bare = Bare({}, str(folder), config=config)
+            bare = BareCheckpoint({}, str(folder), config=config)
             return family_of_bare(bare, config_file=name), config
     return None, None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families import config_files, families, family_of_bare, family_of_scheme
-from hydrasurgeon.families.base import TEXTS, Bare
+from hydrasurgeon.families.base import TEXTS, BareCheckpoint
 from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.lookup import did_you_mean
 
@@ -65,7 +65,9 @@ def _check(folder: Path, spec: str) -> None:
     name = next((name for name in config_files() if (folder / name).exists()), None)
     config = None if name is None else read_json(folder / name, most=MAX_CONFIG)
     if isinstance(config, dict):
-        family_of_bare(Bare({}, spec, config=config), config_file=name).check_config(config, spec)
+        family_of_bare(BareCheckpoint({}, spec, config=config), config_file=name).check_config(
+            config, spec
+        )
 
 
 def fetch(spec: str) -> Path:

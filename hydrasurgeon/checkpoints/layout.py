@@ -43,7 +43,7 @@ Weights = Mapping[str, Weight]
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """Location of a member's tensor: a stored name, and which of its heads to take."""
 
     stored: str
@@ -206,23 +206,25 @@ def in_trunk(weights: Weights, towers: Mapping[str, Tower], trunk: int) -> Calla
 
 def member_sources(
     manifest: HydraManifest, weights: Weights, tensors: Tensors
-) -> list[dict[str, Source]]:
+) -> list[dict[str, TensorSource]]:
     """Return for each member of a hydra the source of every tensor of its own file."""
     kepts = [selection(member, weights) for member in manifest.members]
     _, union = intersect_union(kepts)
     axes = head_axes(weights.values())
 
-    def source(member: int, name: str) -> Source:
+    def source(member: int, name: str) -> TensorSource:
         prefixed = PREFIX.format(member, name)
         if prefixed in tensors:
-            return Source(prefixed)
+            return TensorSource(prefixed)
         if name not in axes:
-            return Source(name)
+            return TensorSource(name)
         group, layer, axis = axes[name]
         heads, row = union[group][layer], kepts[member][group][layer]
         if row == heads:
-            return Source(name)
-        return Source(name, tuple(positions(heads, row)), axis, rows_of(manifest.towers, group))
+            return TensorSource(name)
+        return TensorSource(
+            name, tuple(positions(heads, row)), axis, rows_of(manifest.towers, group)
+        )
 
     return [{name: source(i, name) for name in weights} for i in range(len(kepts))]
 
@@ -232,13 +234,13 @@ def member_hashes(
 ) -> tuple[dict[str, str], list[str]]:
     """Hash every stored tensor, and for each member the weights put together for it."""
     sources = member_sources(manifest, weights, tensors)
-    cuts: dict[str, set[Source]] = {}
+    cuts: dict[str, set[TensorSource]] = {}
     for member in sources:
         for source in member.values():
             if source.at is not None:
                 cuts.setdefault(source.stored, set()).add(source)
 
-    def digests_of(name: str) -> dict[Source, str]:
+    def digests_of(name: str) -> dict[TensorSource, str]:
         """Hash a stored tensor, and each cut from it."""
         shape = tensors[name].shape
         masks = {
@@ -259,7 +261,10 @@ def member_hashes(
                 assert source.spec is not None
                 totals[source].update(as_bytes(masked(rows, keep, start, spec=source.spec)))
             start += len(rows)
-        return {Source(name): complete.hexdigest(), **{s: t.hexdigest() for s, t in totals.items()}}
+        return {
+            TensorSource(name): complete.hexdigest(),
+            **{s: t.hexdigest() for s, t in totals.items()},
+        }
 
     with ThreadPoolExecutor(THREADS) as pool:
         digests = {
@@ -268,14 +273,14 @@ def member_hashes(
             for source, sha256 in of_one.items()
         }
 
-    def hash_of(sources: Mapping[str, Source]) -> str:
+    def hash_of(sources: Mapping[str, TensorSource]) -> str:
         infos = {
             n: replace(tensors[s.stored], name=n, shape=s.shape(tensors))
             for n, s in sources.items()
         }
         return weights_sha256(infos, {name: digests[source] for name, source in sources.items()})
 
-    return {name: digests[Source(name)] for name in tensors}, [
+    return {name: digests[TensorSource(name)] for name in tensors}, [
         hash_of(member) for member in sources
     ]
 

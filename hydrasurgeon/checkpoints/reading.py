@@ -26,7 +26,7 @@ from hydrasurgeon.checkpoints.hub import fetch, is_hub_id, pinned
 from hydrasurgeon.checkpoints.layout import check_members, check_tensors, member_hashes, selection
 from hydrasurgeon.errors import CheckpointError, Disagreement, SurgeryError, UsageError
 from hydrasurgeon.families import family_of, family_of_bare, weight_names
-from hydrasurgeon.families.base import Bare, Family
+from hydrasurgeon.families.base import BareCheckpoint, Family
 from hydrasurgeon.families.weights import Weight, by_name
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import (
@@ -220,7 +220,7 @@ def _recorded(
     """Open a checkpoint that has a manifest."""
     model = manifest.model
     # The same command again, after one that wrote the manifest, says nothing else than it.
-    bare = Bare(tensors, str(path), arch=arch)
+    bare = BareCheckpoint(tensors, str(path), arch=arch)
     name = (bare.arch_name or model.arch).partition(",")[0]
     if arch is not None and (bare.asked_family, name) != (model.family, model.arch):
         raise UsageError(
@@ -244,7 +244,7 @@ def _recorded(
 
 def _identified(path: Path, content: Content, tensors: Tensors, arch: str | None) -> Checkpoint:
     """Open a bare checkpoint, identified by its config, or by its tensors' names and shapes."""
-    bare = Bare(tensors, str(path), arch=arch or None, config=content.config)
+    bare = BareCheckpoint(tensors, str(path), arch=arch or None, config=content.config)
     of_config = None if bare.asked_family else content.family
     family = of_config or family_of_bare(bare)
     companions = _companions(path, content.files, family)

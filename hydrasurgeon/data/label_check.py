@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.data.labels import UNLABELLED, Column
+from hydrasurgeon.data.labels import UNLABELLED, LabelColumn
 from hydrasurgeon.data.matching import spelling_errors, unknown_classes
 from hydrasurgeon.data.samples import EMPTY, Samples
 from hydrasurgeon.errors import DataError
@@ -136,7 +136,7 @@ def label_notes(samples: Samples) -> list[str]:
     return [f"{visible(samples.spec)}: {note}" for note in notes]
 
 
-def _rows_by_class(column: Column | None) -> dict[str, int]:
+def _rows_by_class(column: LabelColumn | None) -> dict[str, int]:
     """Return the number of rows of each class that occurs; nothing for numbers and tags."""
     if column is None or column.labels.dtype.kind not in "if":
         return {}
@@ -153,7 +153,7 @@ def _rows_by_class(column: Column | None) -> dict[str, int]:
     return {names[at]: int(count) for at, count in enumerate(counts) if count}
 
 
-def _near_names(column: Column | None) -> Iterator[str]:
+def _near_names(column: LabelColumn | None) -> Iterator[str]:
     """Yield notes on rare classes that may be misspelt frequent ones."""
     rows = _rows_by_class(column)
     pairs = [
@@ -225,7 +225,7 @@ def _repeated(samples: Samples) -> Iterator[str]:
     yield f"{copies:,} of its {len(samples):,} rows are copies of others"
 
 
-def _label(column: Column | None, label: NDArray[np.generic]) -> str:
+def _label(column: LabelColumn | None, label: NDArray[np.generic]) -> str:
     """Return a label as the data has it."""
     if column is None or column.names is None or label.dtype.kind != "i":
         return f"{label:g}"

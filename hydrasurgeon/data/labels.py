@@ -56,7 +56,7 @@ LISTS = 'Labels of a model with many labels are lists of names, such as ["red", 
 
 
 @dataclass(frozen=True)
-class Column:
+class LabelColumn:
     """Labels as the data holds them."""
 
     labels: Labels
@@ -79,7 +79,7 @@ class Column:
         """Probabilities if the data have them, else labels."""
         return self.labels if self.chances is None else self.chances
 
-    def at(self, rows: Any) -> Column:
+    def at(self, rows: Any) -> LabelColumn:
         """Return the labels of some rows."""
         chances = None if self.chances is None else self.chances[rows]
         has_label = None if self.has_label is None else self.has_label[rows]
@@ -92,20 +92,22 @@ class Column:
             return self.labels
         return np.array(self.numbers, dtype=np.int64)[self.labels]
 
-    def named(self, names: Sequence[str]) -> Column:
+    def named(self, names: Sequence[str]) -> LabelColumn:
         """Return a copy with the names that the data give to its numbers."""
         if self.numbers is None:
             return self
         if self.chances is not None and self.numbers != tuple(range(len(names))):
             return self
-        return Column(self.positions, tuple(names), chances=self.chances, has_label=self.has_label)
+        return LabelColumn(
+            self.positions, tuple(names), chances=self.chances, has_label=self.has_label
+        )
 
 
 def are_codes(names: Sequence[str]) -> bool:
     return all(CODE.fullmatch(name) for name in names)
 
 
-def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
+def labels_of(spec: str, values: Sequence[Any]) -> LabelColumn | None:
     """Return a column of numbers, of names, or of lists of them; None if every label is -1."""
     values = [sys.intern(value) if type(value) is str else value for value in values]
     texts = all(isinstance(value, str) for value in values)
@@ -125,7 +127,7 @@ def labels_of(spec: str, values: Sequence[Any]) -> Column | None:
             raise DataError(f"{spec}: row {row} has the label {shown(value)}", hint=ONE_EACH)
     if (texts and not are_numbers) or all(map(_is_integer, values)):
         return in_order(spec, values)
-    return Column(np.array(values, dtype=np.float64))
+    return LabelColumn(np.array(values, dtype=np.float64))
 
 
 def _is_integer(value: Any) -> bool:
@@ -141,7 +143,7 @@ def _ordered(values: Iterable[Any]) -> tuple[list[Any], tuple[int, ...] | None]:
     return names, tuple(map(int, names))
 
 
-def in_order(spec: str, values: Sequence[Any]) -> Column | None:
+def in_order(spec: str, values: Sequence[Any]) -> LabelColumn | None:
     """Return a column of names or integers, with the classes in their order; None if every label is
     -1, which means no label.
     """
@@ -156,11 +158,11 @@ def named(
     values: Sequence[Any],
     names: Sequence[Any],
     numbers: tuple[int, ...] | None = None,
-) -> Column:
+) -> LabelColumn:
     """Return a column of positions among the class names, some of which may be unused."""
     position = {name: at for at, name in enumerate(names)}
     labels = np.array([position[value] for value in values], dtype=np.int64)
-    return Column(labels, class_names(spec, [*map(str, names)]), numbers)
+    return LabelColumn(labels, class_names(spec, [*map(str, names)]), numbers)
 
 
 def _cell(spec: str, row: int, text: str) -> Any:
@@ -172,7 +174,7 @@ def _cell(spec: str, row: int, text: str) -> Any:
         raise DataError(f"{spec}: {problem}", hint=CHANCES if "{" in text else LISTS) from error
 
 
-def _of_objects(spec: str, values: Sequence[Any]) -> Column:
+def _of_objects(spec: str, values: Sequence[Any]) -> LabelColumn:
     """Return a column from objects {class name: probability}; omitted classes have probability
     0.
     """
@@ -191,7 +193,7 @@ def _of_objects(spec: str, values: Sequence[Any]) -> Column:
 
 def of_probabilities(
     spec: str, columns: Mapping[str, Sequence[Any]], *, texts: bool = False
-) -> Column:
+) -> LabelColumn:
     """Return a column of labels from probabilities by class name; the most probable is the label.
 
     With `texts` a number may be written as text, as in a cell of a CSV file.
@@ -210,7 +212,7 @@ def of_probabilities(
             f"{spec}: row {row}: its probabilities sum to {sums[row]:.6g}", hint=CHANCES
         )
     shares = (chances / sums[:, None]).astype(np.float32)
-    return Column(shares.argmax(axis=1), class_names(spec, names), numbers, chances=shares)
+    return LabelColumn(shares.argmax(axis=1), class_names(spec, names), numbers, chances=shares)
 
 
 def _are_fractions(values: Sequence[Any]) -> bool:
@@ -219,7 +221,7 @@ def _are_fractions(values: Sequence[Any]) -> bool:
     return any(type(cell) is float and cell not in (0, 1) for value in lists for cell in value)
 
 
-def _of_fractions(spec: str, values: Sequence[Any]) -> Column:
+def _of_fractions(spec: str, values: Sequence[Any]) -> LabelColumn:
     """Return a column from lists of probabilities in the order of classes."""
     first = next(value for value in values if isinstance(value, list | tuple))
     for row, value in enumerate(values):
@@ -242,7 +244,7 @@ def _chance(spec: str, row: int, cell: Any, texts: bool) -> float:
     return float(chance)
 
 
-def beside_probabilities(column: Column, values: Sequence[Any]) -> Column:
+def beside_probabilities(column: LabelColumn, values: Sequence[Any]) -> LabelColumn:
     """Add the labels that some rows have beside their probabilities; their names are those of the
     classes.
     """
@@ -267,7 +269,7 @@ def _check_cells(spec: str, rows: int, names: int) -> None:
         raise DataError(f"{spec}: {rows:,} samples of {names:,} labels are too many", hint=LISTS)
 
 
-def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
+def _of_lists(spec: str, values: Sequence[Any]) -> LabelColumn | None:
     """Return a column with 1 for each label of a sample, from lists of names, of class numbers, or
     of 0 and 1.
     """
@@ -294,7 +296,7 @@ def _of_lists(spec: str, values: Sequence[Any]) -> Column | None:
     holds = np.zeros((len(values), len(distinct)), dtype=np.float32)
     for row, labels in enumerate(lists):
         holds[row, [position[label] for label in labels]] = 1
-    return Column(holds, class_names(spec, [str(label) for label in distinct]), numbers)
+    return LabelColumn(holds, class_names(spec, [str(label) for label in distinct]), numbers)
 
 
 def is_label_array(labels: NDArray[Any]) -> bool:
@@ -308,16 +310,18 @@ def is_label_array(labels: NDArray[Any]) -> bool:
     )
 
 
-def array_labels(spec: str, labels: NDArray[Any], names: Sequence[str] | None) -> Column | None:
+def array_labels(
+    spec: str, labels: NDArray[Any], names: Sequence[str] | None
+) -> LabelColumn | None:
     """Return the column of an array of labels, optionally with class names."""
     if labels.ndim == 2:
         holds = labels.astype(np.float32)
         if names is not None:
-            return Column(holds, tuple(names))
+            return LabelColumn(holds, tuple(names))
         positions = tuple(range(labels.shape[1]))
-        return Column(holds, tuple(map(str, positions)), positions, "positions")
+        return LabelColumn(holds, tuple(map(str, positions)), positions, "positions")
     if labels.dtype.kind == "f":
-        return Column(labels.astype(np.float64))
+        return LabelColumn(labels.astype(np.float64))
     column = in_order(spec, labels.tolist())
     if column is None or names is None:
         return column

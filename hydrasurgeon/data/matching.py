@@ -23,7 +23,7 @@ from hydrasurgeon.data.labels import (
     NUMBER,
     ONE_EACH,
     UNLABELLED,
-    Column,
+    LabelColumn,
     Labels,
     are_codes,
     shown,
@@ -84,7 +84,7 @@ def _difference(name: str, other: str) -> str:
     )
 
 
-def spelling_errors(spec: str, column: Column) -> list[DataError]:
+def spelling_errors(spec: str, column: LabelColumn) -> list[DataError]:
     """Return an error for each name of a new class that may be meant as another one."""
     seen: dict[str, int] = {}
     names, errors = column.names or (), list[DataError]()
@@ -101,7 +101,7 @@ def spelling_errors(spec: str, column: Column) -> list[DataError]:
     return errors
 
 
-def unknown_classes(spec: str, column: Column, names: Sequence[str]) -> list[DataError]:
+def unknown_classes(spec: str, column: LabelColumn, names: Sequence[str]) -> list[DataError]:
     """Return an error for each class of validation data that is none of these, where it is matched by
     name.
     """
@@ -141,7 +141,7 @@ def _kind_of(labels: Labels) -> str:
 
 
 def new_task(
-    spec: str, column: Column, wanted: TaskName | None
+    spec: str, column: LabelColumn, wanted: TaskName | None
 ) -> tuple[TaskName, int, tuple[str, ...] | None]:
     """Return the task that a new classifier of these labels solves, its number of classes, and
     their names.
@@ -158,7 +158,7 @@ def new_task(
     return task, *new_classes(spec, column)
 
 
-def new_classes(spec: str, column: Column) -> tuple[int, tuple[str, ...] | None]:
+def new_classes(spec: str, column: LabelColumn) -> tuple[int, tuple[str, ...] | None]:
     """Return the number of classes and their names; numbers that count from 0 need no names."""
     numbers = column.numbers
     if numbers is None:
@@ -188,7 +188,7 @@ ONE_OUTPUT: tuple[TaskName, ...] = ("binary", "regression")
 """Tasks with a single output, which has no name."""
 
 
-def matched(spec: str, column: Column, model: Model) -> Column:
+def matched(spec: str, column: LabelColumn, model: Model) -> LabelColumn:
     """Return the data's labels as the model's, with the class names and a note on the order that
     was assumed.
 
@@ -215,12 +215,12 @@ def matched(spec: str, column: Column, model: Model) -> Column:
             notes.append(use)
         if read is _of_classes:
             chances = _of_many_labels(spec, replace(column, labels=column.chances), model)[0]
-    return Column(
+    return LabelColumn(
         labels, names, note="; ".join(notes) or None, chances=chances, has_label=column.has_label
     )
 
 
-def _use_of_chances(column: Column, *, learnt: bool) -> str:
+def _use_of_chances(column: LabelColumn, *, learnt: bool) -> str:
     """Describe the use of probabilities, for a note."""
     rest = "the most probable, and holds for agreement with that"
     if column.has_label is not None and column.has_label.any():
@@ -232,7 +232,7 @@ def _use_of_chances(column: Column, *, learnt: bool) -> str:
     )
 
 
-def _of_classes(spec: str, column: Column, model: Model) -> Fit:
+def _of_classes(spec: str, column: LabelColumn, model: Model) -> Fit:
     """Match labels of one class, for each row or for each word that has one."""
     labels = column.labels
     if labels.dtype.kind == "f":
@@ -251,7 +251,7 @@ def _of_classes(spec: str, column: Column, model: Model) -> Fit:
     return np.where(labelled, positions[labels], UNLABELLED), names, note
 
 
-def positions_of(spec: str, column: Column, model: Model) -> Fit:
+def positions_of(spec: str, column: LabelColumn, model: Model) -> Fit:
     """Return the model's position of each class of the data, or -1; with the class names and a note
     on the order that was assumed.
     """
@@ -265,7 +265,7 @@ def positions_of(spec: str, column: Column, model: Model) -> Fit:
     return _by_name(spec, column, labels), labels, None
 
 
-def _are_positions(spec: str, column: Column, model: Model) -> bool:
+def _are_positions(spec: str, column: LabelColumn, model: Model) -> bool:
     """Return True if numbers are positions of classes instead of the model's class names."""
     if column.reading is not None:
         return column.reading == "positions"
@@ -284,7 +284,7 @@ def _are_positions(spec: str, column: Column, model: Model) -> bool:
     )
 
 
-def _by_position(spec: str, column: Column, model: Model) -> Fit:
+def _by_position(spec: str, column: LabelColumn, model: Model) -> Fit:
     numbers, count, labels = column.numbers or (), model.num_classes, model.labels
     is_list = column.reading == "positions" and numbers == tuple(range(len(numbers)))
     if column.chances is not None and is_list and len(numbers) != count:
@@ -305,7 +305,7 @@ def _by_position(spec: str, column: Column, model: Model) -> Fit:
     return positions, labels, note
 
 
-def _by_order(spec: str, column: Column, model: Model) -> Fit:
+def _by_order(spec: str, column: LabelColumn, model: Model) -> Fit:
     """Match the data's classes one by one with the model's."""
     names, count, labels = column.names or (), model.num_classes, model.labels
     if len(names) != count:
@@ -322,7 +322,7 @@ def _by_order(spec: str, column: Column, model: Model) -> Fit:
     return np.argsort(order), labels or names, None if names == labels else note
 
 
-def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
+def _numeric_order(spec: str, column: LabelColumn) -> tuple[int, ...]:
     """Return the order of classes whose names are numbers; DataError if their order as text differs
     and `--labels` does not choose.
     """
@@ -344,7 +344,7 @@ def _numeric_order(spec: str, column: Column) -> tuple[int, ...]:
     return as_text if column.reading == "sorted" else by_number
 
 
-def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
+def _of_one_output(spec: str, column: LabelColumn, model: Model) -> Fit:
     """Match labels of one output: numbers, or for one logit the truth of yes from 0 to 1."""
     is_logit = model.task == "binary"
     least, most, hint = (0, 1, FRACTIONS) if is_logit else (-MOST_NUMBER, MOST_NUMBER, NUMBERS)
@@ -371,7 +371,7 @@ def _of_one_output(spec: str, column: Column, model: Model) -> Fit:
     return labels, model.labels, None
 
 
-def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
+def _of_many_labels(spec: str, column: LabelColumn, model: Model) -> Fit:
     """Match lists of labels: 1 for each of the model's labels that holds."""
     holds = column.labels
     if holds.ndim != 2:
@@ -384,7 +384,7 @@ def _of_many_labels(spec: str, column: Column, model: Model) -> Fit:
     return matrix, names, note
 
 
-Match = Callable[[str, Column, Model], Fit]
+Match = Callable[[str, LabelColumn, Model], Fit]
 READ: dict[str, tuple[Match, str, str]] = {
     "single_label": (_of_classes, ONE, ONE_EACH),
     "binary": (_of_one_output, ONE, FRACTIONS),
@@ -424,7 +424,7 @@ class UnknownClass(DataError):
         """Description of the row and its class, and of a similarly written class."""
 
 
-def _by_name(spec: str, column: Column, labels: Sequence[str]) -> NDArray[np.int64]:
+def _by_name(spec: str, column: LabelColumn, labels: Sequence[str]) -> NDArray[np.int64]:
     """Match classes by name; classes without samples may be unknown."""
     names = column.names or ()
     places = _places_of(names, labels)
@@ -467,7 +467,7 @@ def _places_of(names: Sequence[str], labels: Sequence[str]) -> list[int]:
     return exact
 
 
-def _used(column: Column) -> list[int]:
+def _used(column: LabelColumn) -> list[int]:
     """Return the data's classes that occur in a row."""
     if column.held.dtype.kind == "f":
         used = np.flatnonzero(column.held.any(axis=0))
@@ -475,7 +475,7 @@ def _used(column: Column) -> list[int]:
     return np.unique(column.held[column.held != UNLABELLED]).tolist()
 
 
-def _rows_of(column: Column, at: int) -> NDArray[np.bool_]:
+def _rows_of(column: LabelColumn, at: int) -> NDArray[np.bool_]:
     """Return True for each row that has the data's class at this position."""
     if column.held.dtype.kind == "f":
         likely: NDArray[np.bool_] = column.held[:, at] > 0
@@ -483,7 +483,7 @@ def _rows_of(column: Column, at: int) -> NDArray[np.bool_]:
     return (column.held == at).reshape(len(column.held), -1).any(axis=1)
 
 
-def _row_of(column: Column, at: int) -> int:
+def _row_of(column: LabelColumn, at: int) -> int:
     """Return the first row that has the data's class at this position."""
     return int(np.argmax(_rows_of(column, at)))
 

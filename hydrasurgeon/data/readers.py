@@ -9,7 +9,7 @@ import numpy as np
 
 from hydrasurgeon.data.texts import blamed
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.run.words import Ids, Words
+from hydrasurgeon.run.words import BagOfWords, Ids
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ TEXTS = "hydrasurgeon.texts"
 """Input that holds texts which the model has not read yet."""
 
 
-class Tokens:
+class TokenIds:
     """Token ids of complete texts, or of pairs: without a window or special tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -40,10 +40,10 @@ class Tokens:
 class Beside:
     """Transform whose batches hold a reader's outputs too."""
 
-    def __init__(self, inner: Any, reader: Words) -> None:
+    def __init__(self, inner: Any, reader: BagOfWords) -> None:
         self.inner, self.reader = inner, reader
         self.kind, self.inputs = inner.kind, inner.inputs
-        self.tokens = Tokens(inner.tokenizer)
+        self.tokens = TokenIds(inner.tokenizer)
         self._check_ids(reader.ids)
 
     def _check_ids(self, ids: Ids) -> None:
@@ -79,7 +79,7 @@ class Beside:
         return {TEXTS: np.fromiter(samples, object, len(samples)), READ: read}
 
 
-def with_reader(transform: Any, reader: Words | None) -> Any:
+def with_reader(transform: Any, reader: BagOfWords | None) -> Any:
     """Return a transform that adds a reader's outputs, if there is a reader."""
     return transform if reader is None else Beside(transform, reader)
 
@@ -92,9 +92,9 @@ def parted(inputs: Any) -> tuple[Any, Any]:
     return plain, inputs[READ]
 
 
-def reader_of(parts: Mapping[str, Any]) -> Words:
+def reader_of(parts: Mapping[str, Any]) -> BagOfWords:
     """Return a reader from the tensors that a file stores."""
     values: dict[str, Any] = {
         name: np.asarray(part, dtype=np.float64) for name, part in parts.items()
     }
-    return Words(**{**values, "ids": values["ids"].astype(np.int64)})
+    return BagOfWords(**{**values, "ids": values["ids"].astype(np.int64)})

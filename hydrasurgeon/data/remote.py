@@ -14,7 +14,7 @@ from typing import Any
 
 from hydrasurgeon.data.places import TABLES, ending
 from hydrasurgeon.data.samples import Samples
-from hydrasurgeon.data.tables import Columns, Table, classes_of, rows, tables_in
+from hydrasurgeon.data.tables import ColumnSelection, Table, classes_of, rows, tables_in
 from hydrasurgeon.errors import DataError, MissingDependency, reason
 from hydrasurgeon.files.untrusted import decoding
 
@@ -26,7 +26,7 @@ AT_HEAD = 64
 """Number of rows that are inspected to find out what a column of pictures holds."""
 
 
-def read_remote(spec: str, url: str, columns: Columns) -> Iterator[Table]:
+def read_remote(spec: str, url: str, columns: ColumnSelection) -> Iterator[Table]:
     """Yield remote tables, one file after another."""
     system, names = _locate(spec, url)
     for name in names:
@@ -55,7 +55,7 @@ def _locate(spec: str, url: str) -> tuple[Any, list[str]]:
     return system, names
 
 
-def _tables(spec: str, system: Any, name: str, columns: Columns) -> Iterator[Table]:
+def _tables(spec: str, system: Any, name: str, columns: ColumnSelection) -> Iterator[Table]:
     kind = ending(PurePosixPath(name))
     if kind not in TABLES:
         raise DataError(f"{spec}: {PurePosixPath(name).name} is not a table", hint=HINT)
@@ -78,7 +78,7 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def read_hub(spec: str, rest: str, columns: Columns) -> Samples:
+def read_hub(spec: str, rest: str, columns: ColumnSelection) -> Samples:
     """Read `hf:org/name:split` or `hf:org/name/config:split`; a name without organisation is
     `hf:name[/config]:split`.
 
@@ -140,7 +140,7 @@ def _check_name(spec: str, name: str) -> None:
         )
 
 
-def _hub_table(spec: str, loaded: Any, columns: Columns) -> Table:
+def _hub_table(spec: str, loaded: Any, columns: ColumnSelection) -> Table:
     """Return the columns of a set of the datasets library. Images stay encoded, because the library
     would open them in any format.
     """

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.data.images import MAX_BYTES, decode, is_picture, plain
-from hydrasurgeon.data.labels import UNLABELLED, Column, Labels
+from hydrasurgeon.data.labels import UNLABELLED, LabelColumn, Labels
 from hydrasurgeon.data.matching import UnknownClass, matched
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Inputs, Model
@@ -66,7 +66,7 @@ class Samples(ABC):
     kind: Literal["image", "text"] = "image"
     inputs: Inputs = "text"
     """Kind of texts: single texts, or pairs."""
-    written: Column | None = None
+    written: LabelColumn | None = None
     """Labels as the data hold them, or those of the model that they were fitted to."""
     refused: DataError | None = None
     """Error in the columns of labels; it is raised only if labels are needed."""
@@ -85,7 +85,7 @@ class Samples(ABC):
     grouping: Sequence[Any] | None = None
     """Column of the table that holds the query of each sample."""
 
-    def __init__(self, spec: str, written: Column | None = None) -> None:
+    def __init__(self, spec: str, written: LabelColumn | None = None) -> None:
         self.spec, self.written = spec, written
         self.unread: dict[int, str] = {}
         """Reasons why samples could not be read, by position, once they were left out."""
@@ -217,7 +217,9 @@ class Samples(ABC):
 class Arrays(Samples):
     """Images in one array, N×H×W or N×H×W×C."""
 
-    def __init__(self, spec: str, images: NDArray[np.uint8], written: Column | None = None) -> None:
+    def __init__(
+        self, spec: str, images: NDArray[np.uint8], written: LabelColumn | None = None
+    ) -> None:
         super().__init__(spec, written)
         self.images, self.form = images, str(images.shape[1:])
 
@@ -239,7 +241,9 @@ class Arrays(Samples):
 class Files(Samples):
     """Image files."""
 
-    def __init__(self, spec: str, paths: Sequence[Path], written: Column | None = None) -> None:
+    def __init__(
+        self, spec: str, paths: Sequence[Path], written: LabelColumn | None = None
+    ) -> None:
         super().__init__(spec, written)
         self.paths = list(paths)
 
@@ -363,7 +367,7 @@ class Subset(Samples):
     def __init__(
         self,
         parent: Samples,
-        written: Column | None,
+        written: LabelColumn | None,
         index: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> None:
         super().__init__(parent.spec, written)
@@ -408,7 +412,7 @@ class Joined(Samples):
             raise DataError(
                 f"{second.spec}: holds {second.contents}, {first.spec} {first.contents}"
             )
-        column = first.written or Column(np.full(len(first), UNLABELLED, dtype=np.int64))
+        column = first.written or LabelColumn(np.full(len(first), UNLABELLED, dtype=np.int64))
         shape = (len(second), *column.labels.shape[1:])
         more = np.full(shape, UNLABELLED, dtype=column.labels.dtype)
         if second.labels is not None:

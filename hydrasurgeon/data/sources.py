@@ -34,7 +34,7 @@ from hydrasurgeon.data.samples import (
 )
 from hydrasurgeon.data.tables import (
     ID,
-    Columns,
+    ColumnSelection,
     Table,
     count_table,
     joined,
@@ -85,7 +85,7 @@ def open_data(
     roles = dict(roles)
     split, part = roles.pop(SPLIT, None), roles.pop(PART, None)
     paths = located(place)
-    columns = Columns(roles, carried, limit, labelled=labelled, skip_bad=skip_bad)
+    columns = ColumnSelection(roles, carried, limit, labelled=labelled, skip_bad=skip_bad)
     tables = _tables(spec, place, paths, columns)
     if tables is not None:
         samples = _rows(joined(spec, [*tables], columns), columns)
@@ -127,7 +127,7 @@ def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool
 
 
 def _tables(
-    spec: str, place: str, paths: Sequence[Path], columns: Columns
+    spec: str, place: str, paths: Sequence[Path], columns: ColumnSelection
 ) -> Iterator[Table] | None:
     """Yield the tables behind a spec on demand; return None if there are no tables."""
     if is_url(place):
@@ -147,7 +147,7 @@ def in_pieces(
     rows.
     """
     place, roles = DataSpec.parse(spec)
-    columns = Columns(roles, carried, at_once=at_once, labelled=False)
+    columns = ColumnSelection(roles, carried, at_once=at_once, labelled=False)
     paths = located(place)
     tables = _tables(spec, place, paths, columns)
     if tables is None or roles.keys() & {PART, SPLIT}:
@@ -158,7 +158,7 @@ def in_pieces(
     return total, _pieces(unrooted(spec), tables, columns)
 
 
-def _pieces(spec: str, tables: Iterator[Table], columns: Columns) -> Iterator[Samples]:
+def _pieces(spec: str, tables: Iterator[Table], columns: ColumnSelection) -> Iterator[Samples]:
     done, empty = 0, None
     for table in tables:
         samples = _rows(table, columns)
@@ -172,7 +172,7 @@ def _pieces(spec: str, tables: Iterator[Table], columns: Columns) -> Iterator[Sa
         yield empty
 
 
-def _rows(table: Table, columns: Columns) -> Samples:
+def _rows(table: Table, columns: ColumnSelection) -> Samples:
     """Return the samples of a table; none for a file whose rows name the columns if it has no
     rows.
     """
@@ -190,7 +190,7 @@ def in_memory(
     if isinstance(inputs, Path) or (kind == "image" and isinstance(inputs, str)):
         return open_data(str(inputs))
     if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):
-        return rows(table_of("the inputs", inputs), Columns(columns or {}, carried=(ID,)))
+        return rows(table_of("the inputs", inputs), ColumnSelection(columns or {}, carried=(ID,)))
     several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes)
     samples = list(inputs) if several else [inputs]
     if kind == "image" and samples and all(isinstance(sample, str | Path) for sample in samples):
@@ -240,7 +240,7 @@ def _images_in(folder: Path) -> list[Path]:
     return sorted(path for path in walked if ending(path) in PICTURES)
 
 
-def _demo(spec: str, rest: str, columns: Columns) -> Samples:
+def _demo(spec: str, rest: str, columns: ColumnSelection) -> Samples:
     folder = files("hydrasurgeon") / "demo"
     sets = {
         entry.name.removesuffix(".npz"): entry

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydrasurgeon.data.labels import (
-    Column,
+    LabelColumn,
     beside_probabilities,
     called,
     class_names,
@@ -29,7 +29,7 @@ from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs, is_missing, why_unreadable
 from hydrasurgeon.data.tags import rows_of_conll, tagged, with_entities
-from hydrasurgeon.data.words import Tokens, of_tokens
+from hydrasurgeon.data.words import TokenSamples, of_tokens
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.untrusted import decoding, open_regular, parse_json, utf8
 from hydrasurgeon.lookup import did_you_mean
@@ -102,7 +102,7 @@ DRAWN_FROM = 1_000_000
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnSelection:
     """Selection of columns: those that were named, and those that are carried along if they
     exist.
     """
@@ -168,7 +168,7 @@ class Table:
     def find(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.columns), None)
 
-    def column(self, role: str, columns: Columns, usual: Sequence[str]) -> str | None:
+    def column(self, role: str, columns: ColumnSelection, usual: Sequence[str]) -> str | None:
         """Return the column that the user named for a role, else the first usual one that
         exists.
         """
@@ -226,7 +226,7 @@ def listed(names: Sequence[str]) -> str:
     return f"found: {', '.join([*shown, *more]) or 'none'}"
 
 
-def read_tables(spec: str, path: Path, columns: Columns) -> Iterator[Table]:
+def read_tables(spec: str, path: Path, columns: ColumnSelection) -> Iterator[Table]:
     """Yield the wanted columns of one file, at most `columns.at_once` rows at a time."""
     with open_regular(path, error=DataError) as file:
         size = os.fstat(file.fileno()).st_size
@@ -238,12 +238,12 @@ def tables_in(
     kind: str,
     file: IO[bytes],
     size: int,
-    columns: Columns,
+    columns: ColumnSelection,
     *,
     root: Path | None = None,
 ) -> Iterator[Table]:
     """Yield tables of an open file of this size; `kind` is its ending."""
-    source = Source(spec, file, size, root, columns)
+    source = TableSource(spec, file, size, root, columns)
     pieces = READERS[kind](source)
     if columns.at_once is None:
         yield _merge(pieces)
@@ -269,7 +269,7 @@ def _merge(pieces: Iterator[Table]) -> Table:
 
 
 @dataclass(frozen=True)
-class Source:
+class TableSource:
     """A file that a table is read from."""
 
     spec: str
@@ -280,7 +280,7 @@ class Source:
     """Folder that paths in the file are relative to; None for a remote file, which may hold
     none.
     """
-    wanted: Columns
+    wanted: ColumnSelection
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of a UTF-8 file, without a byte order mark."""
@@ -358,11 +358,13 @@ def count_table(path: Path) -> int | None:
     if kind not in COUNTED:
         return None
     with open_regular(path, error=DataError) as file:
-        source = Source(str(path), file, os.fstat(file.fileno()).st_size, None, Columns())
+        source = TableSource(
+            str(path), file, os.fstat(file.fileno()).st_size, None, ColumnSelection()
+        )
         return COUNTED[kind](source)
 
 
-def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
+def joined(spec: str, tables: Sequence[Table], wanted: ColumnSelection) -> Table:
     """Return the rows of tables with the same columns, one file after another."""
     tables = [table for table in tables if table.names] or tables[:1]
     first = tables[0]
@@ -381,7 +383,7 @@ def joined(spec: str, tables: Sequence[Table], wanted: Columns) -> Table:
     return Table(spec, first.names, columns, first.classes)
 
 
-def _rooted(table: Table, name: str, wanted: Columns) -> Sequence[Any]:
+def _rooted(table: Table, name: str, wanted: ColumnSelection) -> Sequence[Any]:
     """Return a column, with its paths relative to the current folder."""
     values, root = table.columns[name], table.root
     if name not in wanted.images or root is None:
@@ -390,7 +392,7 @@ def _rooted(table: Table, name: str, wanted: Columns) -> Sequence[Any]:
     return [str(root / value) if isinstance(value, str) and value else value for value in values]
 
 
-def rows(table: Table, columns: Columns) -> Samples:
+def rows(table: Table, columns: ColumnSelection) -> Samples:
     """Return images, texts or pairs of texts, with labels and groups if there are columns of
     them.
     """
@@ -429,7 +431,7 @@ def rows(table: Table, columns: Columns) -> Samples:
     return _with_columns(samples, table, columns, first, second, group)
 
 
-def _incomplete(table: Table, columns: Columns) -> dict[int, str]:
+def _incomplete(table: Table, columns: ColumnSelection) -> dict[int, str]:
     """Return the reasons why rows are left out: they lack a text, or a label where labels are
     needed.
     """
@@ -461,7 +463,7 @@ def _incomplete(table: Table, columns: Columns) -> dict[int, str]:
     return bad
 
 
-def _without(table: Table, columns: Columns, bad: Mapping[int, str]) -> Samples:
+def _without(table: Table, columns: ColumnSelection, bad: Mapping[int, str]) -> Samples:
     """Return the samples of the other rows, which keep their row numbers."""
     count = len(next(iter(table.columns.values())))
     kept = [row for row in range(count) if row not in bad]
@@ -481,7 +483,9 @@ def first_words(cell: Any) -> str:
     return repr(words if len(words) <= FIRST_WORDS else f"{words[: FIRST_WORDS - 1]}…")
 
 
-def _with_columns(samples: Samples, table: Table, columns: Columns, *used: str | None) -> Samples:
+def _with_columns(
+    samples: Samples, table: Table, columns: ColumnSelection, *used: str | None
+) -> Samples:
     """Add to samples the carried columns, and the names of the columns that they consist of."""
     samples.table_columns, samples.used = table.names, tuple(filter(None, used))
     samples.columns = {
@@ -490,7 +494,7 @@ def _with_columns(samples: Samples, table: Table, columns: Columns, *used: str |
     return samples
 
 
-def _words(table: Table, columns: Columns) -> Samples | None:
+def _words(table: Table, columns: ColumnSelection) -> Samples | None:
     """Return texts whose words or entities the table lists; None for other tables with columns of
     these names.
     """
@@ -519,7 +523,7 @@ def _words(table: Table, columns: Columns) -> Samples | None:
         tokens = text
     else:
         return None
-    return _with_columns(Tokens(spec, texts, written), table, columns, tokens, labels)
+    return _with_columns(TokenSamples(spec, texts, written), table, columns, tokens, labels)
 
 
 def _lists(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
@@ -559,7 +563,7 @@ def _learn(
         samples.refused = error
 
 
-def _labels(table: Table, name: str) -> Column | None:
+def _labels(table: Table, name: str) -> LabelColumn | None:
     column = labels_of(table.spec, table.columns[name])
     if column is not None and name in table.classes:
         column = column.named(table.classes[name])
@@ -575,7 +579,7 @@ def _named_labels(table: Table, name: str) -> Sequence[Any]:
     ]
 
 
-def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
+def _texts(table: Table, columns: ColumnSelection) -> tuple[str, str | None]:
     """Return the column of texts, and that of second texts if they come in pairs."""
     first = table.column("text", columns, TEXTS)
     # A column of texts that was named stands alone, unless the other one was named too.
@@ -595,7 +599,7 @@ def _texts(table: Table, columns: Columns) -> tuple[str, str | None]:
     return first, second
 
 
-def _records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
+def _records(source: TableSource) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(source.lines(), 1):
         if line.isspace():
             continue
@@ -608,7 +612,7 @@ def _records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _json(source: Source) -> Iterator[Table]:
+def _json(source: TableSource) -> Iterator[Table]:
     """Yield tables from a list of records."""
     spec, content = source.spec, source.file.read(MAX_WHOLE + 1)
     if len(content) > MAX_WHOLE:
@@ -620,13 +624,13 @@ def _json(source: Source) -> Iterator[Table]:
     yield from source.tables((0, record) for record in value)
 
 
-def _conll(source: Source) -> Iterator[Table]:
+def _conll(source: TableSource) -> Iterator[Table]:
     rows = rows_of_conll(source.lines())
     names = TOKENS, TAGS[0]
     yield from source.tables(((0, dict(zip(names, row, strict=True))) for row in rows), names)
 
 
-def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
+def _csv(source: TableSource, *, separators: str = SEPARATORS) -> Iterator[Table]:
     spec = source.spec
     with decoding(f"{spec}: not a readable .csv file"):
         lines = _lines_of_csv(source, separators)
@@ -636,7 +640,7 @@ def _csv(source: Source, *, separators: str = SEPARATORS) -> Iterator[Table]:
         yield from source.tables(_rows(spec, names, lines), names)
 
 
-def _lines_of_csv(source: Source, separators: str) -> Any:
+def _lines_of_csv(source: TableSource, separators: str) -> Any:
     """Return a reader of the lines, the first of which names the columns."""
     csv.field_size_limit(MAX_LINE)
     text = source.lines()
@@ -647,7 +651,7 @@ def _lines_of_csv(source: Source, separators: str) -> Any:
     return csv.reader(chain([head], text), delimiter=separator, strict=True)
 
 
-def _count_csv(source: Source, *, separators: str = SEPARATORS) -> int:
+def _count_csv(source: TableSource, *, separators: str = SEPARATORS) -> int:
     with decoding(f"{source.spec}: not a readable .csv file"):
         lines = filter(None, _lines_of_csv(source, separators))
         return sum(1 for _ in lines) - 1
@@ -673,7 +677,7 @@ def _once(spec: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _parquet(source: Source) -> Iterator[Table]:
+def _parquet(source: TableSource) -> Iterator[Table]:
     from pyarrow import Table as Arrow
     from pyarrow import parquet
 
@@ -710,14 +714,14 @@ def _parquet(source: Source) -> Iterator[Table]:
             yield Table(spec, names, columns, _described(spec, schema), source.root)
 
 
-def _count_parquet(source: Source) -> int:
+def _count_parquet(source: TableSource) -> int:
     from pyarrow import parquet
 
     with decoding(f"{source.spec}: not a readable .parquet file"):
         return int(parquet.ParquetFile(source.file).metadata.num_rows)
 
 
-def _check_texts(source: Source, columns: Any, wanted: Sequence[str]) -> None:
+def _check_texts(source: TableSource, columns: Any, wanted: Sequence[str]) -> None:
     """Refuse columns in which a text that is stored once occurs in too many rows."""
     from pyarrow import compute, parquet
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.data.labels import UNLABELLED, Column, class_names
-from hydrasurgeon.data.words import JOINER, Words, words_of
+from hydrasurgeon.data.labels import UNLABELLED, LabelColumn, class_names
+from hydrasurgeon.data.words import JOINER, SplitText, words_of
 from hydrasurgeon.errors import DataError
 
 OUTSIDE = "O"
@@ -28,8 +28,8 @@ ENTITIES = (
 
 
 def tagged(
-    spec: str, texts: Sequence[Words], tags: Sequence[Any], names: Sequence[str] | None
-) -> Column | None:
+    spec: str, texts: Sequence[SplitText], tags: Sequence[Any], names: Sequence[str] | None
+) -> LabelColumn | None:
     """Return the tags of a table's words: IOB2 names, or numbers of `names`; None if there are
     none.
     """
@@ -47,7 +47,7 @@ def tagged(
         ]
     kinds = {type(tag) for row in rows for tag in row or ()}
     if kinds <= {int}:
-        return Column(_padded(rows))
+        return LabelColumn(_padded(rows))
     for number, row in enumerate(rows):
         wrong = next(
             (tag for tag in row or () if not isinstance(tag, str) or not TAG.fullmatch(tag)), None
@@ -66,7 +66,7 @@ def _named(spec: str, row: int, tag: Any, names: Sequence[str]) -> Any:
     raise DataError(f"{spec}: row {row} has the tag {str(tag)[:60]}, of {len(names)} there are")
 
 
-def _iob(spec: str, rows: Sequence[Any]) -> Column:
+def _iob(spec: str, rows: Sequence[Any]) -> LabelColumn:
     """Return tags by name; an I- that continues nothing becomes a B-."""
     mended = 0
     for row in rows:
@@ -83,7 +83,7 @@ def _iob(spec: str, rows: Sequence[Any]) -> Column:
     note = None
     if mended:
         note = f"{spec}: {mended:,} I- tags continue nothing and are taken as B-"
-    return Column(_padded([[position[tag] for tag in row] for row in rows]), names, note=note)
+    return LabelColumn(_padded([[position[tag] for tag in row] for row in rows]), names, note=note)
 
 
 def _padded(rows: Sequence[Any]) -> NDArray[np.int64]:
@@ -97,12 +97,12 @@ def _padded(rows: Sequence[Any]) -> NDArray[np.int64]:
 
 def with_entities(
     spec: str, texts: Sequence[str], entities: Sequence[Any]
-) -> tuple[list[Words], Column]:
+) -> tuple[list[SplitText], LabelColumn]:
     """Return texts by their words; a word belongs to an entity that overlaps it."""
-    words, rows, cut, lost = list[Words](), list[list[str]](), 0, 0
+    words, rows, cut, lost = list[SplitText](), list[list[str]](), 0, 0
     for number, (text, listed) in enumerate(zip(texts, entities, strict=True)):
         where = f"{spec}: row {number}"
-        words_in_text = Words(text, words_of(text))
+        words_in_text = SplitText(text, words_of(text))
         starts, ends = ([span[i] for span in words_in_text.spans] for i in (0, 1))
         tags = [OUTSIDE] * len(starts)
         used = before = 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.data.labels import Column
+from hydrasurgeon.data.labels import LabelColumn
 from hydrasurgeon.data.samples import MAX_TEXT, Decoded, Samples
 from hydrasurgeon.data.texts import IDS, Tokenize, blamed
 from hydrasurgeon.errors import DataError
@@ -39,23 +39,23 @@ MARKS_END = 0x1F000
 """First code point behind all combining marks, apart from variation selectors."""
 
 
-class Words(str):
+class SplitText(str):
     """Text with known word positions."""
 
     spans: tuple[Span, ...]
 
-    def __new__(cls, text: str, spans: Sequence[Span]) -> Words:
+    def __new__(cls, text: str, spans: Sequence[Span]) -> SplitText:
         self = super().__new__(cls, text)
         self.spans = tuple(spans)
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Words, (str(self), self.spans)
+        return SplitText, (str(self), self.spans)
 
 
 def words_of(text: str) -> tuple[Span, ...]:
     """Return the positions of a text's words."""
-    if isinstance(text, Words):
+    if isinstance(text, SplitText):
         return text.spans
     return tuple(match.span() for match in _word().finditer(text))
 
@@ -72,7 +72,7 @@ def _word() -> re.Pattern[str]:
     return re.compile(rf"\w[\w{behind}]*|{flag}|{single}(?:(?<={JOINER}){single})*")
 
 
-def of_tokens(spec: str, row: int, tokens: Any) -> Words:
+def of_tokens(spec: str, row: int, tokens: Any) -> SplitText:
     """Join a table's words with spaces."""
     if not isinstance(tokens, list | tuple) or not all(isinstance(token, str) for token in tokens):
         raise DataError(f"{spec}: row {row} holds {str(tokens)[:60]}, which is not a list of words")
@@ -80,15 +80,17 @@ def of_tokens(spec: str, row: int, tokens: Any) -> Words:
     for token in tokens:
         spans.append((at, at + len(token)))
         at += len(token) + 1
-    return Words(" ".join(tokens), spans)
+    return SplitText(" ".join(tokens), spans)
 
 
-class Tokens(Samples):
+class TokenSamples(Samples):
     """Texts with known words, and perhaps their tags."""
 
     kind, inputs = "text", "text"
 
-    def __init__(self, spec: str, texts: Sequence[Words], written: Column | None = None) -> None:
+    def __init__(
+        self, spec: str, texts: Sequence[SplitText], written: LabelColumn | None = None
+    ) -> None:
         super().__init__(spec, written)
         self.texts = texts
 

@@ -24,7 +24,7 @@ from hydrasurgeon.files.decided import (
     FITTED,
     LARGEST,
     OF_CLASSIFIERS,
-    Decision,
+    DecisionRecord,
     Ood,
     storable,
 )
@@ -151,7 +151,7 @@ def fit_state(
         auroc=dict(choice.auroc),
         **_sizes(choice.fitted),
     )
-    record = Decision(
+    record = DecisionRecord(
         **{"temperature": 1.0, **fit.constants},
         ood=ood,
         **thresholds,

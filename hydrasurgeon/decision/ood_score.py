@@ -73,7 +73,7 @@ class Grounds:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ScoreChoice:
     """A score, and what its choice rests on."""
 
     kind: str
@@ -86,14 +86,14 @@ class Choice:
 
 def choose(
     score: str, held: Outputs, grounds: Grounds, *, task: Task = SINGLE, seed: int = 0
-) -> Choice:
+) -> ScoreChoice:
     """Fit the named OOD score, or for `auto` choose one."""
     if score in LOGITS:
-        return Choice(score)
+        return ScoreChoice(score)
     auto, linear, notes = score == "auto", grounds.classifiers, list[str]()
     lacking = FITTED if held.features is None else OF_CLASSIFIERS if linear is None else ()
     possible = {*task.features}.difference(grounds.leaves_out, lacking)
-    choice = Choice(score, chosen_by=grounds.chooser if auto else "option")
+    choice = ScoreChoice(score, chosen_by=grounds.chooser if auto else "option")
     if choice.chosen_by == "default":
         score = next(kind for kind in USUAL if kind in {*possible, *task.scores})
         notes = [

@@ -11,13 +11,13 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hydrasurgeon.data import Samples
-from hydrasurgeon.data.readers import Tokens, reader_of
+from hydrasurgeon.data.readers import TokenIds, reader_of
 from hydrasurgeon.decision.blend import Blend, fit_blend, losses, means, scaled
 from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.decision.words import FEWEST, Kind, fit_words, fit_words_in_folds
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
-from hydrasurgeon.run.words import Floats, Words
+from hydrasurgeon.run.words import BagOfWords, Floats
 from hydrasurgeon.tasks.base import Outputs, Task
 
 
@@ -25,8 +25,8 @@ from hydrasurgeon.tasks.base import Outputs, Task
 class Reading:
     """A reader, what it is worth beside the model, and how it reads samples."""
 
-    record: decided.Words
-    reader: Words
+    record: decided.BagOfWordsRecord
+    reader: BagOfWords
     see: Callable[[Any], Any]
     pseudo_labelled: bool = False
     """True if pseudo-labelled samples were used for training."""
@@ -142,7 +142,7 @@ def fit_reading(
         scale = scaled(kind, alone[fitting], truth[fitting])
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
-    def fit_candidate(seen: Any, targets: Floats) -> tuple[float, Words, Blend]:
+    def fit_candidate(seen: Any, targets: Floats) -> tuple[float, BagOfWords, Blend]:
         fitted = fit_words(seen, targets, kind, loss, val_seen)
         # As a file stores it: what is weighed is what will answer.
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
@@ -194,8 +194,10 @@ def weigh(
     return Reading(_record(reader, before.tokenizer, before.outputs, worth), reader, see), worth
 
 
-def _record(reader: Words, tokenizer: str | None, outputs: int, worth: Blend) -> decided.Words:
-    return decided.Words(
+def _record(
+    reader: BagOfWords, tokenizer: str | None, outputs: int, worth: Blend
+) -> decided.BagOfWordsRecord:
+    return decided.BagOfWordsRecord(
         mode="blend",
         tokenizer=tokenizer,
         ids=len(reader.ids),
@@ -209,7 +211,7 @@ def _record(reader: Words, tokenizer: str | None, outputs: int, worth: Blend) ->
 
 def seer(transform: Any) -> Callable[[Samples], Any]:
     """Return a function that turns samples into the token ids of their texts."""
-    tokens = Tokens(transform.tokenizer)
+    tokens = TokenIds(transform.tokenizer)
 
     def see(samples: Samples) -> Any:
         texts: list[Any] = [samples.read(i) for i in range(len(samples))]

@@ -29,7 +29,7 @@ from hydrasurgeon.files.decided import (
     FITTED,
     Cascade,
     Conformal,
-    Decision,
+    DecisionRecord,
     Ood,
     Seen,
     stored_name,
@@ -38,7 +38,7 @@ from hydrasurgeon.files.decided import (
 from hydrasurgeon.files.tensors import Tensors, as_float, spoiled
 from hydrasurgeon.files.untrusted import must
 from hydrasurgeon.run.shapes import Bool, Float
-from hydrasurgeon.run.words import MOST, Words
+from hydrasurgeon.run.words import MOST, BagOfWords
 from hydrasurgeon.statistics import temperature
 from hydrasurgeon.statistics.metrics import disagreements
 from hydrasurgeon.statistics.probabilities import Logits, Scores
@@ -62,11 +62,11 @@ NOVELTY = "novelty"
 class State:
     """The record that a manifest holds, and the fit that its tensors are."""
 
-    record: Decision
+    record: DecisionRecord
     fitted: EnsembleScore | None = None
     """None for an OOD score of the logits alone."""
     task: Task = SINGLE
-    words: Words | None = None
+    words: BagOfWords | None = None
     """Bag-of-words model beside the model."""
     is_fitted: bool = True
     """True if `calibrate` fitted the state."""
@@ -76,7 +76,7 @@ class State:
         """Return an uncalibrated state, apart from a temperature."""
         flags: dict[str, Any] = {"score": "", "threshold": math.inf}
         fields: dict[str, Any] = {"temperature": temperature, "ood": Ood.model_construct(**flags)}
-        return cls(Decision.model_construct(**fields), None, task, is_fitted=False)
+        return cls(DecisionRecord.model_construct(**fields), None, task, is_fitted=False)
 
     @property
     def constants(self) -> Constants:
@@ -121,7 +121,7 @@ class State:
         """Measure how far members are apart: mutual information, and whether they disagree."""
         return score_of("mi", choices), disagreements(choices)
 
-    def blended(self, record: decided.Words, words: Words) -> State:
+    def blended(self, record: decided.BagOfWordsRecord, words: BagOfWords) -> State:
         """Return the state with a bag-of-words model beside the model.
 
         OOD scores still read the outputs of the model alone.
@@ -175,7 +175,7 @@ def decide(state: State, logits: Logits, features: ndarray | None) -> Prediction
     return state.task.decide(logits, state.record, state.ood_score(logits, features))
 
 
-def state_of(record: Decision, tensors: Tensors, path: Path, task: Task = SINGLE) -> State:
+def state_of(record: DecisionRecord, tensors: Tensors, path: Path, task: Task = SINGLE) -> State:
     """Build the state from its record and its tensors in a file; the tensors must be finite."""
     ood, words = record.ood, record.words
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.run.words import BUCKETS, Floats, Ids, Words, counted, unit
+from hydrasurgeon.run.words import BUCKETS, BagOfWords, Floats, Ids, counted, unit
 
 Kind = Literal["softmax", "sigmoid", "square"]
 """Meaning of the outputs: log-odds of classes, log-odds of each label, or numbers."""
@@ -25,7 +25,7 @@ STOP = {"maxiter": 200, "ftol": 1e-6}
 class Fitted:
     """The reader that VAL chose, and its loss there."""
 
-    reader: Words
+    reader: BagOfWords
     strength: float
     loss: float
 
@@ -100,7 +100,7 @@ def path(
     strengths: Sequence[float],
     *,
     pairs: bool = False,
-) -> dict[float, Words]:
+) -> dict[float, BagOfWords]:
     """Fit a model for each strength, each started from the one before."""
     from scipy.sparse import csr_matrix
 
@@ -118,7 +118,7 @@ def path(
     for strength in strengths:
         at = solved(table, targets, kind, strength, at)
         weight = at.reshape(-1, outputs)
-        readers[strength] = Words(ids, idf, weight[:-1].copy(), weight[-1].copy())
+        readers[strength] = BagOfWords(ids, idf, weight[:-1].copy(), weight[-1].copy())
     return readers
 
 

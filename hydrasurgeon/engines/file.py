@@ -60,7 +60,7 @@ PRODUCT = "MatMulIntegerToFloat"
 
 
 @dataclass
-class Contents:
+class GraphContents:
     """The metadata, inputs, outputs and operators of a graph."""
 
     metadata: dict[str, str] = field(default_factory=dict)
@@ -74,9 +74,9 @@ class Contents:
         return "int8" if PRODUCT in self.operators else "onnx"
 
 
-def read_plain(content: Any, where: str) -> Contents:
+def read_plain(content: Any, where: str) -> GraphContents:
     """Return the contents of a graph; refuse one that holds what we never write."""
-    waiting, contents = [(MODEL, memoryview(content))], Contents()
+    waiting, contents = [(MODEL, memoryview(content))], GraphContents()
     try:
         while waiting:
             kind, message = waiting.pop()

@@ -35,7 +35,7 @@ from hydrasurgeon.engines.file import (
     DECIDED,
     MEMBERS,
     METADATA,
-    Contents,
+    GraphContents,
     Told,
     is_sound,
     read_plain,
@@ -81,7 +81,7 @@ class Graph(Checkpoint):
 
     file: Path = Path()
     """The graph itself, where `path` is a folder around it."""
-    contents: Contents = field(default_factory=Contents)
+    contents: GraphContents = field(default_factory=GraphContents)
     costs: Told | None = None
     engine: str = "onnx"
     """`onnx`, or `int8`: which the file was exported for."""
@@ -147,7 +147,7 @@ def open_folder(folder: Path, engine: str) -> Graph:
     return open_graph(folder / GRAPHS / GRAPH, folder=folder)
 
 
-def read_contents(path: Path) -> Contents:
+def read_contents(path: Path) -> GraphContents:
     """Return the contents of a graph's file, without its weights."""
     return read_plain(mapped(path), str(path))
 
@@ -171,7 +171,7 @@ class GraphEngine(Engine):
         self,
         checkpoint: Checkpoint,
         run: Run,
-        contents: Contents,
+        contents: GraphContents,
         outputs: Sequence[str],
         *,
         state: State | None,
@@ -250,7 +250,7 @@ class GraphEngine(Engine):
         return Said(np.arange(len(logits)), logits, read)
 
 
-def transform_of(checkpoint: Checkpoint, contents: Contents) -> Any:
+def transform_of(checkpoint: Checkpoint, contents: GraphContents) -> Any:
     """Return a function from samples to a graph's inputs that does without the model's library: by
     Pillow and numpy, or with the tokenizer that the file holds.
     """
@@ -402,7 +402,7 @@ def leave_in_cache(checkpoint: Checkpoint, engine: str) -> None:
 
 def _file(
     place: Path, make: Callable[[], bytes | None], keep: bool
-) -> tuple[Path | bytes, Contents, tuple[str, ...]]:
+) -> tuple[Path | bytes, GraphContents, tuple[str, ...]]:
     """Return a graph from the cache, or make it now and keep it there; its contents; and notes.
     `make` returns None if it put the graph there itself.
     """

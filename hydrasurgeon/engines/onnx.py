@@ -21,9 +21,9 @@ from hydrasurgeon.engines.program import (
     READ,
     STOCK,
     Exported,
-    Graph,
+    ImageProgram,
     Run,
-    Texts,
+    TextProgram,
     about,
     captured,
     clients_decide,
@@ -94,7 +94,7 @@ def to_onnx(
         elif stock:
             outputs = STOCK if clients_decide(model) else STOCK[:1]
             outputs += (MEMBERS,) if read is None else (MEMBERS, READ[1])
-        graph = (Texts if text else Graph)(model, read, plain, stock).eval()
+        graph = (TextProgram if text else ImageProgram)(model, read, plain, stock).eval()
         axes = dict.fromkeys((0, 1) if text else (0,), torch.export.Dim.DYNAMIC)
         program = captured(graph, (*inputs.values(),), (axes,) * len(inputs))
         content = written(program, (*inputs,), outputs, about(of or model))

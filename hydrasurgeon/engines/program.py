@@ -65,7 +65,7 @@ ARITHMETIC = {
 """The operations of a tensor with a number that decisions are made of."""
 
 
-class Graph(nn.Module):
+class ImageProgram(nn.Module):
     """Pictures in, `OUTPUTS` out, or `DECIDED` where there is a decision state."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Graph(nn.Module):
         return run(self.model.anatomy, inputs)[:, None]
 
 
-class Texts(Graph):
+class TextProgram(ImageProgram):
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:

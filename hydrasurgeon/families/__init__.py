@@ -14,7 +14,7 @@ from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.lookup import imported, plugins
 
 if TYPE_CHECKING:
-    from hydrasurgeon.families.base import Bare, Family
+    from hydrasurgeon.families.base import BareCheckpoint, Family
     from hydrasurgeon.files.manifest import Model
 
 # Under each name the families that share it, the general one first: the later ones are asked before
@@ -30,7 +30,7 @@ FAMILIES = {
         "hydrasurgeon.families.deberta.family:DebertaV2",
         "hydrasurgeon.families.hf_clip.family:HFClip",
         "hydrasurgeon.families.hf_clip.zero_shot:HFZeroShot",
-        "hydrasurgeon.families.decoder.family:Decoder",
+        "hydrasurgeon.families.decoder.family:DecoderVariant",
     ),
     "open_clip": ("hydrasurgeon.families.open_clip.family:OpenCLIP",),
 }
@@ -95,7 +95,7 @@ def config_files() -> tuple[str, ...]:
     return tuple(dict.fromkeys(family.config_file for family in reversed(list(families()))))
 
 
-def family_of_bare(bare: Bare, *, config_file: str | None = None) -> Family:
+def family_of_bare(bare: BareCheckpoint, *, config_file: str | None = None) -> Family:
     """Return the family that is to identify a bare checkpoint.
 
     `--arch` decides, then the config, then the tensors.

@@ -38,7 +38,7 @@ TEXTS = ("*.json", "*.txt", "*.model")
 
 
 @dataclass(frozen=True)
-class Bare:
+class BareCheckpoint:
     """Contents of a checkpoint without a manifest."""
 
     tensors: Mapping[str, TensorInfo]
@@ -112,7 +112,7 @@ class Family(ABC):
     # --- a family's own: names and shapes ---
 
     @abstractmethod
-    def identify(self, bare: Bare) -> tuple[Model, str | None]:
+    def identify(self, bare: BareCheckpoint) -> tuple[Model, str | None]:
         """Identify the model behind bare tensors, and return a note on assumptions.
 
         Raises CheckpointError if the model cannot be identified.
@@ -163,7 +163,7 @@ class Family(ABC):
 
     # --- which checkpoints are its own ---
 
-    def required_config(self, bare: Bare) -> Mapping[str, Any]:
+    def required_config(self, bare: BareCheckpoint) -> Mapping[str, Any]:
         """Return the config of a bare checkpoint; refuse one without it."""
         if bare.arch_name is not None:
             message = (
@@ -174,7 +174,7 @@ class Family(ABC):
             raise CheckpointError(f"{bare.where}: has no {self.config_file}")
         return bare.config
 
-    def recognises(self, bare: Bare) -> bool:
+    def recognises(self, bare: BareCheckpoint) -> bool:
         """Return True if a bare checkpoint, or its config alone, is this family's.
 
         It distinguishes families with the same `name`.

@@ -87,7 +87,7 @@ class Images(Settings):
             )
 
 
-class Texts(Settings):
+class TextPreprocess(Settings):
     """Preparation of texts, beside the tokenizer's files."""
 
     max_length: Size

@@ -200,7 +200,7 @@ class PerLabel(Record):
     """From which probability on a label is answered."""
 
 
-class Entities(Record):
+class EntityRule(Record):
     """Probability of an entity from those of its words."""
 
     probability: Literal["product", "least"]
@@ -282,7 +282,7 @@ class Worth(Record):
     """Standard error of their difference."""
 
 
-class Words(Record):
+class BagOfWordsRecord(Record):
     """A bag-of-words model: one linear layer beside a model, or before it."""
 
     mode: Literal["blend", "cascade"]
@@ -309,7 +309,7 @@ class Words(Record):
         return {"ids": (self.ids,), "idf": (self.columns,), **layer}
 
     @model_validator(mode="after")
-    def _check_consistency(self) -> Words:
+    def _check_consistency(self) -> BagOfWordsRecord:
         must(
             (
                 (self.mode == "cascade") == (self.threshold is not None),
@@ -384,7 +384,7 @@ class Seen(Record):
         return self
 
 
-class Decision(Record):
+class DecisionRecord(Record):
     """Rules by which a checkpoint answers."""
 
     temperature: Positive
@@ -407,7 +407,7 @@ class Decision(Record):
     """Validation samples that fitted."""
     certified: Rows
     """Others, on which the thresholds were taken."""
-    entities: Entities | None = None
+    entities: EntityRule | None = None
     """Rule by which entities get their probability, for tokens; otherwise absent."""
     cover: Cover | None = None
     """Rule of the promise that few entities are missed; `abstain` promises few wrong answers."""
@@ -415,7 +415,7 @@ class Decision(Record):
     """Limits of the ranges in which answers are counted, for numbers; otherwise absent."""
     cascade: Cascade | None = None
     """Cascade by which a first stage answers most inputs alone; absent without it."""
-    words: Words | None = None
+    words: BagOfWordsRecord | None = None
     """Bag-of-words model beside the model; absent without it."""
     seen: Seen | None = None
     """Answers on all validation samples, counted; absent from states of older versions."""
@@ -466,7 +466,7 @@ class Decision(Record):
         return levels
 
     @model_validator(mode="after")
-    def _same_promises(self) -> Decision:
+    def _same_promises(self) -> DecisionRecord:
         """Check that the cascade promises the same as the model, with its own thresholds."""
         if self.cascade is not None:
             must(
@@ -495,7 +495,7 @@ def calibrated_by(raw: Any) -> str:
     return f" (hydrasurgeon {str(versions.get('hydrasurgeon'))[:40]} calibrated it)"
 
 
-def _promises(record: Decision | Cascade) -> Any:
+def _promises(record: DecisionRecord | Cascade) -> Any:
     """Return the promised risks and sets, and the kind of constants."""
     risks = [a and (a.risk, a.delta) for a in (record.abstain, record.limits)]
     labels = record.labels and len(record.labels.temperatures)
@@ -506,7 +506,7 @@ def stored_name(member: int, part: str) -> str:
     return f"{PREFIX}{member}.{part}"
 
 
-def shapes_of(decision: Decision, classes: int) -> dict[str, tuple[int, ...]]:
+def shapes_of(decision: DecisionRecord, classes: int) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of the state's tensors."""
     ood = decision.ood
     parts = FITTED.get(ood.score, {})

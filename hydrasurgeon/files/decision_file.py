@@ -39,7 +39,7 @@ class Header(Record):
     names: tuple[Name, ...] | None = None
     """The classes, where the predictions named them."""
     task: TaskName = "single_label"
-    decision: decided.Decision
+    decision: decided.DecisionRecord
     weights_sha256: Sha256
     history: tuple[Step, ...]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided import Decision, Record, Seen, Share, Tally
+from hydrasurgeon.files.decided import DecisionRecord, Record, Seen, Share, Tally
 from hydrasurgeon.files.manifest import Sha256, first_mistake
 from hydrasurgeon.files.untrusted import must, parse_json, read_bytes
 
@@ -87,7 +87,7 @@ def hash_of(row: Any) -> bytes:
     return hashlib.blake2b(content, digest_size=BYTES_OF_ROW).digest()
 
 
-def fingerprint(weights_sha256: str, decision: Decision) -> str:
+def fingerprint(weights_sha256: str, decision: DecisionRecord) -> str:
     """Return the hash of the checkpoint that a state belongs to."""
     return _sha256(f"{weights_sha256} {decision.model_dump_json()}")
 

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.files.decided import Decision, Record, calibrated_by, silent_of
+from hydrasurgeon.files.decided import DecisionRecord, Record, calibrated_by, silent_of
 from hydrasurgeon.files.untrusted import must, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
 from hydrasurgeon.lookup import plugins
@@ -362,7 +362,7 @@ class _Manifest(Record):
     members: tuple[Member, ...] | None = Field(default=None, min_length=2, max_length=MAX_COUNT)
     fusion: Fusion | None = None
     weights_sha256: Sha256
-    decision: Decision | None = None
+    decision: DecisionRecord | None = None
     """Decision state from `calibrate`; absent without it."""
     history: tuple[Step, ...] = Field(default=(), max_length=MAX_COUNT)
     record_sha256: Sha256 | None = None
@@ -486,7 +486,7 @@ def _check_kept(kept: Mapping[str, Layers], towers: Mapping[str, Tower]) -> None
 
 
 def _check_decision(
-    decision: Decision, members: int, model: Model, history: tuple[Step, ...]
+    decision: DecisionRecord, members: int, model: Model, history: tuple[Step, ...]
 ) -> None:
     """Check that the state belongs to these members, and that a step records what it was fitted to."""
     standards, cascade = len(decision.ood.members), decision.cascade

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.files.decided import Decision, Seen
+from hydrasurgeon.files.decided import DecisionRecord, Seen
 from hydrasurgeon.files.looks import Look
 from hydrasurgeon.statistics.abstain import risk_bound
 from hydrasurgeon.statistics.betting import log_wealth
@@ -124,7 +124,7 @@ class _Question:
 
 def drift_over(
     looks: Sequence[Look],
-    decision: Decision,
+    decision: DecisionRecord,
     labels: Sequence[str | int],
     promises: Mapping[str, float],
     *,
@@ -156,7 +156,7 @@ def drift_over(
     )
 
 
-def _unfamiliar(nights: Sequence[Seen], decision: Decision, level: float) -> _Question:
+def _unfamiliar(nights: Sequence[Seen], decision: DecisionRecord, level: float) -> _Question:
     promised, certified = decision.ood.id_flagged, decision.certified
     limit = risk_bound(certified - rank(certified, promised), certified, level)
 

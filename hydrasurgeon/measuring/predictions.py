@@ -25,7 +25,7 @@ from hydrasurgeon.data.labels import class_names
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.atomic import write_bytes
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.files.manifest import Input, TaskName, first_mistake, usual_task
 from hydrasurgeon.files.tensors import ArrayFile, TensorFile, Tensors, typed, weights_sha256
 from hydrasurgeon.files.untrusted import is_name, parse_json
@@ -93,7 +93,7 @@ class Predictions:
     scores computed from these.
     """
     cost: Cost | None = None
-    decision: Decision | None = None
+    decision: DecisionRecord | None = None
     """Decision state of the model."""
     task: Task = SINGLE
     source: Any = None
@@ -307,7 +307,7 @@ class _About(BaseModel):
     ood: list[tuple[Name, Group]] = []
     shift: list[tuple[Name, Count | None]] = []
     cost: Annotated[Cost, BeforeValidator(_untimed)] | None = None
-    decision: Decision | None = None
+    decision: DecisionRecord | None = None
     task: TaskName | None = None
     """Task; absent if the number of classes implies it."""
 

@@ -140,7 +140,7 @@ def _is_part(text: str) -> bool:
     return match is not None and 0 <= int(match[1]) < int(match[2]) <= 100
 
 
-class Columns(Options):
+class ColumnOptions(Options):
     """Choice of the columns of tables."""
 
     columns: Annotated[Mapping[str, str] | str | None, BeforeValidator(_roles)] = option(

@@ -19,7 +19,7 @@ from hydrasurgeon.options.base import Options
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandLine:
     """One command: a stage, what it reads, its options, and what it writes."""
 
     stage: str
@@ -38,7 +38,7 @@ class Command:
             options["out"] = f"{self.out}{self.slash}"
         return imported(RECORDED[self.stage].place)(record.of(source, **options))
 
-    def but(self, **changed: Any) -> Command:
+    def but(self, **changed: Any) -> CommandLine:
         """Return the same command with other options."""
         return replace(self, options={**self.options, **changed})
 

@@ -25,7 +25,7 @@ from hydrasurgeon.options.shared import (
     CHECKPOINT,
     DEVICE,
     DTYPE,
-    Bare,
+    BareOptions,
     Batch,
     ClassNames,
     Dtype,
@@ -52,7 +52,7 @@ TOP = option(5, ge=1, metavar="K", help="Number of most probable labels to list.
 """Option for the number of labels of an answer."""
 
 
-class ModelOrPredictions(ClassNames, Bare, Run):
+class ModelOrPredictions(ClassNames, BareOptions, Run):
     """A checkpoint and its data; or any model's predictions in their place."""
 
     conflicts: ClassVar = tuple(
@@ -314,7 +314,7 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
         return self.but(each=line)
 
 
-class ServeOptions(Engines, ClassNames, Bare):
+class ServeOptions(Engines, ClassNames, BareOptions):
     """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
     /openapi.json. The Open Inference Protocol v2 (/v2) works too and, for text models, System One
     (/v1/systemone). Of several checkpoints the first answers all but System One.

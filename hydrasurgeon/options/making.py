@@ -27,8 +27,8 @@ from hydrasurgeon.options.columns import CROSS, DataSpec
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     OUT,
-    Bare,
-    Checkpoint,
+    BareOptions,
+    CheckpointArgument,
     ClassNames,
     Commas,
     Force,
@@ -70,7 +70,7 @@ AMOUNTS = ("keep", "remove", "sample", "mask")
 """Options that determine how many heads, or which, are left."""
 
 
-class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
+class ScoreOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Force):
     """Measure how much each head matters, and write it into the manifest.
 
     With --keep, taylor works layer by layer: the heads that a layer loses are switched off before
@@ -110,7 +110,7 @@ class ScoreOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         return kept
 
 
-class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
+class PruneOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Force):
     """Remove the least important heads or neurons of a checkpoint; the result is a member.
 
     The default name of the member says what was done: vit-taylor-k8.safetensors.
@@ -210,7 +210,7 @@ class PruneOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
         return kept
 
 
-class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
+class FinetuneOptions(CheckpointArgument, ClassNames, BareOptions, Run, Force):
     """Fine-tune a member before it is fused, or any model; or fit only a classifier (`--recipe probe`).
 
     CKPT may be init:timm:NAME,key=value… to start from random weights.
@@ -340,7 +340,7 @@ class FinetuneOptions(Checkpoint, ClassNames, Bare, Run, Force):
         return {key: value for key, value in super().recorded().items() if key not in without}
 
 
-class FuseOptions(ClassNames, Bare, Run, Force):
+class FuseOptions(ClassNames, BareOptions, Run, Force):
     """Fuse members into one hydra that runs all of them in a single pass, or into one ordinary
     model: their mean.
     """
@@ -409,7 +409,7 @@ class FuseOptions(ClassNames, Bare, Run, Force):
         return {name: value for name, value in kept.items() if name not in without}
 
 
-class BuildOptions(ClassNames, Bare, Run, Force):
+class BuildOptions(ClassNames, BareOptions, Run, Force):
     """Make the best classifier within a budget: the checkpoint itself, a smaller one, the mean of
     several, or a hydra.
 

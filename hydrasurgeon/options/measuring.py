@@ -22,13 +22,13 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
-from hydrasurgeon.options.columns import Columns
+from hydrasurgeon.options.columns import ColumnOptions
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     DATA,
     TEMPLATE,
-    Bare,
-    Checkpoint,
+    BareOptions,
+    CheckpointArgument,
     ClassNames,
     Device,
     Engine,
@@ -51,7 +51,7 @@ REPORT = option(
 """Option --json that takes a file."""
 
 
-class EvaluateOptions(Engines, Bare, Run, Force):
+class EvaluateOptions(Engines, BareOptions, Run, Force):
     """Compare accuracy, calibration, OOD detection, diversity and cost in one table.
 
     OOD sets, shifts, temperature and cost are measured for the first --data only.
@@ -175,7 +175,7 @@ class EvaluateOptions(Engines, Bare, Run, Force):
     )
 
 
-class BenchOptions(Engines, Bare, Device, Columns, Force):
+class BenchOptions(Engines, BareOptions, Device, ColumnOptions, Force):
     """Measure latency, throughput, memory and multiply-adds of models on this machine."""
 
     engine: Engine | Literal["all"] = option(  # type: ignore[assignment]
@@ -213,7 +213,7 @@ class BenchOptions(Engines, Bare, Device, Columns, Force):
     json_: PathLike | None = REPORT
 
 
-class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
+class ExportOptions(CheckpointArgument, ClassNames, BareOptions, ColumnOptions, Force):
     """Write a model or a hydra for other runtimes (onnx) or for its own library (stock).
 
     The result is checked before it is written. With -o DIR/ onnx writes a folder for optimum,
@@ -262,7 +262,7 @@ class ExportOptions(Checkpoint, ClassNames, Bare, Columns, Force):
     )
 
 
-class InspectOptions(Bare):
+class InspectOptions(BareOptions):
     """Show a checkpoint's kind, architecture, kept heads, parameters and history."""
 
     conflicts: ClassVar = (("schema_", "checkpoint"), ("schema_", "commands"))
@@ -287,7 +287,7 @@ class InspectOptions(Bare):
         return self.checkpoint
 
 
-class VerifyOptions(Checkpoint, Bare):
+class VerifyOptions(CheckpointArgument, BareOptions):
     """Check that a checkpoint is what its manifest says; exit with code 1 if it is not.
 
     It checks hashes, finite weights, members, code in a directory and the steps of the history.

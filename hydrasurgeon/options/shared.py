@@ -27,7 +27,7 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
-from hydrasurgeon.options.columns import Columns
+from hydrasurgeon.options.columns import ColumnOptions
 
 Progress = Callable[[str, int, int], None]
 """Function that reports progress: the task, finished steps, and all steps; with 0 of 0 steps it
@@ -134,13 +134,13 @@ Paths = Annotated[tuple[PathLike, ...], BeforeValidator(_texts)]
 """Paths; on the command line an option that may be repeated."""
 
 
-class Checkpoint(Options):
+class CheckpointArgument(Options):
     """Checkpoint that a command works on."""
 
     checkpoint: PathLike = argument(reads=CHECKPOINTS, metavar="CKPT", help=CHECKPOINT)
 
 
-class Bare(Options):
+class BareOptions(Options):
     """Options for reading a checkpoint that has no manifest."""
 
     arch: str | None = option(
@@ -199,7 +199,7 @@ class Device(Options):
             line(text)
 
 
-class Run(Device, Columns):
+class Run(Device, ColumnOptions):
     """Options for running a model on samples."""
 
     limit: int | None = option(

@@ -29,7 +29,7 @@ from hydrasurgeon.render.tables import millions, picture, show_table, size
 from hydrasurgeon.report.columns import brief, cost_notes, decimals_of
 
 if TYPE_CHECKING:
-    from hydrasurgeon.files.decided import Decision, Seen
+    from hydrasurgeon.files.decided import DecisionRecord, Seen
     from hydrasurgeon.files.manifest import Step
     from hydrasurgeon.stages.bench import Benched
     from hydrasurgeon.stages.evaluate import Evaluation
@@ -126,7 +126,7 @@ def _checkpoint(inspection: Inspection) -> None:
     _decision(manifest.decision, manifest.history)
 
 
-def _decision(decision: Decision | None, history: Iterable[Step]) -> None:
+def _decision(decision: DecisionRecord | None, history: Iterable[Step]) -> None:
     for line in () if decision is None else decision_lines(decision):
         show_wrapped(line, "    ")
     for step in history:

@@ -24,7 +24,7 @@ from hydrasurgeon.render.console import (
 from hydrasurgeon.render.tables import Head, bounded, picture, show_table, size
 
 if TYPE_CHECKING:
-    from hydrasurgeon.building.table import Row as BuildRow
+    from hydrasurgeon.building.table import TableRow
     from hydrasurgeon.files.manifest import Manifest, Score
     from hydrasurgeon.stages.build import Built
     from hydrasurgeon.stages.calibrate import Calibrated
@@ -284,7 +284,7 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     return show("written ", (str(result.path), "bold"))
 
 
-def _table(title: str, rows: Sequence[BuildRow]) -> None:
+def _table(title: str, rows: Sequence[TableRow]) -> None:
     measures = [name for name in WORTH if name in rows[0].worth]
     costs = [name for name in COST if name in rows[0].cost]
     heads: list[Head] = [

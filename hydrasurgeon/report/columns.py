@@ -73,7 +73,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class MetricColumn:
     """One metric of every row; `group` is the heading above neighbouring columns."""
 
     metric: Metric
@@ -82,10 +82,10 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     title: str
     names: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[MetricColumn, ...]
     note: str = ""
     of: str = "model"
     """Kind of the rows."""
@@ -141,7 +141,7 @@ def short(text: str) -> str:
     return shown if len(shown) <= WIDEST else f"{shown[: WIDEST - 1 - tail]}…{shown[-tail:]}"
 
 
-def tables(results: Sequence[Result]) -> list[Table]:
+def tables(results: Sequence[Result]) -> list[ReportTable]:
     """Return all tables: in-distribution quality, cost, OOD detection, then data sets and shifts if
     there are several.
     """
@@ -159,13 +159,13 @@ def tables(results: Sequence[Result]) -> list[Table]:
     notes = {"Cost": " ".join(cost_notes([r.cost for r in results]))}
     names = tuple(map(shown_name, results))
     return [
-        Table(title, names, tuple(table_columns), notes.get(title, ""))
+        ReportTable(title, names, tuple(table_columns), notes.get(title, ""))
         for title, table_columns in by_title.items()
         if table_columns
     ]
 
 
-def brief(results: Sequence[Result]) -> list[Table]:
+def brief(results: Sequence[Result]) -> list[ReportTable]:
     """Return tables for a terminal: metrics with a brief name; OOD sets and shifts as averages."""
     averages = [
         {
@@ -202,36 +202,40 @@ def brief(results: Sequence[Result]) -> list[Table]:
         for title, table_columns in by_title.items()
     }
     return [
-        Table(title, names, table_columns) for title, table_columns in kept.items() if table_columns
+        ReportTable(title, names, table_columns)
+        for title, table_columns in kept.items()
+        if table_columns
     ]
 
 
-def _by_set(results: Sequence[Result], mean: str) -> list[Column]:
+def _by_set(results: Sequence[Result], mean: str) -> list[MetricColumn]:
     """Return quality by data set, with the mean under this heading."""
     sets = [{**{s.name: s for s in r.sets or ()}, mean: r.sets_average} for r in results]
     return _grouped((QUALITY[0], *QUALITY[2:4]), sets)
 
 
-def quality(results: Sequence[Result]) -> list[Column]:
+def quality(results: Sequence[Result]) -> list[MetricColumn]:
     """Return the quality on the labelled set."""
     return columns((*QUALITY, *ANSWERS), [r.id for r in results])
 
 
-def diversity(results: Sequence[Result]) -> list[Column]:
+def diversity(results: Sequence[Result]) -> list[MetricColumn]:
     """Return the differences between members, of models that have several."""
     return columns(DIVERSITY, [r.diversity if r.members > 1 else None for r in results])
 
 
-def columns(metrics: Iterable[Metric], records: Sequence[Any], group: str = "") -> list[Column]:
+def columns(
+    metrics: Iterable[Metric], records: Sequence[Any], group: str = ""
+) -> list[MetricColumn]:
     """Return a column for each metric that any of these records has."""
     return [
-        Column(metric, group, _cells(metric, records))
+        MetricColumn(metric, group, _cells(metric, records))
         for metric in metrics
         if any(metric.of(record) is not None for record in records)
     ]
 
 
-def _grouped(metrics: Sequence[Metric], rows: Sequence[Mapping[Any, Any]]) -> list[Column]:
+def _grouped(metrics: Sequence[Metric], rows: Sequence[Mapping[Any, Any]]) -> list[MetricColumn]:
     """Return columns for each group of records; rows may lack a group."""
     groups = dict.fromkeys(name for row in rows for name in row)
     return [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hydrasurgeon.measuring.bootstrap import Difference, compared, is_paired
 from hydrasurgeon.measuring.measure import Row
 from hydrasurgeon.measuring.results import ABSENT, COMPARED
-from hydrasurgeon.report.columns import Cell, Column, Table
+from hydrasurgeon.report.columns import Cell, MetricColumn, ReportTable
 
 OF_OOD = ("auroc", "fpr95")
 """Metrics of OOD detection."""
@@ -44,7 +44,7 @@ def word_of(differing: Sequence[Difference]) -> str:
     return next((word for word in ("better", "worse", "equal") if word in judgements), "unknown")
 
 
-def table_of(names: Sequence[str], differing: Sequence[Sequence[Difference]]) -> Table:
+def table_of(names: Sequence[str], differing: Sequence[Sequence[Difference]]) -> ReportTable:
     """Return a table with a row for each model and a column for each compared metric."""
     columns = []
     for metric in dict.fromkeys(difference.metric for row in differing for difference in row):
@@ -57,5 +57,5 @@ def table_of(names: Sequence[str], differing: Sequence[Sequence[Difference]]) ->
             value, low, high = (f"{number:+.4f}" for number in (match.value, match.low, match.high))
             verdict = "" if match.judgement == "equal" else match.judgement
             cells.append(Cell(value, low=low, high=high, verdict=verdict))
-        columns.append(Column(COMPARED[metric], "", tuple(cells)))
-    return Table("Differences", tuple(names), tuple(columns), NOTE)
+        columns.append(MetricColumn(COMPARED[metric], "", tuple(cells)))
+    return ReportTable("Differences", tuple(names), tuple(columns), NOTE)

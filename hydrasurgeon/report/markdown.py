@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hydrasurgeon.files.untrusted import code, visible
-from hydrasurgeon.report.columns import Cell, Table
+from hydrasurgeon.report.columns import Cell, ReportTable
 from hydrasurgeon.report.page import Material
 
 RANKS = "Bold is the best number of a column, underlined the second best."
@@ -29,7 +29,7 @@ def markdown(material: Material) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def results_table(results: Table, names: Iterable[str]) -> str:
+def results_table(results: ReportTable, names: Iterable[str]) -> str:
     """Return results as a table, with a row for each name."""
     heads = [(f"{c.group}: " if c.group.strip() else "") + c.metric.head for c in results.columns]
     rows = [[name, *map(_marked, cells)] for name, cells in zip(names, results.rows, strict=True)]

@@ -28,7 +28,7 @@ from hydrasurgeon.report import charts
 from hydrasurgeon.report.classes import class_tables
 from hydrasurgeon.report.columns import (
     WORDS,
-    Table,
+    ReportTable,
     short,
     shown_name,
     tables,
@@ -112,7 +112,7 @@ class Material:
         return heads
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[ReportTable]:
         """Tables of the report, differences first."""
         first = [table_of(self.other_names, self.differing)] if any(self.differing) else []
         return [*first, *tables([row.result for row in self.rows])]

@@ -66,7 +66,7 @@ class WordIds:
 
 
 @dataclass(frozen=True)
-class Counts:
+class WordCounts:
     """Counts of some texts: a row, a column and a count for each distinct column of a text."""
 
     rows: Ids
@@ -78,7 +78,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Words:
+class BagOfWords:
     """Fitted reader."""
 
     ids: Ids
@@ -118,7 +118,7 @@ class Words:
         return read
 
 
-def counted(texts: Sequence[Ids], ids: Ids, *, pairs: bool) -> Counts:
+def counted(texts: Sequence[Ids], ids: Ids, *, pairs: bool) -> WordCounts:
     """Count the columns of each text; `ids` are those that have a column, ascending."""
     flat = np.concatenate([np.zeros(0, np.int64), *texts])
     rows = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
@@ -137,7 +137,7 @@ def counted(texts: Sequence[Ids], ids: Ids, *, pairs: bool) -> Counts:
     starts = _starts(keys)
     counts = np.diff(starts, append=len(keys)).astype(np.float64)
     keys = keys[starts]
-    return Counts(keys // width, keys % width, counts, len(texts), (rows, columns))
+    return WordCounts(keys // width, keys % width, counts, len(texts), (rows, columns))
 
 
 def _starts(ordered: Ids) -> Ids:
@@ -147,7 +147,7 @@ def _starts(ordered: Ids) -> Ids:
     return np.flatnonzero(changes)
 
 
-def unit(text_counts: Counts, idf: Floats) -> Floats:
+def unit(text_counts: WordCounts, idf: Floats) -> Floats:
     """Return counts × idf, with each text scaled to unit length."""
     values = text_counts.counts * idf[text_counts.columns]
     lengths = np.sqrt(np.bincount(text_counts.rows, values**2, text_counts.texts))

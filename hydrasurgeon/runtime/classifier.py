@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.checkpoints.layout import Source, member_sources, selection
+from hydrasurgeon.checkpoints.layout import TensorSource, member_sources, selection
 from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.data import is_prepared, moved
 from hydrasurgeon.data.readers import parted, with_reader
@@ -350,9 +350,9 @@ def _hydra(checkpoint: Checkpoint, manifest: HydraManifest) -> Hydra:
     """Return M modules that run as one. Members that store one tensor share one parameter."""
     family, tensors = checkpoint.family, checkpoint.tensors
     # Two members that read the same rows of the same stored tensors get the same parameter.
-    shared: dict[Source, nn.Parameter] = {}
+    shared: dict[TensorSource, nn.Parameter] = {}
 
-    def parameter(source: Source) -> nn.Parameter:
+    def parameter(source: TensorSource) -> nn.Parameter:
         if source not in shared:
             raw, dtype = source.read(tensors), tensors[source.stored].dtype
             weights = to_weights(raw, dtype, name=source.stored, path=checkpoint.path)

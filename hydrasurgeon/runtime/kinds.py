@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hydrasurgeon.anatomy.words import NOTHING, are_there
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.statistics.probabilities import TINY
 from hydrasurgeon.tasks.base import Task
@@ -38,7 +38,7 @@ def yes_or_no(logits: Tensor) -> Tensor:
     )
 
 
-class OfClasses:
+class TorchSingleLabel:
     """One of several classes."""
 
     def read(self, logits: Tensor) -> Tensor:
@@ -56,22 +56,22 @@ class OfClasses:
         mean = logits.float().softmax(dim=-1).mean(dim=1)
         return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
 
-    def answers(self, logits: Tensor, record: Decision | None) -> Tensor:
+    def answers(self, logits: Tensor, record: DecisionRecord | None) -> Tensor:
         """Return calibrated probabilities."""
         if record is None:
             return self.read(logits).double().softmax(dim=-1).mean(dim=1)
         mean = self._moved(logits, record).softmax(dim=-1).mean(dim=1)
         return tempered(mean, self._temperature(record))
 
-    def uncertainty(self, logits: Tensor, record: Decision) -> Tensor:
+    def uncertainty(self, logits: Tensor, record: DecisionRecord) -> Tensor:
         """Return the total uncertainty of each answer, in nats."""
         probs = (self._moved(logits, record) / self._temperature(record)).softmax(dim=-1)
         return entropy(probs.mean(dim=1))
 
-    def _temperature(self, record: Decision) -> Any:
+    def _temperature(self, record: DecisionRecord) -> Any:
         return record.temperature
 
-    def _moved(self, logits: Tensor, record: Decision) -> Tensor:
+    def _moved(self, logits: Tensor, record: DecisionRecord) -> Tensor:
         choices = self.read(logits).double()
         if not record.bias:
             return choices
@@ -83,7 +83,7 @@ class OfClasses:
         return answers.clamp_min(TINY).log()
 
 
-class OfYesNo(OfClasses):
+class TorchBinary(TorchSingleLabel):
     """Yes or no, by one logit."""
 
     def read(self, logits: Tensor) -> Tensor:
@@ -102,19 +102,19 @@ class OfYesNo(OfClasses):
         return yes - no
 
 
-class OfLabels(OfYesNo):
+class TorchMultiLabel(TorchBinary):
     """For each label a choice of its own."""
 
     def read(self, logits: Tensor) -> Tensor:
         return logits if logits.dim() == 4 else yes_or_no(logits[..., None])
 
-    def answers(self, logits: Tensor, record: Decision | None) -> Tensor:
+    def answers(self, logits: Tensor, record: DecisionRecord | None) -> Tensor:
         return super().answers(logits, record)[..., 1]
 
-    def uncertainty(self, logits: Tensor, record: Decision) -> Tensor:
+    def uncertainty(self, logits: Tensor, record: DecisionRecord) -> Tensor:
         return super().uncertainty(logits, record).sum(dim=-1)
 
-    def _temperature(self, record: Decision) -> Any:
+    def _temperature(self, record: DecisionRecord) -> Any:
         labels = record.labels
         values = (record.temperature,) if labels is None else labels.temperatures
         return torch.tensor(values, dtype=torch.float64)[:, None]
@@ -123,7 +123,7 @@ class OfLabels(OfYesNo):
         return answers.clamp_min(TINY).log() - (1 - answers).clamp_min(TINY).log()
 
 
-class OfNumbers(OfClasses):
+class TorchRegression(TorchSingleLabel):
     """A number; no graph decides it."""
 
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
@@ -133,7 +133,7 @@ class OfNumbers(OfClasses):
         return logits.float().mean(dim=1)
 
 
-class OfTokens(OfClasses):
+class TorchTokenClassification(TorchSingleLabel):
     """A tag for each word; a place without a word is no text's."""
 
     def probs(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
@@ -144,7 +144,7 @@ class OfTokens(OfClasses):
     ) -> Float[Tensor, "text word klass"]:
         return torch.where(are_there(logits[:, 0])[..., None], super().merged(logits), NOTHING)
 
-    def answers(self, logits: Tensor, record: Decision | None) -> Tensor:
+    def answers(self, logits: Tensor, record: DecisionRecord | None) -> Tensor:
         return super().answers(logits, record) * are_there(logits[:, 0])[..., None]
 
     def logits_of(self, answers: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class OfTokens(OfClasses):
 
 
 @cache
-def kind_of(task: Task) -> OfClasses:
+def kind_of(task: Task) -> TorchSingleLabel:
     """Return the torch side of a task."""
-    kind: OfClasses = imported(task.in_torch)()
+    kind: TorchSingleLabel = imported(task.in_torch)()
     return kind

@@ -38,7 +38,7 @@ from hydrasurgeon.serving.inputs import (
     refuse_if,
 )
 from hydrasurgeon.serving.open_inference import HEADER, Signature
-from hydrasurgeon.serving.system_one import Model, asked_of
+from hydrasurgeon.serving.system_one import ServedModel, asked_of
 from hydrasurgeon.tasks.base import abstained
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Bounds of the histogram of batch sizes, besides infinity."""
 
 
-class Counts:
+class RequestCounts:
     """Requests and their latency; inputs, what was answered, and how sure it was.
 
     Where several processes count in the files of a folder, what is shown is their sum.
@@ -212,13 +212,13 @@ class Service:
     """
 
     batcher: Batcher
-    counts: Counts
+    counts: RequestCounts
     transform: Any
     bodies: Bodies
     top: int
     """Most probable labels that an answer lists."""
     signature: Signature
-    model: Model
+    model: ServedModel
 
     async def predict(self, request: Request) -> Any:
         """Return an answer for each input, in order; or one message."""

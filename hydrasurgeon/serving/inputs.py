@@ -193,7 +193,7 @@ def _zstd() -> Any:
 
 
 @dataclass(frozen=True)
-class Input:
+class RequestInput:
     """One input of a request, as it was sent."""
 
     where: str
@@ -219,7 +219,7 @@ class Input:
 class Asked:
     """A parsed request: its inputs, and the reply that is made of their answers."""
 
-    inputs: Sequence[Input]
+    inputs: Sequence[RequestInput]
     reply: Callable[[list[Row]], Any]
     top: int = ALL
     """Most probable labels that the reply needs."""
@@ -236,7 +236,7 @@ def parsed(body: bytes, most: int) -> Any:
         raise HTTPException(400, error.message) from error
 
 
-def inputs_of(body: bytes, reads: str, most: int) -> list[Input]:
+def inputs_of(body: bytes, reads: str, most: int) -> list[RequestInput]:
     """Return the inputs in a body, at most so many, for a model that reads texts (`text`) or
     pictures (`image`).
     """
@@ -253,7 +253,7 @@ def check_count(count: int, most: int) -> None:
     refuse_if(count > most, f"{count:,} inputs; at most {most:,} are taken in one request", 413)
 
 
-def input_of(where: str, name: str | int, content: str | tuple[str, str] | bytes) -> Input:
+def input_of(where: str, name: str | int, content: str | tuple[str, str] | bytes) -> RequestInput:
     """Return an input; refuse one beyond the size limits."""
     refuse_if(len(str(name).encode()) > MAX_ID, f"{where}: its id has more than {MAX_ID:,} bytes")
     if not isinstance(content, bytes):
@@ -264,10 +264,10 @@ def input_of(where: str, name: str | int, content: str | tuple[str, str] | bytes
             f"{where}: a text of more than {MAX_CHARACTERS:,} characters",
             413,
         )
-    return Input(where, name, content)
+    return RequestInput(where, name, content)
 
 
-def _entry(entry: Any, reads: str, at: int) -> Input:
+def _entry(entry: Any, reads: str, at: int) -> RequestInput:
     """Parse a text or a picture in base64, alone or as {"text": …} or {"image": …} with its "id"; a
     pair as {"text": …, "text_pair": …}.
     """

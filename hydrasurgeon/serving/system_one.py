@@ -41,7 +41,7 @@ Answer = Callable[[Row], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedModel:
     """A model as the protocol knows it."""
 
     name: str
@@ -88,7 +88,7 @@ class Model:
         return {"name": self.name, "description": description, "release_date": self.released}
 
 
-def asked_of(models: Mapping[str, Model], body: bytes, most: int) -> Asked:
+def asked_of(models: Mapping[str, ServedModel], body: bytes, most: int) -> Asked:
     """Parse a request: its questions, and the models that answer them, each of which reads the
     state once. An input's id is the number of its model.
     """
@@ -143,7 +143,7 @@ def _content(state: Any) -> str | tuple[str, str]:
     return json.dumps(state, ensure_ascii=False, separators=(",", ":"))
 
 
-def _wanted(name: Any, models: Mapping[str, Model]) -> Model | None:
+def _wanted(name: Any, models: Mapping[str, ServedModel]) -> ServedModel | None:
     """Return the model for questions whose id names none."""
     if name is None:
         return next(iter(models.values())) if len(models) == 1 else None
@@ -152,7 +152,7 @@ def _wanted(name: Any, models: Mapping[str, Model]) -> Model | None:
     return models[name]
 
 
-def _answer(where: str, name: str, question: Any, model: Model) -> Answer:
+def _answer(where: str, name: str, question: Any, model: ServedModel) -> Answer:
     """Return a function from a model's row to the answer to a question."""
     kind: Any = question.get("type") if isinstance(question, dict) else None
     refuse_if(kind == "box", f"{where}: box: pictures are not read here")
@@ -214,7 +214,7 @@ def _options(where: str, kind: str, criteria: Any) -> list[str]:
     return [*criteria]
 
 
-def _check_known(where: str, names: Sequence[str], model: Model, noun: str) -> None:
+def _check_known(where: str, names: Sequence[str], model: ServedModel, noun: str) -> None:
     labels = {*model.labels}
     unknown = [name for name in names if name not in labels]
     refuse_if(
@@ -251,7 +251,7 @@ def _chosen(row: Row, kind: str, options: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _of_levels(row: Row, model: Model) -> Row:
+def _of_levels(row: Row, model: ServedModel) -> Row:
     """Convert a number to probabilities of levels: those of a normal distribution between their
     midpoints.
     """

@@ -13,12 +13,12 @@ from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, parse_budgets
 from hydrasurgeon.building.front import Front, claim_front, name_of
-from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of
+from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, MemberModel, probe_of
 from hydrasurgeon.building.one_table import alone_note, with_val
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
-from hydrasurgeon.building.search import Search, averaged
-from hydrasurgeon.building.table import Row
-from hydrasurgeon.building.work import STATE, State, Workshop, unfinished
+from hydrasurgeon.building.search import SearchSpace, averaged
+from hydrasurgeon.building.table import TableRow
+from hydrasurgeon.building.work import STATE, Workshop, WorkState, unfinished
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
@@ -66,9 +66,9 @@ class Built:
     """None: nothing was written."""
     objective: str
     work: Path
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TableRow, ...] = ()
     """The plain rivals."""
-    front: tuple[Row, ...] = ()
+    front: tuple[TableRow, ...] = ()
     """The chosen model of each budget."""
     members: tuple[str, ...] = ()
     """Members of the last."""
@@ -144,7 +144,7 @@ def build(options: BuildOptions) -> Built:
         return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
     for line in plan.lines:
         options.note(line)
-    state = State(options.work / STATE, _identity(models, sets, options))
+    state = WorkState(options.work / STATE, _identity(models, sets, options))
     workshop = Workshop(options, plan.tick)
     if body is None:
         search = _search(options, budgets, models, sets, plan, state, workshop, None)
@@ -238,10 +238,10 @@ def _search(
     models: Sequence[Single],
     sets: Mapping[str, Sequence[Samples]],
     plan: Plan,
-    state: State,
+    state: WorkState,
     workshop: Workshop,
-    probe: Member | None,
-) -> Search:
+    probe: MemberModel | None,
+) -> SearchSpace:
     """Return the search space. `probe` is the probe of a body."""
     first, val = models[0], sets["val"][0]
     task = task_of(first.manifest.model)
@@ -255,10 +255,10 @@ def _search(
     if budgets[0].unit == "time":
         clock = Clock(first, val, options, state)
     unpruned = [
-        Member(f"model {number + 1}", path, WHOLE, number)
+        MemberModel(f"model {number + 1}", path, WHOLE, number)
         for number, path in enumerate(options.paths)
     ]
-    return Search(
+    return SearchSpace(
         options=options,
         budgets=budgets,
         opened=first,

@@ -20,7 +20,7 @@ from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import check_engine, chosen, engine_of
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
-from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, Decision
+from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, DecisionRecord
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Model, Step
 from hydrasurgeon.measuring import known
@@ -58,7 +58,7 @@ class Calibrated:
     """A fitted decision state, and the file it was written to."""
 
     path: Path
-    decision: Decision
+    decision: DecisionRecord
     manifest: Manifest | None
     """None of a decision in a file of its own."""
     notes: tuple[str, ...] = ()
@@ -246,7 +246,7 @@ def _unused(arguments: CalibrateOptions, state: State) -> str | None:
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     """Fit a decision to a predictions file, and write it into a file of its own."""
-    from hydrasurgeon.decision.file import Decision as Alone
+    from hydrasurgeon.decision.file import Decision
     from hydrasurgeon.decision.fitting import check_count, fit_alone, too_few_ood
     from hydrasurgeon.decision.split import copies
     from hydrasurgeon.measuring.predictions import read_outputs
@@ -300,7 +300,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     entry = step(
         "calibrate", args=arguments.recorded(), inputs=sources, seed=arguments.seed, uses=("torch",)
     )
-    Alone(state, classes, members, names=names).save(target, entry)
+    Decision(state, classes, members, names=names).save(target, entry)
     every_note = (shared, few, words_note, *few_ood, *notes)
     return Calibrated(target, state.record, None, tuple(filter(None, every_note)))
 

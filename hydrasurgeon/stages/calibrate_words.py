@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.data import Samples
     from hydrasurgeon.decision.reading import Lesson, Reading
     from hydrasurgeon.decision.state import State
-    from hydrasurgeon.files.decided import Decision
+    from hydrasurgeon.files.decided import DecisionRecord
     from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.options.deciding import CalibrateOptions
     from hydrasurgeon.run.words import WordIds
@@ -39,7 +39,7 @@ def base_of(arguments: CalibrateOptions, source: Checkpoint, opened: Checkpoint)
     return source
 
 
-def as_before(arguments: CalibrateOptions, decision: Decision | None) -> CalibrateOptions:
+def as_before(arguments: CalibrateOptions, decision: DecisionRecord | None) -> CalibrateOptions:
     """Return the options with the mode and budget of words that the existing decision state has."""
     before = decision and decision.words
     if arguments.words != "auto" or arguments.cascade or not decision or not before:

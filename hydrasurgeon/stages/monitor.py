@@ -21,7 +21,7 @@ from hydrasurgeon.options.deciding import MonitorOptions
 from hydrasurgeon.tasks.base import abstained
 
 if TYPE_CHECKING:
-    from hydrasurgeon.files.decided import Decision
+    from hydrasurgeon.files.decided import DecisionRecord
     from hydrasurgeon.measuring.drift import Drift
     from hydrasurgeon.tasks.base import Task, Watched
 
@@ -142,7 +142,7 @@ class _Reader:
     """Reads answers of one checkpoint."""
 
     task: Task
-    decision: Decision
+    decision: DecisionRecord
     watched: Watched
 
     def counted(self, path: Path, counted: set[bytes]) -> _Counted:
@@ -258,7 +258,7 @@ class _Row(dict[str, Any]):
 
 
 def _answer(
-    row: Any, where: str, most: float, task: Task, decision: Decision
+    row: Any, where: str, most: float, task: Task, decision: DecisionRecord
 ) -> tuple[str, str, float]:
     """Label, kind (`unfamiliar`, `abstain` or `answered`) and total uncertainty of a row, whatever
     kind of file it stands in.

@@ -97,7 +97,7 @@ class Predictor:
         """Answer a table's rows, or a list of texts or images, in their order."""
         from hydrasurgeon.data.samples import Samples
         from hydrasurgeon.data.sources import in_memory
-        from hydrasurgeon.data.tables import ID, Columns, rows, table_of
+        from hydrasurgeon.data.tables import ID, ColumnSelection, rows, table_of
         from hydrasurgeon.runtime.answering import Answering
 
         engine, options = self._engine, self.options
@@ -111,7 +111,10 @@ class Predictor:
             samples = in_memory(table, getattr(engine.transform, "kind", "image"))
         else:
             source = table_of(WHERE, table)
-            samples, has_id = rows(source, Columns(self.columns, carried=(ID,))), ID in source.names
+            samples, has_id = (
+                rows(source, ColumnSelection(self.columns, carried=(ID,))),
+                ID in source.names,
+            )
         cascade = engine.in_stages(options.cascade)
         answers: list[dict[str, Any]] = [{} for _ in range(len(samples))]
         for piece in Answering([engine], samples, options, features=engine.reads, cascade=cascade):

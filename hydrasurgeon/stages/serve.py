@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from hydrasurgeon.checkpoints.reading import Checkpoint
-    from hydrasurgeon.serving.app import Counts, Service
+    from hydrasurgeon.serving.app import RequestCounts, Service
 
 MEGABYTE = 1 << 20
 """Bytes of a megabyte."""
@@ -235,26 +235,30 @@ def _app(
     kept: Appended | None,
     token: str | None = None,
     folder: Path | None = None,
-) -> tuple[FastAPI, Counts]:
+) -> tuple[FastAPI, RequestCounts]:
     """Return the app with its models, each of which has answered once, and its counters. With a
     folder, counters are shared through its files.
     """
-    from hydrasurgeon.serving.app import Counts, app_of
+    from hydrasurgeon.serving.app import RequestCounts, app_of
 
-    counts = Counts(folder)
+    counts = RequestCounts(folder)
     services = [_ready(name, opened, arguments, kept, counts) for name, opened in models.items()]
     return app_of(services, token), counts
 
 
 def _ready(
-    name: str, opened: Checkpoint, arguments: ServeOptions, kept: Appended | None, counts: Counts
+    name: str,
+    opened: Checkpoint,
+    arguments: ServeOptions,
+    kept: Appended | None,
+    counts: RequestCounts,
 ) -> Service:
     """Load a model, answer once with it, and return it as the protocols use it."""
     from hydrasurgeon.data.batches import batch_size_of
     from hydrasurgeon.serving.app import Batcher, Service, shortened
     from hydrasurgeon.serving.inputs import Bodies
     from hydrasurgeon.serving.open_inference import Signature
-    from hydrasurgeon.serving.system_one import Model
+    from hydrasurgeon.serving.system_one import ServedModel
 
     engine = chosen(
         opened, arguments.engine, device=arguments.device, dtype=arguments.dtype, rows=0
@@ -324,7 +328,7 @@ def _ready(
         Bodies(most),
         arguments.top,
         Signature(name, reads, tensors, labels),
-        Model(name, columns, [*map(str, labels or levels)], written, reach),
+        ServedModel(name, columns, [*map(str, labels or levels)], written, reach),
     )
 
 

@@ -51,7 +51,7 @@ class Risk:
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class EntityOutcomes:
     """Entities of some texts, by the value that is compared with the threshold."""
 
     texts: int
@@ -83,14 +83,14 @@ class Outcomes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ThresholdPlan:
     """Thresholds in the order in which they are tested, and what is staked on each."""
 
     thresholds: Float[ndarray, " rule"]
     stakes: Float[ndarray, " rule"]
 
     @classmethod
-    def of(cls, outcomes: Outcomes, promise: Risk) -> Plan:
+    def of(cls, outcomes: EntityOutcomes, promise: Risk) -> ThresholdPlan:
         """Order the thresholds by texts that fit."""
         values = np.unique(outcomes.value)
         if promise.missed:  # whatever lies higher misses more than is promised
@@ -107,7 +107,7 @@ class Plan:
         first = int(won.argmax())
         return cls(thresholds[first:], stakes[which][first:])
 
-    def kept(self, certifying: Sequence[Outcomes], promise: Risk) -> float | None:
+    def kept(self, certifying: Sequence[EntityOutcomes], promise: Risk) -> float | None:
         """Return the threshold that keeps the promise by each of the sets that certify; None where
         not even the first does.
         """
@@ -117,7 +117,7 @@ class Plan:
         count = int(passed.cumprod().sum())
         return float(self.thresholds[count - 1]) if count else None
 
-    def needed(self, certifying: Outcomes, promise: Risk) -> int | None:
+    def needed(self, certifying: EntityOutcomes, promise: Risk) -> int | None:
         """Estimate how many texts of VAL would keep the promise at the first threshold; None where
         no number does.
         """
@@ -125,7 +125,7 @@ class Plan:
         needed = -math.log(promise.delta) / CERTIFIES / gain if gain > 0 else math.inf
         return math.ceil(needed) if needed <= MANY else None
 
-    def wealth(self, outcomes: Outcomes, promise: Risk) -> Excess:
+    def wealth(self, outcomes: EntityOutcomes, promise: Risk) -> Excess:
         """Return the logarithm of what each rule's stake has grown to after each text."""
         excess = outcomes.excess(self.thresholds, promise)
         return np.log1p(-self.stakes[:, None] * excess).cumsum(axis=-1)

@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CalibrationInputs:
     """Inputs on the model's device, as often as they are asked for."""
 
     inputs: Callable[[], Iterable[Any]]
@@ -84,7 +84,7 @@ def refit(
     anatomy: Anatomy,
     present: Kept,
     kept: Kept,
-    calibration: Calibration,
+    calibration: CalibrationInputs,
     *,
     stored: Callable[[Tensor], Tensor] = lambda values: values,
     unpruned: Unpruned | None = None,
@@ -170,7 +170,7 @@ class Unpruned:
     def __init__(
         self,
         anatomy: Anatomy,
-        calibration: Calibration,
+        calibration: CalibrationInputs,
         places: Sequence[Place] | None = None,
         room: int | None = None,
     ) -> None:

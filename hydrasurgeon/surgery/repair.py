@@ -94,7 +94,7 @@ def _unpruned(checkpoint: Single, kept: Kept, data: str, *, samples: Samples, ru
     from hydrasurgeon.data import Batches
     from hydrasurgeon.runtime.answering import fed
     from hydrasurgeon.runtime.classifier import as_classifier
-    from hydrasurgeon.surgery.refit import HELD_BYTES, Calibration, Unpruned, lost_places
+    from hydrasurgeon.surgery.refit import HELD_BYTES, CalibrationInputs, Unpruned, lost_places
 
     shared = _shared.get()
     manifest = checkpoint.manifest
@@ -109,7 +109,7 @@ def _unpruned(checkpoint: Single, kept: Kept, data: str, *, samples: Samples, ru
     def inputs() -> Iterator[Any]:
         return (batch.inputs for batch in fed(batches, run.but(progress=None), module=model))
 
-    calibration = Calibration(inputs, len(batches))
+    calibration = CalibrationInputs(inputs, len(batches))
     if shared is None:
         places = tuple(lost_places(model.anatomy, checkpoint.kept, kept))
         return Unpruned(model.anatomy, calibration, places)

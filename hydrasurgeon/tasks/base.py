@@ -16,7 +16,7 @@ from hydrasurgeon.data.matching import READ, Match
 from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
 from hydrasurgeon.files.decided import (
     Conformal,
-    Decision,
+    DecisionRecord,
 )
 from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -48,7 +48,7 @@ Link = Literal["softmax", "sigmoid", "square"]
 numbers with a squared error.
 """
 Constants = Mapping[str, Any]
-"""Calibration constants, as fields of a `Decision`."""
+"""Calibration constants, as fields of a `DecisionRecord`."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class Reads(Protocol):
     """Rule by which predictions are read when they are measured."""
 
     @property
-    def record(self) -> Decision:
+    def record(self) -> DecisionRecord:
         """Decision record with the promises."""
 
     @property
@@ -413,9 +413,9 @@ class Task(ABC):
     """Meaning of outputs; None if each word has outputs."""
     columns: ClassVar[Mapping[str, str]]
     """Columns of a row of `predict`, with the kind of their values."""
-    in_torch: ClassVar[str] = "hydrasurgeon.runtime.kinds:OfClasses"
+    in_torch: ClassVar[str] = "hydrasurgeon.runtime.kinds:TorchSingleLabel"
     """Class that implements the task in graphs, as `module:class`."""
-    trained_by: ClassVar[str] = "hydrasurgeon.tuning.losses:OfClasses"
+    trained_by: ClassVar[str] = "hydrasurgeon.tuning.losses:SingleLabelLosses"
     """Class that implements its training loss, as `module:class`."""
     labels: ClassVar[tuple[Match, str, str]] = READ["single_label"]
     """Function that fits labels to a model, the columns that a row must have, and a hint."""
@@ -476,7 +476,7 @@ class Task(ABC):
         raise self._without_classes
 
     @abstractmethod
-    def constants(self, record: Decision) -> Constants:
+    def constants(self, record: DecisionRecord) -> Constants:
         """Return the calibration constants of a decision record."""
 
     @abstractmethod
@@ -494,7 +494,7 @@ class Task(ABC):
         """Return answers to labelled samples with their correctness."""
 
     def decide(
-        self, logits: ndarray, record: Decision | None = None, score: Scores | None = None
+        self, logits: ndarray, record: DecisionRecord | None = None, score: Scores | None = None
     ) -> Prediction:
         """Answer samples.
 
@@ -512,16 +512,16 @@ class Task(ABC):
     def plain(self, logits: ndarray, constants: Constants) -> Prediction:
         """Return the answers without OOD scores."""
 
-    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
+    def limited(self, decided: Prediction, record: DecisionRecord) -> dict[str, Any]:
         """Return the fields that the limits of a decision record change."""
         return {}
 
     @abstractmethod
-    def watched(self, model: Model, decision: Decision) -> Watched:
+    def watched(self, model: Model, decision: DecisionRecord) -> Watched:
         """Return the settings of `monitor`."""
 
     @abstractmethod
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+    def counted(self, decision: DecisionRecord, row: Mapping[str, Any]) -> str:
         """Return the name under which `monitor` counts a row of `predict`."""
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:
@@ -548,7 +548,7 @@ class Task(ABC):
 
     @abstractmethod
     def promised(self, by: Certifying) -> dict[str, Any]:
-        """Return thresholds as fields of a `Decision`; Unpromised if none keeps the risk."""
+        """Return thresholds as fields of a `DecisionRecord`; Unpromised if none keeps the risk."""
 
 
 def need_feature(

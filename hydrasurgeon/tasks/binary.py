@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.abstain import Graded, fit_limits
@@ -79,8 +79,8 @@ class Binary(SingleLabel):
     """Two classes, no and yes, with the logits 0 and z."""
 
     name: ClassVar[TaskName] = "binary"
-    in_torch = "hydrasurgeon.runtime.kinds:OfYesNo"
-    trained_by = "hydrasurgeon.tuning.losses:OfYesNo"
+    in_torch = "hydrasurgeon.runtime.kinds:TorchBinary"
+    trained_by = "hydrasurgeon.tuning.losses:BinaryLosses"
     columns: ClassVar = {
         "probability": "number",
         "logit": "number",
@@ -114,7 +114,7 @@ class Binary(SingleLabel):
         }
         return JudgedYesNo(**{**vars(plain), **updates})
 
-    def watched(self, model: Model, decision: Decision) -> Watched:
+    def watched(self, model: Model, decision: DecisionRecord) -> Watched:
         risk = None if decision.limits is None else decision.limits.risk
         promises = {} if risk is None else {"risk of yes": risk, "risk of no": risk}
         return Watched(YES_NO, math.log(2), promises)
@@ -133,7 +133,7 @@ class Binary(SingleLabel):
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         return [row["answer"]]
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+    def counted(self, decision: DecisionRecord, row: Mapping[str, Any]) -> str:
         return YES_NO[float(row["logit"]) > 0]
 
     def guessing(self, outputs: Outputs) -> float:
@@ -168,7 +168,9 @@ class Binary(SingleLabel):
         familiar = part.familiar
         return Graded(part.answers[familiar, 1], part.outputs.truth[familiar].astype(bool))
 
-    def answered_class(self, probs: ndarray, record: Decision) -> Int[ndarray, " choice"] | None:
+    def answered_class(
+        self, probs: ndarray, record: DecisionRecord
+    ) -> Int[ndarray, " choice"] | None:
         if record.limits is None:
             return None
         chance = probs[:, 1]

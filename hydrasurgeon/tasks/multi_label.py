@@ -23,7 +23,7 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import (
     OF_LABELS,
     Conformal,
-    Decision,
+    DecisionRecord,
     PerLabel,
 )
 from hydrasurgeon.files.manifest import Model, TaskName
@@ -113,8 +113,8 @@ class MultiLabel(Binary):
     """Task of a separate choice for each label."""
 
     name: ClassVar[TaskName] = "multi_label"
-    in_torch = "hydrasurgeon.runtime.kinds:OfLabels"
-    trained_by = "hydrasurgeon.tuning.losses:OfLabels"
+    in_torch = "hydrasurgeon.runtime.kinds:TorchMultiLabel"
+    trained_by = "hydrasurgeon.tuning.losses:MultiLabelLosses"
     scores: ClassVar[Collection[str]] = OF_LABELS
     label_axes = ("sample", "class")
     features = ()
@@ -132,24 +132,24 @@ class MultiLabel(Binary):
     def outputs(self, outputs: Outputs) -> Outputs:
         return Task.outputs(self, outputs)
 
-    def watched(self, model: Model, decision: Decision) -> Watched:
+    def watched(self, model: Model, decision: DecisionRecord) -> Watched:
         names = model.labels or range(model.num_classes)
         return Watched(names, len(names) * math.log(2))
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+    def counted(self, decision: DecisionRecord, row: Mapping[str, Any]) -> str:
         """Return the most probable label, which CSV holds in its own column."""
         if "top1" in row:
             return str(row["top1"])
         top = json.loads(row["top"]) if isinstance(row["top"], str) else row["top"]
         return str(top[0][0])
 
-    def answered_class(self, probs: ndarray, record: Decision) -> None:
+    def answered_class(self, probs: ndarray, record: DecisionRecord) -> None:
         """Return None: no risk is promised of many labels."""
 
     def named(self, row: Mapping[str, Any]) -> Sequence[str]:
         return [str(name) for name, _ in row["labels"]]
 
-    def constants(self, record: Decision) -> Constants:
+    def constants(self, record: DecisionRecord) -> Constants:
         return {"labels": record.labels}
 
     def answers(self, logits: ndarray, constants: Constants) -> Chances:
@@ -229,7 +229,7 @@ class MultiLabel(Binary):
         )
         return {"conformal": largest(sets)}
 
-    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
+    def limited(self, decided: Prediction, record: DecisionRecord) -> dict[str, Any]:
         return {"sets": prediction_sets(record.conformal, decided.probabilities)}
 
 

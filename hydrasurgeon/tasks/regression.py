@@ -24,7 +24,7 @@ from numpy import ndarray
 
 from hydrasurgeon.data.matching import MOST_NUMBER
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import Decision, Joint
+from hydrasurgeon.files.decided import DecisionRecord, Joint
 from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.run.shapes import Float, Int
@@ -128,8 +128,8 @@ class Regression(Task):
     """Task of predicting a number."""
 
     name: ClassVar[TaskName] = "regression"
-    in_torch = "hydrasurgeon.runtime.kinds:OfNumbers"
-    trained_by = "hydrasurgeon.tuning.losses:OfNumbers"
+    in_torch = "hydrasurgeon.runtime.kinds:TorchRegression"
+    trained_by = "hydrasurgeon.tuning.losses:RegressionLosses"
     one_class = True
     numbers = (-MOST_NUMBER, MOST_NUMBER)
     link = "square"
@@ -161,7 +161,7 @@ class Regression(Task):
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return logits[..., :1]
 
-    def constants(self, record: Decision) -> Constants:
+    def constants(self, record: DecisionRecord) -> Constants:
         return {"joint": record.joint, "conformal": record.conformal}
 
     def answers(self, logits: ndarray, constants: Constants) -> Float[ndarray, "sample 2"]:
@@ -189,16 +189,16 @@ class Regression(Task):
             abstain=never,
         )
 
-    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
+    def limited(self, decided: Prediction, record: DecisionRecord) -> dict[str, Any]:
         half = record.conformal.threshold * decided.deviation
         low, high = decided.value - half, decided.value + half
         return {"low": low, "high": high, "levels": record.levels}
 
-    def watched(self, model: Model, decision: Decision) -> Watched:
+    def watched(self, model: Model, decision: DecisionRecord) -> Watched:
         """Return ranges of values that were equally frequent on validation data."""
         return Watched(_ranges(decision))
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+    def counted(self, decision: DecisionRecord, row: Mapping[str, Any]) -> str:
         return _ranges(decision)[bisect_left(decision.levels, float(row["value"]))]
 
     def unsure(self, row: Mapping[str, Any]) -> float:
@@ -258,7 +258,7 @@ class Regression(Task):
         )
 
 
-def _ranges(decision: Decision) -> list[str]:
+def _ranges(decision: DecisionRecord) -> list[str]:
     bounds = ("lowest", *(format_number(level, 6) for level in decision.levels), "highest")
     return [f"{low} to {high}" for low, high in pairwise(bounds)]
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.files.decided import FITTED, LOGITS, Decision
+from hydrasurgeon.files.decided import FITTED, LOGITS, DecisionRecord
 from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.files.rows import harmless
 from hydrasurgeon.run.shapes import Bool, Float, Int
@@ -315,7 +315,7 @@ class SingleLabel(Task):
     def read(self, logits: Float[ndarray, "sample member klass"]) -> ndarray:
         return logits
 
-    def constants(self, record: Decision) -> Constants:
+    def constants(self, record: DecisionRecord) -> Constants:
         return {"temperature": record.temperature, "bias": record.bias}
 
     def answers(self, logits: ndarray, constants: Constants) -> Probs:
@@ -355,7 +355,7 @@ class SingleLabel(Task):
     def plain(self, logits: ndarray, constants: Constants) -> ClassPrediction:
         return self.prediction_type.of(self, self.read(logits), constants)
 
-    def limited(self, decided: Prediction, record: Decision) -> dict[str, Any]:
+    def limited(self, decided: Prediction, record: DecisionRecord) -> dict[str, Any]:
         """Return prediction sets and abstentions; an empty set of a familiar sample gets the most
         probable label.
         """
@@ -371,7 +371,9 @@ class SingleLabel(Task):
         labels = np.where(abstain, decided.labels, answer)
         return {"sets": sets, "abstain": abstain, "labels": labels}
 
-    def answered_class(self, probs: Probs, record: Decision) -> Int[ndarray, " choice"] | None:
+    def answered_class(
+        self, probs: Probs, record: DecisionRecord
+    ) -> Int[ndarray, " choice"] | None:
         """Return the answered class, −1 where it would not keep the promised risk; None without a
         promise.
         """
@@ -420,7 +422,7 @@ class SingleLabel(Task):
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return {"temperature": temperature_of(outputs.logits, outputs.truth)}
 
-    def watched(self, model: Model, decision: Decision) -> Watched:
+    def watched(self, model: Model, decision: DecisionRecord) -> Watched:
         """Return the settings of `monitor`; the maximum uncertainty is that of the uniform
         distribution.
         """
@@ -428,7 +430,7 @@ class SingleLabel(Task):
         risk = None if decision.abstain is None else decision.abstain.risk
         return Watched(names, math.log(len(names)), {} if risk is None else {"risk": risk})
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+    def counted(self, decision: DecisionRecord, row: Mapping[str, Any]) -> str:
         return str(row["label"])
 
     def broken(self, row: Mapping[str, Any], truth: str) -> Mapping[str, bool]:

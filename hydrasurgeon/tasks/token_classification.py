@@ -14,12 +14,11 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
-from hydrasurgeon.files.decided import LOGITS, Abstention, Cover, Decision
-from hydrasurgeon.files.decided import Entities as EntitiesRecord
+from hydrasurgeon.files.decided import LOGITS, Abstention, Cover, DecisionRecord, EntityRule
 from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.abstain import DELTA, Unpromised
-from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
+from hydrasurgeon.statistics.by_text import EntityOutcomes, Risk, ThresholdPlan
 from hydrasurgeon.statistics.conformal import largest, sets_of
 from hydrasurgeon.statistics.entities import (
     are_right,
@@ -66,8 +65,8 @@ class TokenClassification(Task):
     """Task of choosing a tag for each word."""
 
     name: ClassVar[TaskName] = "token_classification"
-    in_torch = "hydrasurgeon.runtime.kinds:OfTokens"
-    trained_by = "hydrasurgeon.tuning.losses:OfTokens"
+    in_torch = "hydrasurgeon.runtime.kinds:TorchTokenClassification"
+    trained_by = "hydrasurgeon.tuning.losses:TokenLosses"
     scores = LOGITS.keys()
     features = ("mds", "maha++", "residual", "knn")
     axes = ("text", "member", "word", "class")
@@ -114,7 +113,7 @@ class TokenClassification(Task):
         labelled = (truth != UNLABELLED) & there
         return words[labelled], truth[labelled]
 
-    def constants(self, record: Decision) -> Constants:
+    def constants(self, record: DecisionRecord) -> Constants:
         names = ("temperature", "entities", "cover", "abstain")
         return {name: getattr(record, name) for name in names}
 
@@ -144,12 +143,12 @@ class TokenClassification(Task):
         unsure = entities.text[certain < prediction.least]
         return replace(prediction, abstain=np.bincount(unsure, minlength=len(logits)) > 0)
 
-    def watched(self, model: Model, decision: Decision) -> Watched:
+    def watched(self, model: Model, decision: DecisionRecord) -> Watched:
         """Return the settings of `monitor`: a text counts under the kind of its first entity."""
         kinds = range(model.num_classes // 2)
         return Watched([NONE, *(called_kind(kind, model.labels) for kind in kinds)])
 
-    def counted(self, decision: Decision, row: Mapping[str, Any]) -> str:
+    def counted(self, decision: DecisionRecord, row: Mapping[str, Any]) -> str:
         entities = entities_in(row)
         return str(entities[0]["label"]) if entities else NONE
 
@@ -187,7 +186,7 @@ class TokenClassification(Task):
             _most(entities_list.counts(len(truth)))
             for entities_list in (predicted, entities_of(truth))
         )
-        entities = EntitiesRecord(probability=min(WAYS, key=errors.__getitem__), most=most)
+        entities = EntityRule(probability=min(WAYS, key=errors.__getitem__), most=most)
         return {**constants, "entities": entities}
 
     def promised(self, by: Certifying) -> dict[str, Any]:
@@ -204,7 +203,7 @@ class TokenClassification(Task):
             _outcomes(part.answers, part.outputs, risk, entities.probability)
             for part in (by.fitting, *by.parts)
         )
-        return {"conformal": sets, **_kept(Plan.of(fitting, risk), risk, by, parts)}
+        return {"conformal": sets, **_kept(ThresholdPlan.of(fitting, risk), risk, by, parts)}
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedTokens:
         logits, constants = widened(logits, labels.shape[1], 2), reading.constants
@@ -251,8 +250,10 @@ def _least_sure(part: Part) -> Scores:
     return distances
 
 
-def _kept(plan: Plan, promise: Risk, by: Certifying, parts: Sequence[Outcomes]) -> dict[str, Any]:
-    """Return the threshold that keeps a promise, as a field of a `Decision`."""
+def _kept(
+    plan: ThresholdPlan, promise: Risk, by: Certifying, parts: Sequence[EntityOutcomes]
+) -> dict[str, Any]:
+    """Return the threshold that keeps a promise, as a field of a `DecisionRecord`."""
     threshold = plan.kept(parts, promise)
     outcomes, answers = parts[0], by.parts[0].answers
     if threshold is None:
@@ -272,7 +273,7 @@ def _kept(plan: Plan, promise: Risk, by: Certifying, parts: Sequence[Outcomes]) 
     return {"abstain": abstain}
 
 
-def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> Outcomes:
+def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> EntityOutcomes:
     """Return the predicted entities with their probabilities; if the promise is about missed ones,
     the true entities with the least probability that a word of theirs belongs to one.
     """
@@ -280,11 +281,11 @@ def _outcomes(answers: Chances, outputs: Outputs, promise: Risk, how: str) -> Ou
     if promise.missed:
         true = entities_of(truth)
         value = joint_chances(true, not_outside(answers), "least")
-        return Outcomes(len(truth), true.text, value, np.ones_like(value, dtype=bool))
+        return EntityOutcomes(len(truth), true.text, value, np.ones_like(value, dtype=bool))
     tags, chances = tags_of(answers)
     predicted = entities_of(tags)
     value = joint_chances(predicted, chances, how)
-    return Outcomes(len(truth), predicted.text, value, ~are_right(predicted, truth))
+    return EntityOutcomes(len(truth), predicted.text, value, ~are_right(predicted, truth))
 
 
 def _most(counts: Int[ndarray, " text"]) -> int:

@@ -19,7 +19,7 @@ from hydrasurgeon.tasks.base import Task
 Losses = Float[Tensor, " sample"]
 
 
-class OfClasses:
+class SingleLabelLosses:
     """Cross-entropy."""
 
     def is_labelled(self, labels: Tensor) -> Bool[Tensor, " sample"]:
@@ -60,7 +60,7 @@ class OfClasses:
         return kl_div(logs, mean, reduction="none").sum(dim=-1)
 
 
-class OfYesNo(OfClasses):
+class BinaryLosses(SingleLabelLosses):
     """Binary cross-entropy."""
 
     def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
@@ -80,14 +80,14 @@ class OfYesNo(OfClasses):
         return losses.mean(dim=-1)
 
 
-class OfLabels(OfYesNo):
+class MultiLabelLosses(BinaryLosses):
     """The same of each label."""
 
     def choices(self, logits: Float[Tensor, "*any klass"]) -> Tensor:
         return yes_or_no(logits[..., None])
 
 
-class OfNumbers(OfClasses):
+class RegressionLosses(SingleLabelLosses):
     """Squared errors, or the Gaussian NLL where there is a variance."""
 
     def is_labelled(self, labels: Tensor) -> Bool[Tensor, " sample"]:
@@ -114,7 +114,7 @@ class OfNumbers(OfClasses):
         return (logits[:, 0] - mean).square().mean()
 
 
-class OfTokens(OfClasses):
+class TokenLosses(SingleLabelLosses):
     """Cross-entropy, a mean over the labelled words of each text."""
 
     def is_labelled(self, labels: Tensor) -> Bool[Tensor, " text"]:
@@ -157,7 +157,7 @@ class OfTokens(OfClasses):
 
 
 @cache
-def losses_of(task: Task) -> OfClasses:
+def losses_of(task: Task) -> SingleLabelLosses:
     """Return the losses of a task."""
-    losses: OfClasses = imported(task.trained_by)()
+    losses: SingleLabelLosses = imported(task.trained_by)()
     return losses

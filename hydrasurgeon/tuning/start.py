@@ -19,7 +19,7 @@ from hydrasurgeon.checkpoints.reading import (
 )
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.families import families, family_of, family_of_bare
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.weights import Part, Weight, by_name
 from hydrasurgeon.files.manifest import (
     MOST_LEVELS,
@@ -104,7 +104,7 @@ def _fresh_model(spec: str) -> Model:
     """Return the model that an `init:` spec describes."""
     name, _, arch = spec.removeprefix(FRESH).partition(":")
     if any(family.name == name for family in families()):
-        family = family_of_bare(Bare({}, spec, arch=f"{name}:{arch}"))
+        family = family_of_bare(BareCheckpoint({}, spec, arch=f"{name}:{arch}"))
         if (model := family.fresh_model(arch)) is not None:
             return model
     specs = " or ".join(dict.fromkeys(f.fresh_spec for f in families() if f.fresh_spec))

@@ -14,12 +14,12 @@ import pytest
 from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 
 import hydrasurgeon as hs
-from hydrasurgeon.building.plan import Plan, Step
+from hydrasurgeon.building.plan import Plan, PlannedStage
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
-from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.commands import CommandLine
 
 NAMES = ("alarm", "call", "play")
 
@@ -168,7 +168,7 @@ def test_the_plan_is_told_once(place: Place) -> None:
 
 
 def test_a_plan_says_when_it_will_be_ended() -> None:
-    steps = [Step("quick", "this", 0, 200.0), Step("sizes", "that", 0, 100.0)]
+    steps = [PlannedStage("quick", "this", 0, 200.0), PlannedStage("sizes", "that", 0, 100.0)]
     (long, *stages), (short, *_) = (Plan(steps, 0, None, each).lines for each in (2, 5))
     assert short == "2 stages, about 5 min in all on this machine"
     assert long == f"{short}; --max-minutes 2 ends it earlier, once each budget has a file"
@@ -183,7 +183,7 @@ def test_what_it_says_next_can_be_typed(
 ) -> None:
     perform = Workshop.perform
 
-    def stopping(workshop: Workshop, command: Command) -> None:
+    def stopping(workshop: Workshop, command: CommandLine) -> None:
         if command.out is not None and command.out.stem == last:
             raise KeyboardInterrupt
         perform(workshop, command)

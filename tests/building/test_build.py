@@ -22,7 +22,7 @@ from hydrasurgeon.building import cost, front, plan
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
-from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.commands import CommandLine
 
 
 @pytest.fixture
@@ -49,11 +49,11 @@ class Stop:
         minutes: float = 0.0,
         by: type[BaseException] = KeyboardInterrupt,
     ) -> None:
-        self.ran: list[Command] = []
+        self.ran: list[CommandLine] = []
         self.now = 0.0
         perform = Workshop.perform
 
-        def stopping(workshop: Workshop, command: Command) -> None:
+        def stopping(workshop: Workshop, command: CommandLine) -> None:
             if command.stage == stage and minutes:
                 self.now += 60 * minutes
                 workshop.progress(stage, 0, 1)
@@ -205,7 +205,7 @@ def end_within_a_library(monkeypatch: pytest.MonkeyPatch, raising: Callable[[], 
     """Before the probe is fitted something is raised, which comes back as a RuntimeError."""
     perform = Workshop.perform
 
-    def stopping(workshop: Workshop, command: Command) -> None:
+    def stopping(workshop: Workshop, command: CommandLine) -> None:
         if command.stage == "finetune":
             try:
                 raising()

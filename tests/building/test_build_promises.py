@@ -15,9 +15,9 @@ from own_models import embedder_folder, texts
 from promised import promise
 
 import hydrasurgeon as hs
-from hydrasurgeon.building.answers import Answers
+from hydrasurgeon.building.answers import MemberOutputs
 from hydrasurgeon.building.choosing import decide
-from hydrasurgeon.building.table import Choice, Objective, Table
+from hydrasurgeon.building.table import BuildObjective, Candidate, CandidateTable
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
@@ -26,7 +26,7 @@ from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import decide as answer
 from hydrasurgeon.errors import DataError, UsageError
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.measuring import known
 from hydrasurgeon.tasks.base import Outputs
 
@@ -61,12 +61,12 @@ def test_a_promise_holds_after_a_choice() -> None:
     for _ in range(DRAWS):
         outputs = world.draw(ROWS, random)
         choosing = [each.at(slice(chooses)) for each in outputs]
-        table = Table(
-            Objective("nll"),
-            lambda each, engine, sets=choosing: Answers((sets[members.index(each)],)),
+        table = CandidateTable(
+            BuildObjective("nll"),
+            lambda each, engine, sets=choosing: MemberOutputs((sets[members.index(each)],)),
             lambda choice, on: {"macs": 1.0},
         )
-        best = decide([table.entry(Choice.of(each)) for each in members], "macs")
+        best = decide([table.entry(Candidate.of(each)) for each in members], "macs")
         at = members.index(best.choice.members[0])
         val = replace(outputs[at], certifies=np.arange(ROWS) >= chooses)
         try:
@@ -114,7 +114,7 @@ class Place:
         files = ["--data", "train.csv", "--val", val, "--device", "cpu", "--seeds", "1"]
         return ["build", "embedder", *files, *more]
 
-    def decision(self, name: str) -> Decision:
+    def decision(self, name: str) -> DecisionRecord:
         found = open_checkpoint(self.folder / name).manifest.decision
         assert found is not None
         return found

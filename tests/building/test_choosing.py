@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from drawn_answers import MEMBERS, ROWS, answers, member
 
-from hydrasurgeon.building.answers import Answers
+from hydrasurgeon.building.answers import MemberOutputs
 from hydrasurgeon.building.choosing import MARGIN, ROUNDING, decide, propose
 from hydrasurgeon.building.cost import parse_budgets
-from hydrasurgeon.building.members import Member
-from hydrasurgeon.building.table import Objective, Table
+from hydrasurgeon.building.members import MemberModel
+from hydrasurgeon.building.table import BuildObjective, CandidateTable
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.statistics import metrics
@@ -23,15 +23,15 @@ from hydrasurgeon.statistics.probabilities import softmax
 EVERYONE = [member(number) for number in range(MEMBERS)]
 
 
-def table(name: str, everyone: Sequence[Answers]) -> Table:
-    return Table(Objective(name), lambda each, engine: everyone[EVERYONE.index(each)])
+def table(name: str, everyone: Sequence[MemberOutputs]) -> CandidateTable:
+    return CandidateTable(BuildObjective(name), lambda each, engine: everyone[EVERYONE.index(each)])
 
 
-def numbers(members: Sequence[Member]) -> tuple[int, ...]:
+def numbers(members: Sequence[MemberModel]) -> tuple[int, ...]:
     return tuple(EVERYONE.index(each) for each in members)
 
 
-def accuracy(chosen: Sequence[Answers], rows: np.ndarray) -> float:
+def accuracy(chosen: Sequence[MemberOutputs], rows: np.ndarray) -> float:
     """By eval's metrics, in float64, of the mean probabilities; a temperature changes none."""
     logits = np.stack([each.sets[0].logits[rows, 0].astype(np.float64) for each in chosen])
     return metrics.accuracy(softmax(logits).mean(axis=0), chosen[0].sets[0].truth[rows])

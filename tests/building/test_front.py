@@ -17,7 +17,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.building import clock, front
 from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.clock import Clock
-from hydrasurgeon.building.cost import Budget, Size, Sizes, stored
+from hydrasurgeon.building.cost import Budget, ModelSizes, Size, stored
 from hydrasurgeon.building.table import Entry
 from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
@@ -69,7 +69,7 @@ def test_what_a_size_costs(family: Family, tmp_path: Path) -> None:
     """To the last multiply-add and parameter, before it is made."""
     family.write(tmp_path / "source")
     opened = as_single(open_checkpoint(tmp_path / "source"))
-    sizes = Sizes(opened, family.inputs(), Run(device="cpu"))
+    sizes = ModelSizes(opened, family.inputs(), Run(device="cpu"))
     chosen = sizes.filling(Budget("macs", 0.7))
     assert chosen is not None
     for size in (chosen, Size(1, 0.3)):

@@ -15,9 +15,9 @@ from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 
 import hydrasurgeon as hs
 from hydrasurgeon.building import front
-from hydrasurgeon.building.answers import Answers
+from hydrasurgeon.building.answers import MemberOutputs
 from hydrasurgeon.building.choosing import decide
-from hydrasurgeon.building.table import Choice, Entry, Objective, Table
+from hydrasurgeon.building.table import BuildObjective, Candidate, CandidateTable, Entry
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.decision import ood_score
 from hydrasurgeon.decision.ood_score import evidence_of
@@ -56,7 +56,7 @@ class Drawn:
             noise[np.arange(rows), labels] += 3
         return noise
 
-    def table(self, members: int) -> Table:
+    def table(self, members: int) -> CandidateTable:
         labels = [np.arange(rows) % self.classes for rows in (120, 90)]
         inputs = [*(self.features(len(each), each) for each in labels), self.features(60)]
         weights = [
@@ -65,13 +65,13 @@ class Drawn:
             for _ in range(members)
         ]
 
-        def answers(weight: np.ndarray) -> Answers:
+        def answers(weight: np.ndarray) -> MemberOutputs:
             val, train, foreign = (
                 Outputs(np.float32(x @ weight.T)[:, None], np.float32(x)[:, None], y)
                 for x, y in zip(inputs, (*labels, None), strict=True)
             )
             linear = ((weight, np.zeros(self.classes)),)
-            return Answers((val, foreign), (*evidence_of(train, linear, 0),), linear)
+            return MemberOutputs((val, foreign), (*evidence_of(train, linear, 0),), linear)
 
         by_member = {member(at): answers(weight) for at, weight in enumerate(weights)}
         sure = 2 * np.eye(self.classes)[labels[0]] + self.random.normal(size=(120, self.classes))
@@ -79,14 +79,16 @@ class Drawn:
             np.column_stack([sure, self.random.uniform(0, 1, 120)]),
             np.column_stack([self.random.normal(size=(60, self.classes)), np.full(60, 2.0)]),
         ]
-        return Table(Objective("nll"), lambda each, engine: by_member[each], words=lambda: words)
+        return CandidateTable(
+            BuildObjective("nll"), lambda each, engine: by_member[each], words=lambda: words
+        )
 
 
 @pytest.mark.parametrize("members", [1, 3])
 def test_words_change_no_ood_score(kind: str, members: int) -> None:
     """Beside a model, alone, and first where all that is novel to them goes on."""
     table = Drawn(np.random.default_rng(0)).table(members)
-    choice = Choice.of(*(member(at) for at in range(members)))
+    choice = Candidate.of(*(member(at) for at in range(members)))
     plain = table.entry(choice)
     assert plain.score == kind
     for words in ("blend", "alone", "cascade"):

@@ -10,8 +10,8 @@ import pytest
 from drawn_answers import answers, member
 from token_logits import NAMES, drawn
 
-from hydrasurgeon.building.answers import Answers
-from hydrasurgeon.building.table import Choice, Objective, Table
+from hydrasurgeon.building.answers import MemberOutputs
+from hydrasurgeon.building.table import BuildObjective, Candidate, CandidateTable
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.statistics import metrics, probabilities
 from hydrasurgeon.statistics.entities import with_openings
@@ -24,8 +24,10 @@ from hydrasurgeon.tasks.base import Outputs, Task
 MEMBERS = [member(0), member(1), member(2)]
 
 
-def table(everyone: Sequence[Answers], name: str, task: Task = SINGLE) -> Table:
-    return Table(Objective(name), lambda each, engine: everyone[MEMBERS.index(each)], task=task)
+def table(everyone: Sequence[MemberOutputs], name: str, task: Task = SINGLE) -> CandidateTable:
+    return CandidateTable(
+        BuildObjective(name), lambda each, engine: everyone[MEMBERS.index(each)], task=task
+    )
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -36,7 +38,8 @@ def test_each_half_judges_what_the_other_chose(grouped: bool) -> None:
     if grouped:
         groups = np.arange(200) // 4
         everyone = [
-            Answers((replace(each.sets[0], groups=groups), *each.sets[1:])) for each in everyone
+            MemberOutputs((replace(each.sets[0], groups=groups), *each.sets[1:]))
+            for each in everyone
         ]
     chosen = [everyone[0].beside(everyone[1]), everyone[2]]
     losses, right, areas = [], [], []
@@ -51,7 +54,7 @@ def test_each_half_judges_what_the_other_chose(grouped: bool) -> None:
         right.append(metrics.accuracy(probs, judging[0].truth))
         inside, *outside = (score_of("energy", each.logits) for each in judging)
         areas.append([metrics.auroc(inside, values) for values in outside])
-    choice = Choice(tuple(MEMBERS), ((MEMBERS[0], MEMBERS[1]), (MEMBERS[2],)))
+    choice = Candidate(tuple(MEMBERS), ((MEMBERS[0], MEMBERS[1]), (MEMBERS[2],)))
     entry = table(everyone, "energy").entry(choice)
     row = entry.row("both")
     assert row.worth["nll"] == pytest.approx(sum(losses) / 2, abs=1e-9)
@@ -70,7 +73,7 @@ def test_tags_are_judged_text_by_text() -> None:
     logits, tags, _ = drawn(200, seed=4)
     tags = tags[:, : logits.shape[2]]
     val = Outputs(logits[:, :1], None, tags)
-    row = table([Answers((val,))], "nll", task).entry(Choice.of(MEMBERS[0])).row("tagger")
+    row = table([MemberOutputs((val,))], "nll", task).entry(Candidate.of(MEMBERS[0])).row("tagger")
     said, true, losses, right = [], [], [], []
     parts = halves(len(logits), 0)
     for fits in (0, 1):

@@ -20,9 +20,9 @@ from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.errors import SurgeryError, UsageError
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.measuring import cost
-from hydrasurgeon.options.commands import Command
+from hydrasurgeon.options.commands import CommandLine
 from hydrasurgeon.options.shared import Run
 
 SECONDS = {"torch": 2.0, "onnx": 1.0, WORDS: 0.05, "written": 0.05}
@@ -69,7 +69,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return seconds
 
 
-def decided(path: Path) -> Decision:
+def decided(path: Path) -> DecisionRecord:
     record = open_checkpoint(path).manifest.decision
     assert record is not None
     return record
@@ -153,7 +153,7 @@ def front_of(
 ) -> Callable[..., Any]:
     """Builds fronts of what is quick."""
 
-    def quick(workshop: Workshop, command: Command) -> None:
+    def quick(workshop: Workshop, command: CommandLine) -> None:
         if command.stage == "score":
             raise KeyboardInterrupt
         perform(workshop, command)

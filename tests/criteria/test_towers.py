@@ -14,7 +14,7 @@ from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.criteria.circuits.engine import Towers, circuit_engine, numbered
+from hydrasurgeon.criteria.circuits.engine import TwoTowerEngine, circuit_engine, numbered
 from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.heads import Head
@@ -164,7 +164,7 @@ def test_the_engine_computes_what_the_model_computes(
         together=5,
     )
     engine = circuit_engine(problem)
-    assert isinstance(engine, Towers)
+    assert isinstance(engine, TwoTowerEngine)
     gone = [
         Head("vision", 1, 0),
         Head("text", 0, 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from hydrasurgeon.data.labels import Column
+from hydrasurgeon.data.labels import LabelColumn
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.data.samples import Arrays, Rows
 
@@ -13,7 +13,7 @@ from hydrasurgeon.data.samples import Arrays, Rows
 def test_images_keep_their_tiles() -> None:
     pixels = np.repeat(np.repeat(np.arange(9, dtype=np.uint8).reshape(3, 3), 4, 0), 4, 1)
     parent = Arrays(
-        "d", np.stack([pixels, pixels, np.full_like(pixels, 7)]), Column(np.array([0, 1, 1]))
+        "d", np.stack([pixels, pixels, np.full_like(pixels, 7)]), LabelColumn(np.array([0, 1, 1]))
     )
     spoiled = Perturbed(parent, seed=1)
     assert len(spoiled) == 3

@@ -16,7 +16,7 @@ from hydrasurgeon.data import open_data
 from hydrasurgeon.data.matching import new_task
 from hydrasurgeon.data.samples import Joined, fit_classes
 from hydrasurgeon.data.sources import in_memory
-from hydrasurgeon.data.words import TokenizeWords, Words, words_of
+from hydrasurgeon.data.words import SplitText, TokenizeWords, words_of
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.manifest import OF_WORDS, Model
 
@@ -92,7 +92,7 @@ def test_all_forms_say_the_same(tmp_path: Path) -> None:
         assert (name, column.names, column.labels.tolist()) == (name, NAMES, POSITIONS)
         assert new_task(spec, column, None) == ("token_classification", 5, NAMES)
         text = samples.read(0)
-        assert isinstance(text, Words)
+        assert isinstance(text, SplitText)
         assert [text[start:end] for start, end in text.spans] == TOKENS[0]
         again = pickle.loads(pickle.dumps(text))
         assert (again, again.spans) == (text, text.spans)
@@ -180,7 +180,7 @@ def tokenizer(tmp_path: Path) -> Any:
 def test_the_first_token_of_each_word_speaks_for_it(tokenizer: Any) -> None:
     """The places are those of the library's own `word_ids`."""
     rows = [["good", "film"], ["a", "very", "dull-plot", "the"], ["the"]]
-    samples = [Words(" ".join(row), spans(row)) for row in rows]
+    samples = [SplitText(" ".join(row), spans(row)) for row in rows]
     batch = TokenizeWords(lambda: tokenizer, max_length=24).collate(samples)
     made = tokenizer(rows, is_split_into_words=True, padding=True)
     length = batch["input_ids"].shape[1]
@@ -265,7 +265,7 @@ def test_parts_of_data_keep_their_tags(tmp_path: Path) -> None:
     few = open_data(lines(tmp_path / "it.jsonl", rows), limit=3, seed=1)
     for i in range(len(few)):
         text = few.read(i)
-        assert isinstance(text, Words)
+        assert isinstance(text, SplitText)
         assert (np.asarray(few.labels)[i] >= 0).sum() == len(text.spans)
     plain = open_data(lines(tmp_path / "plain.jsonl", [{"text": "a b"}]))
     both = Joined(samples, plain)

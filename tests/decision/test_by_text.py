@@ -14,11 +14,11 @@ from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import State, decide
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.files.decided import Decision, shapes_of
+from hydrasurgeon.files.decided import DecisionRecord, shapes_of
 from hydrasurgeon.measuring import measure
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.statistics.abstain import risk_bound
-from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
+from hydrasurgeon.statistics.by_text import EntityOutcomes, Risk, ThresholdPlan
 from hydrasurgeon.statistics.probabilities import of_labels
 from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tasks.base import Outputs, joined
@@ -26,14 +26,14 @@ from hydrasurgeon.tasks.base import Outputs, joined
 TOKENS = TASKS["token_classification"]
 
 
-def population(texts: int, random: np.random.Generator, *, largest: int = 6) -> Outcomes:
+def population(texts: int, random: np.random.Generator, *, largest: int = 6) -> EntityOutcomes:
     """Texts of some entities, which are easy or hard together."""
     counts = random.integers(0, largest + 1, size=texts)
     text = np.repeat(np.arange(texts), counts)
     hardness = random.normal(size=texts)[text]
     score = 1.5 - hardness + random.normal(size=len(text))
     wrong = random.random(len(text)) > 1 / (1 + np.exp(-1.5 * score))
-    return Outcomes(
+    return EntityOutcomes(
         texts,
         np.asarray(text),
         np.asarray(1 / (1 + np.exp(-score))),
@@ -64,9 +64,9 @@ def test_of_single_entities_the_best_stake_wins_by_mapies_bound() -> None:
     random = np.random.default_rng(1)
     value = np.asarray(random.random(400))
     wrong = np.asarray(random.random(400)) > 0.5 + value / 2
-    outcomes = Outcomes(400, np.arange(400), value, wrong)
+    outcomes = EntityOutcomes(400, np.arange(400), value, wrong)
     promise = Risk(0.3, 0.1, 1, missed=False)
-    plan = Plan.of(outcomes, promise)
+    plan = ThresholdPlan.of(outcomes, promise)
     excess = outcomes.excess(plan.thresholds, promise)
     logs = np.log1p(-plan.stakes[:, None] * excess).sum(axis=1)
     answered = (value >= plan.thresholds[:, None]).sum(axis=1)
@@ -94,7 +94,7 @@ def test_promises_hold_over_many_splits(missed: bool, risk: float) -> None:
     for _ in range(100):
         fitting, certifying = population(100, random), population(100, random)
         promise = Risk(risk, 0.2, 6, missed)
-        threshold = Plan.of(fitting, promise).kept([certifying], promise)
+        threshold = ThresholdPlan.of(fitting, promise).kept([certifying], promise)
         if threshold is None:
             continue
         answered = whole.value >= threshold
@@ -110,15 +110,17 @@ def test_entities_of_one_text_are_no_samples() -> None:
     """Where whole texts go wrong, a bound on entities is broken, and the one on texts is not."""
     random, broken = np.random.default_rng(3), {"entities": 0, "texts": 0}
 
-    def texts() -> Outcomes:
+    def texts() -> EntityOutcomes:
         text = np.repeat(np.arange(100), 8)
         wrong = np.asarray(random.random(100) < 0.11)[text]
-        return Outcomes(100, text, np.full((800,), 0.9), wrong)
+        return EntityOutcomes(100, text, np.full((800,), 0.9), wrong)
 
     promise = Risk(0.1, 0.1, 8, missed=False)
     for _ in range(200):
         certifying = texts()
-        broken["texts"] += Plan.of(texts(), promise).kept([certifying], promise) is not None
+        broken["texts"] += (
+            ThresholdPlan.of(texts(), promise).kept([certifying], promise) is not None
+        )
         broken["entities"] += risk_bound(int(certifying.wrong.sum()), 800, 0.1) <= 0.1
     assert broken["texts"] <= 0.1 * 200
     assert broken["entities"] > 0.15 * 200
@@ -181,7 +183,7 @@ def test_what_cannot_be_promised_is_refused() -> None:
 
 def test_a_state_is_read_again_and_sees_what_monitor_counts() -> None:
     state = state_of(risk=0.3)
-    record = Decision.model_validate_json(state.record.model_dump_json())
+    record = DecisionRecord.model_validate_json(state.record.model_dump_json())
     assert record == state.record
     given = outputs(1200, 1)
     prediction = decide(state, given.logits, given.features)

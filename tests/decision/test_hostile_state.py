@@ -18,7 +18,7 @@ from torch import Tensor
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.files.manifest import parse_manifest
 from hydrasurgeon.files.tensors import TensorFile
 
@@ -60,7 +60,7 @@ def numbers(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str,
 
 def test_every_number_of_a_decision_is_bounded() -> None:
     """By the schema, so that a new field cannot be forgotten: products of two are finite in float32."""
-    found = numbers(Decision.model_json_schema())
+    found = numbers(DecisionRecord.model_json_schema())
     assert len(found) > 30
     for path, schema in found:
         low = schema.get("minimum", schema.get("exclusiveMinimum"))

@@ -13,7 +13,7 @@ from hydrasurgeon.decision.fitting import fit_state
 from hydrasurgeon.decision.ood_score import Grounds
 from hydrasurgeon.decision.state import decide
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.statistics.by_text import Outcomes, Plan, Risk
+from hydrasurgeon.statistics.by_text import EntityOutcomes, Risk, ThresholdPlan
 from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tasks.base import Certifying, Outputs, Part
 
@@ -34,11 +34,11 @@ def draw_numbers(count: int, random: np.random.Generator) -> Outputs:
     return Outputs(members, None, value + 0.5 * random.standard_t(4, size=count))
 
 
-def draw_entities(texts: int, random: np.random.Generator) -> Outcomes:
+def draw_entities(texts: int, random: np.random.Generator) -> EntityOutcomes:
     """Up to six true entities in each text, which are easy or hard together."""
     text = np.repeat(np.arange(texts), random.integers(0, 7, size=texts))
     score = 1.5 - random.normal(size=texts)[text] + random.normal(size=len(text))
-    return Outcomes(texts, text, 1 / (1 + np.exp(-score)), np.zeros(len(text), dtype=bool))
+    return EntityOutcomes(texts, text, 1 / (1 + np.exp(-score)), np.zeros(len(text), dtype=bool))
 
 
 def miss_entities(random: np.random.Generator) -> Callable[[], float]:
@@ -47,7 +47,7 @@ def miss_entities(random: np.random.Generator) -> Callable[[], float]:
 
     def draw() -> float:
         risk = Risk(0.1, 0.05, 6, missed=True)
-        plan = Plan.of(draw_entities(80, random), risk)
+        plan = ThresholdPlan.of(draw_entities(80, random), risk)
         threshold = plan.kept([draw_entities(160, random)], risk)
         return np.nan if threshold is None else float((fresh.value < threshold).mean()) - 0.1
 

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from hydrasurgeon.decision.blend import fit_blend, losses
 from hydrasurgeon.decision.words import Kind, fit_words, path
-from hydrasurgeon.run.words import BUCKETS, FACTOR, Words
+from hydrasurgeon.run.words import BUCKETS, FACTOR, BagOfWords
 
 TEXTS = 60
 CLASSES = 3
@@ -30,7 +30,7 @@ def drawn(seed: int, count: int = TEXTS) -> tuple[list[np.ndarray], np.ndarray]:
     return texts, labels
 
 
-def dense(texts: list[np.ndarray], words: Words) -> np.ndarray:
+def dense(texts: list[np.ndarray], words: BagOfWords) -> np.ndarray:
     """Counts × idf of unit length, cell by cell."""
     table = np.zeros((len(texts), len(words.idf)))
     for row, text in enumerate(texts):

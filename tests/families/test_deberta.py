@@ -16,7 +16,7 @@ from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families import family_of
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.deberta.family import DebertaV2, DebertaV2Config, weights
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
@@ -87,11 +87,11 @@ V3 = {
 """microsoft/deberta-v3-base, of two layers."""
 
 
-def bare(**more: Any) -> Bare:
+def bare(**more: Any) -> BareCheckpoint:
     config = V3 | more
     record = DebertaV2Config(**{k: v for k, v in config.items() if k in DebertaV2Config.names()})
     shapes = shapes_of(weights(record, 0))
-    return Bare(
+    return BareCheckpoint(
         {n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes.items()}, "here", config=config
     )
 
@@ -134,7 +134,7 @@ def test_the_hubs_config_makes_the_librarys_tensors(eps: float) -> None:
 def test_what_is_refused(more: dict[str, Any], error: type[Exception], says: str) -> None:
     raw = bare()
     with pytest.raises(error, match=says):
-        DebertaV2().identify(Bare(raw.tensors, raw.where, config={**V3, **more}))
+        DebertaV2().identify(BareCheckpoint(raw.tensors, raw.where, config={**V3, **more}))
 
 
 def test_the_first_deberta_is_told_the_nearest(tmp_path: Path) -> None:

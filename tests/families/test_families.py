@@ -27,7 +27,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Stack
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.criteria.circuits.engine import Engine
+from hydrasurgeon.criteria.circuits.engine import CircuitEngine
 from hydrasurgeon.heads import all_heads
 from hydrasurgeon.options.shared import Run
 
@@ -268,7 +268,7 @@ def test_circuits_are_found_exactly(family: Family, source: Path, tmp_path: Path
         assert list(order or ()) == slow_order(problem_of(pruned, data, ood, tower=family.tower), 4)
     model = hs.load(pruned, device="cpu", dtype="float64")
     sites = [block.attention for block in model.anatomy.blocks]
-    engine = Engine(model.anatomy, together=16)
+    engine = CircuitEngine(model.anatomy, together=16)
     inputs = family.inputs(4, torch.float64)
     heads = [head for head in all_heads(model.manifest.kept) if head.tower == family.tower]
     with torch.inference_mode():

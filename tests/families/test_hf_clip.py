@@ -15,8 +15,8 @@ from tiny_members import logits
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
-from hydrasurgeon.families.base import Bare
-from hydrasurgeon.families.hf_clip.family import KINDS, HFClip, Tower, flat, weights
+from hydrasurgeon.families.base import BareCheckpoint
+from hydrasurgeon.families.hf_clip.family import KINDS, HFClip, ImageTowerConfig, flat, weights
 from hydrasurgeon.families.hf_encoder.architectures import stock_config
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
@@ -65,11 +65,11 @@ ALONE = {
 def test_the_hubs_config_makes_the_librarys_tensors(raw: dict[str, Any]) -> None:
     family = HFClip()
     config = stock_config(flat(raw, "here"), "here", KINDS)
-    assert isinstance(config, Tower)
+    assert isinstance(config, ImageTowerConfig)
     tensors = {
         n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes_of(weights(config, 0)).items()
     }
-    bare = Bare(tensors, "here", config=raw)
+    bare = BareCheckpoint(tensors, "here", config=raw)
     assert family.recognises(bare)
     model = family.identify(bare)[0]
     assert model.preprocess["crop_mode"] == ("center" if raw is OLD else "squash")

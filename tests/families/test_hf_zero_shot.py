@@ -14,7 +14,7 @@ from tiny_members import KEPTS, logits, member
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, Disagreement, UsageError
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.hf_clip.both_towers import read_towers, weights
 from hydrasurgeon.families.hf_clip.zero_shot import HFZeroShot
 from hydrasurgeon.families.hf_clip.zero_shot_modules import canonical
@@ -34,10 +34,10 @@ def test_the_librarys_usual_sizes_make_its_tensors(cls: str, name: str) -> None:
 
     config = {"architectures": [cls], "model_type": name, "text_config": {}, "vision_config": {}}
     family = HFZeroShot()
-    bare = Bare({}, "here", config=config)
+    bare = BareCheckpoint({}, "here", config=config)
     assert family.recognises(bare)
     assert not family.recognises(
-        Bare({}, "here", config=config | {"architectures": [f"{cls[:-5]}VisionModel"]})
+        BareCheckpoint({}, "here", config=config | {"architectures": [f"{cls[:-5]}VisionModel"]})
     )
     model = family.identify(bare)[0]
     family.check(model, family.towers(model), "here")

@@ -16,7 +16,7 @@ from tiny_members import RAGGED, logits, member
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.families import family_of, family_of_bare
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.modernbert.family import ModernBert
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
@@ -53,7 +53,7 @@ LATER = {
 }
 
 
-def bare(config: dict[str, Any], classes: int = 2) -> Bare:
+def bare(config: dict[str, Any], classes: int = 2) -> BareCheckpoint:
     """Tensors of a config's model, as its library builds it."""
     import transformers
 
@@ -63,7 +63,7 @@ def bare(config: dict[str, Any], classes: int = 2) -> Bare:
     tensors = {
         name: TensorInfo(name, "F32", tuple(p.shape), 0, 0) for name, p in built.named_parameters()
     }
-    return Bare(tensors, "here", config=config)
+    return BareCheckpoint(tensors, "here", config=config)
 
 
 @pytest.mark.parametrize("config", [BASE, LATER], ids=["hub", "version 5"])

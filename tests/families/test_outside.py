@@ -19,7 +19,7 @@ from hydrasurgeon import families
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.checkpoints.reading import open_checkpoint
-from hydrasurgeon.families.base import Bare, Family
+from hydrasurgeon.families.base import BareCheckpoint, Family
 from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm
 from hydrasurgeon.files import manifest
 from hydrasurgeon.files.manifest import Model, Tower
@@ -62,7 +62,7 @@ class RowsFamily(Family):
     name = "rows"
     config_file = "rows.json"
 
-    def identify(self, bare: Bare) -> tuple[Model, None]:
+    def identify(self, bare: BareCheckpoint) -> tuple[Model, None]:
         config = dict(bare.config or {})
         preprocess = {"input_size": [3, 28, 28], "mean": [0.5] * 3, "std": [0.5] * 3}
         return Model(

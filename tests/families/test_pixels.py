@@ -21,7 +21,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.measuring.predictions import read_predictions, write_predictions
 from hydrasurgeon.runtime.kinds import kind_of
-from hydrasurgeon.serving.inputs import Input
+from hydrasurgeon.serving.inputs import RequestInput
 from hydrasurgeon.tasks import task_of
 
 SIZES = (
@@ -141,7 +141,7 @@ def by_load(folder: Path, data: str, paths: list[Path]) -> Tensor:
 
 def by_serve(folder: Path, data: str, paths: list[Path]) -> Tensor:
     model = hs.load(folder, device="cpu")
-    sent = [Input(path.name, at, path.read_bytes()) for at, path in enumerate(paths)]
+    sent = [RequestInput(path.name, at, path.read_bytes()) for at, path in enumerate(paths)]
     return model.predict(torch.stack([each.prepared(model.transform) for each in sent]))
 
 

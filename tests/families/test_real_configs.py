@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.hf_encoder.architectures import stock_config, weights
 from hydrasurgeon.families.hf_encoder.family import HFEncoder
 from hydrasurgeon.families.open_clip.family import stock_config as clip_config
@@ -146,7 +146,7 @@ def test_transformers(name: str) -> None:
     family = HFEncoder()
     shapes = shapes_of(weights(stock_config(raw, name), arch, len(raw.get("id2label", {}))))
     tensors = {n: TensorInfo(n, "F32", shape, 0, 0) for n, shape in shapes.items()}
-    model = family.identify(Bare(tensors, name, config=raw))[0]
+    model = family.identify(BareCheckpoint(tensors, name, config=raw))[0]
     towers = family.towers(model)
     family.check(model, towers, name)
     ((tower, size),) = towers.items()
@@ -180,7 +180,7 @@ def test_every_model_that_timm_registers() -> None:
                 "classifier": "head",
             },
         }
-        model = family.identify(Bare(tensors, name, config=config))[0]
+        model = family.identify(BareCheckpoint(tensors, name, config=config))[0]
         family.check(model, family.towers(model), name)
         assert model.preprocess == architecture.preprocess
 

@@ -19,7 +19,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
 from hydrasurgeon.families import family_of
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.settings import Images, parse
 from hydrasurgeon.families.timm_vit.family import TimmViT
 from hydrasurgeon.files.manifest import Manifest, Model, parse_manifest
@@ -251,7 +251,7 @@ def identified(stock: Path, config: Any) -> Model:
     """What timm's family makes of a directory with another config."""
     checkpoint = opened(stock)
     tensors: dict[str, TensorInfo] = dict(checkpoint.tensors.items())
-    bare = Bare(tensors, "here", config=config, files=checkpoint.files)
+    bare = BareCheckpoint(tensors, "here", config=config, files=checkpoint.files)
     return TimmViT().identify(bare)[0]
 
 

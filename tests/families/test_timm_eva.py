@@ -14,7 +14,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_of_bare
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.timm_eva.family import TimmEva, table, weights
 from hydrasurgeon.families.weights import shapes_of
 
@@ -63,7 +63,7 @@ def test_all_shapes_are_timms() -> None:
     ],
 )
 def test_what_cannot_be_pruned_exactly(name: str, says: str) -> None:
-    bare = Bare({}, "here", arch=f"timm:{name}")
+    bare = BareCheckpoint({}, "here", arch=f"timm:{name}")
     family = family_of_bare(bare)
     assert isinstance(family, TimmEva)
     with pytest.raises(SurgeryError, match=says) as caught:

@@ -11,7 +11,7 @@ from fitted_states import fitted
 from numpy import ndarray
 from token_logits import NAMES, drawn
 
-from hydrasurgeon.files.decided import Abstention, Cover, Entities
+from hydrasurgeon.files.decided import Abstention, Cover, EntityRule
 from hydrasurgeon.measuring import measure
 from hydrasurgeon.measuring.measure import row_of
 from hydrasurgeon.measuring.predictions import Predictions
@@ -93,7 +93,7 @@ def runs(tags: list[int]) -> list[tuple[int, int, int]]:
 
 def test_entities_have_the_probability_of_their_words() -> None:
     logits, labels, counts = drawn(60, 5)
-    inside = judged(logits, labels, entities=Entities(probability="least", most=4))
+    inside = judged(logits, labels, entities=EntityRule(probability="least", most=4))
     truth = labels.tolist()
     chances: list[float] = []
     right: list[bool] = []
@@ -150,7 +150,7 @@ def test_entities_of_foreign_texts_are_told_apart() -> None:
 
 def test_what_is_promised_is_measured() -> None:
     logits, labels, counts = drawn(60, 6, noise=1.0)
-    how = {"entities": Entities(probability="product", most=4)}
+    how = {"entities": EntityRule(probability="product", most=4)}
     kept = {"risk": 0.1, "delta": 0.1}
     abstain = Abstention(threshold=0.4, bound=0.1, coverage=0.5, **kept)
     sure = judged(logits, labels, abstain=abstain, **how)

@@ -111,10 +111,10 @@ def texts(
 ) -> Any:
     """A server of texts that says what it was asked, or what `answer` makes of it."""
     from hydrasurgeon.data.texts import Tokenize
-    from hydrasurgeon.serving.app import Batcher, Counts, Service, app_of
+    from hydrasurgeon.serving.app import Batcher, RequestCounts, Service, app_of
     from hydrasurgeon.serving.inputs import Bodies
     from hydrasurgeon.serving.open_inference import Signature
-    from hydrasurgeon.serving.system_one import Model
+    from hydrasurgeon.serving.system_one import ServedModel
 
     def echo(samples: list[Any]) -> list[Any]:
         return [row(name, sample) for name, sample, _ in samples]
@@ -127,8 +127,8 @@ def texts(
     transform = Tokenize(lambda: None, max_length=8, inputs=bounds.get("inputs"))
     columns = {"label": "text", "total": "number", "unfamiliar": "flag", "members_run": "whole"}
     signature = Signature("m", "text", columns, ())
-    model = Model("m", {"id": "text"}, [], "2026-01-01")
-    service = Service(batcher, Counts(), transform, Bodies(most), 5, signature, model)
+    model = ServedModel("m", {"id": "text"}, [], "2026-01-01")
+    service = Service(batcher, RequestCounts(), transform, Bodies(most), 5, signature, model)
     return app_of([service], token)
 
 

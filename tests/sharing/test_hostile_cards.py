@@ -9,7 +9,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from hydrasurgeon.checkpoints.card import model_card
-from hydrasurgeon.files.decided import Decision
+from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.files.manifest import DataRecord, Input, Model, Score, SingleManifest, Step, Tower
 
 NAMES = [
@@ -25,7 +25,7 @@ NAMES = [
     "\x1b]52;c;aGk=\x07\u202e\u2028\x85\U0001f600\ud800",
     "",
 ]
-DECISION = Decision.model_validate(
+DECISION = DecisionRecord.model_validate(
     {
         "temperature": 1.5,
         "ood": {

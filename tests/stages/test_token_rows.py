@@ -94,7 +94,7 @@ def test_every_file_holds_them(tagger: Path, expected: Any, tmp_path: Path) -> N
 
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
 def test_entities_that_are_not_answered_are_counted() -> None:
-    from hydrasurgeon.serving.app import Counts
+    from hydrasurgeon.serving.app import RequestCounts
     from hydrasurgeon.stages.predict import _outcome
     from hydrasurgeon.tasks import TASKS
     from hydrasurgeon.tasks.base import abstained
@@ -112,7 +112,7 @@ def test_entities_that_are_not_answered_are_counted() -> None:
         "error",
     ]
     assert abstained({**row, "entities": json.dumps(row["entities"])})
-    counts = Counts()
+    counts = RequestCounts()
     counts.add([row, strange, calm], 1, tokens)
     said = counts.text().decode()
     for name, value in (("abstained_total", 1), ("unfamiliar_total", 1), ("inputs_total", 3)):

@@ -168,13 +168,13 @@ def test_words_of_the_file_stay_where_they_stand(place: Path, tmp_path: Path, wa
 
 def test_words_beside_a_hydras_own_cascade_stay_beside() -> None:
     words: Any = {"mode": "blend", "weights": (1.0, 0.5)}
-    fields: Any = {"words": decided.Words.model_construct(**words)}
+    fields: Any = {"words": decided.BagOfWordsRecord.model_construct(**words)}
     fields |= {"cascade": decided.Cascade.model_construct(**{"share_on": 0.3})}
     options = CalibrateOptions(checkpoint="hydra", data="val.csv", out="out")
-    record = decided.Decision.model_construct(**fields)
+    record = decided.DecisionRecord.model_construct(**fields)
     assert calibrate_words.as_before(options, record) == options
-    fields["words"] = decided.Words.model_construct(**{**words, "mode": "cascade"})
-    first = calibrate_words.as_before(options, decided.Decision.model_construct(**fields))
+    fields["words"] = decided.BagOfWordsRecord.model_construct(**{**words, "mode": "cascade"})
+    first = calibrate_words.as_before(options, decided.DecisionRecord.model_construct(**fields))
     assert (first.words, first.budget) == ("cascade", "on=0.300000")
 
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hydrasurgeon.building.answers import Answers
-from hydrasurgeon.building.members import WHOLE, Member
+from hydrasurgeon.building.answers import MemberOutputs
+from hydrasurgeon.building.members import WHOLE, MemberModel
 from hydrasurgeon.tasks.base import Outputs
 
 MEMBERS, ROWS, CLASSES = 7, 60, 4
 
 
-def member(number: int) -> Member:
+def member(number: int) -> MemberModel:
     """Return a member without a file, of a model of its own."""
-    return Member(f"m{number}", Path(f"m{number}.safetensors"), WHOLE, number)
+    return MemberModel(f"m{number}", Path(f"m{number}.safetensors"), WHOLE, number)
 
 
-def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[Answers]:
+def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[MemberOutputs]:
     """Draw models that agree in part, on one familiar set and two OOD sets."""
     random = torch.Generator().manual_seed(seed)
 
@@ -33,7 +33,7 @@ def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[Answe
         return Outputs(factor * drawn(rows, 1, CLASSES), None)
 
     return [
-        Answers(
+        MemberOutputs(
             (
                 Outputs((truth + 1.5 * drawn(rows, CLASSES))[:, None], None, labels),
                 ood(rows // 2, 1),

@@ -11,7 +11,7 @@ from hydrasurgeon.files.decided import (
     FITTED,
     Cascade,
     Conformal,
-    Decision,
+    DecisionRecord,
     Ood,
     Standard,
 )
@@ -35,7 +35,7 @@ def state(
 ) -> State:
     sizes = _sizes(fitted)
     ood = Ood(score=score, threshold=threshold, id_flagged=0.05, chosen_by="option", **sizes)
-    record = Decision(
+    record = DecisionRecord(
         temperature=temperature,
         ood=ood,
         conformal=conformal or lac(),

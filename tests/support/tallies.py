@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hydrasurgeon.files.decided import Conformal, Decision, Ood, Seen
+from hydrasurgeon.files.decided import Conformal, DecisionRecord, Ood, Seen
 
 
-def decision(seen: Seen | None) -> Decision:
-    return Decision(
+def decision(seen: Seen | None) -> DecisionRecord:
+    return DecisionRecord(
         temperature=1.0,
         ood=Ood(score="msp", threshold=0.5, id_flagged=0.05, chosen_by="option"),
         conformal=Conformal(method="lac", coverage=0.9, threshold=0.5),

@@ -18,7 +18,7 @@ from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.timm_vit.family import TimmViT
-from hydrasurgeon.surgery.refit import Calibration, refit
+from hydrasurgeon.surgery.refit import CalibrationInputs, refit
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -77,7 +77,7 @@ def test_lstsq_solves_the_stacked_system(tiny: MAKE, images: SPEC) -> None:
     teacher, student = double(path), double(path)
     kept = {"vision": ((1, 3), (0, 1, 2, 3), (2,))}
     anatomy = TimmViT().anatomy(double(path))
-    repairs = refit(anatomy, VIT, kept, Calibration(lambda: x.split(7), 3))
+    repairs = refit(anatomy, VIT, kept, CalibrationInputs(lambda: x.split(7), 3))
     assert sorted(repairs) == [(0, False), (2, False)]
     for layer, row in ((0, [1, 3]), (2, [2])):
         columns = torch.zeros(HEADS, HEAD_DIM, dtype=torch.bool)
@@ -231,7 +231,12 @@ def test_padding_has_no_say(prenorm: bool) -> None:
     anatomy = Toy(prenorm=prenorm).double().requires_grad_(False).anatomy()
     kept = {"text": ((0, 2), (1,))}
     found = [
-        refit(anatomy, TOY, kept, Calibration(lambda filler=filler: toy_batches(padding=filler), 3))
+        refit(
+            anatomy,
+            TOY,
+            kept,
+            CalibrationInputs(lambda filler=filler: toy_batches(padding=filler), 3),
+        )
         for filler in (0.0, 50.0)
     ]
     for layer in (0, 1):
@@ -251,7 +256,7 @@ def test_a_head_that_repeats_others_is_replaced_exactly() -> None:
         turn = torch.tensor([[0.5, -1.0], [2.0, 0.3]]).double()
         m["v"].weight[4:], m["v"].bias[4:] = turn @ m["v"].weight[:2], turn @ m["v"].bias[:2] + 1
     kept = {"text": ((0, 1), (0, 1))}
-    repairs = refit(toy.anatomy(), TOY, kept, Calibration(toy_batches, 3))
+    repairs = refit(toy.anatomy(), TOY, kept, CalibrationInputs(toy_batches, 3))
     for layer, m in enumerate(toy.layers):
         weight = m["out"].weight[:, :4].clone()
         weight[:, :2] += m["out"].weight[:, 4:] @ turn

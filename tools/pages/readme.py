@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.measuring.results import Report
-from hydrasurgeon.report.columns import Cell, Table, brief
+from hydrasurgeon.report.columns import Cell, ReportTable, brief
 from hydrasurgeon.report.markdown import results_table
 
 COMMANDS = re.compile(r"```bash\n(?!make|pip)(.*?)```(\n\n```text\n.*?```)?", re.S)
@@ -100,7 +100,7 @@ def demo_lead(report: dict[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
-def _kept(table: Table) -> Table:
+def _kept(table: ReportTable) -> ReportTable:
     """Drop intervals, second ranks and the columns that the README has no room for."""
     columns = [
         replace(

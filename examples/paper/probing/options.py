@@ -16,8 +16,8 @@ from hydrasurgeon.options.base import (
 from hydrasurgeon.options.measuring import REPORT
 from hydrasurgeon.options.shared import (
     DATA,
-    Bare,
-    Checkpoint,
+    BareOptions,
+    CheckpointArgument,
     ClassNames,
     Force,
     Run,
@@ -26,7 +26,7 @@ from hydrasurgeon.options.shared import (
 )
 
 
-class ProbeOptions(Checkpoint, Scoring, ClassNames, Bare, Run, Force):
+class ProbeOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Force):
     """Measure whether noise makes pruning worse, and which heads detect OOD data (Proposition 1,
     Appendix B).
 

@@ -29,7 +29,7 @@ FEWEST = 4
 
 
 @dataclass(frozen=True)
-class Choice:
+class HeadChoice:
     """Kept heads, with the clusters and the curve that explain them."""
 
     stay: tuple[Head, ...]
@@ -47,7 +47,7 @@ def choose(
     *,
     clusters: int | None = None,
     degree: int = DEGREE,
-) -> Choice:
+) -> HeadChoice:
     """Choose one head from each of `clusters` clusters, or from as many as the curve's knee says."""
     need("kmedoids", "kneed", purpose="CAHP")
     distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=-1))
@@ -68,7 +68,7 @@ def choose(
         row = [i for i, head in enumerate(heads) if (head.tower, head.layer) == place]
         if not stay.intersection(row):
             stay.add(max(row, key=lambda i: weights[i]))
-    return Choice(
+    return HeadChoice(
         stay=tuple(heads[i] for i in sorted(stay)),
         clusters=tuple(tuple(heads[i] for i in group) for group in sorted(groups)),
         curve=tuple(curve),

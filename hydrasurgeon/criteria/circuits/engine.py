@@ -37,7 +37,7 @@ from hydrasurgeon.criteria.circuits.objective import Held, Problem
 from hydrasurgeon.heads import Head
 
 
-class Engine:
+class CircuitEngine:
     """A live model without the heads removed so far, and each of its candidates."""
 
     def __init__(self, anatomy: Anatomy, *, together: int) -> None:
@@ -133,16 +133,16 @@ def numbered(id_inputs: Held, ood_inputs: Held) -> tuple[Held, Held]:
     return with_places(id_inputs, 0), with_places(ood_inputs, len(id_inputs))
 
 
-def circuit_engine(problem: Problem) -> Engine:
+def circuit_engine(problem: Problem) -> CircuitEngine:
     """Return the engine of the candidates' tower; one of both towers if some are in the second."""
     reached = {block.attention.tower for block in problem.anatomy.blocks}
     prompted = problem.anatomy.prompted
     if prompted is None or all(head.tower in reached for head in problem.candidates):
-        return Engine(problem.anatomy, together=problem.together)
-    return Towers(problem, prompted)
+        return CircuitEngine(problem.anatomy, together=problem.together)
+    return TwoTowerEngine(problem, prompted)
 
 
-class Towers(Engine):
+class TwoTowerEngine(CircuitEngine):
     """The engine of the image tower, with that of the text tower inside; problem.world shares what
     is common.
     """
@@ -151,7 +151,7 @@ class Towers(Engine):
         images = replace(problem.anatomy, readout=prompted.features)
         super().__init__(images, together=problem.together)
         self.problem, self.prompted = problem, prompted
-        self.texts = Engine(prompted.tower, together=problem.together)
+        self.texts = CircuitEngine(prompted.tower, together=problem.together)
         self._image_towers = {block.attention.tower for block in images.blocks}
         self._see()
         self._name()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits import SEARCH
-from hydrasurgeon.criteria.circuits.engine import Engine, circuit_engine
+from hydrasurgeon.criteria.circuits.engine import CircuitEngine, circuit_engine
 from hydrasurgeon.criteria.circuits.objective import Problem, measure, outcomes
 from hydrasurgeon.errors import HydraError
 from hydrasurgeon.files.atomic import write_text
@@ -133,7 +133,7 @@ class Exact(Search):
 
 
 @torch.inference_mode()
-def tolerance_of(problem: Problem, engine: Engine) -> float:
+def tolerance_of(problem: Problem, engine: CircuitEngine) -> float:
     """Return how far a logit of the engine may be from the model's own.
 
     It is the largest difference on a batch, times a safety factor.

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.hf_encoder.architectures import (
     Activation,
-    Encoder,
+    EncoderConfig,
     Epsilon,
     Kind,
     TextEncoder,
@@ -30,7 +30,7 @@ ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Supported stretching of rotary positions, by factors that do not depend on a text's length."""
 
 
-class Rotation(Settings):
+class DecoderRotation(Settings):
     """Settings of the rotation of positions; `type` is the older name of `rope_type`."""
 
     rope_type: Literal[ROTATIONS] | None = None  # type: ignore[valid-type]
@@ -66,8 +66,8 @@ class DecoderConfig(TextEncoder):
     mlp_bias: bool = False
     attention_dropout: Chance = 0.0
     rope_theta: Theta | None = None
-    rope_scaling: Rotation | None = None
-    rope_parameters: Rotation | dict[LayerType, Rotation | None] | None = None
+    rope_scaling: DecoderRotation | None = None
+    rope_parameters: DecoderRotation | dict[LayerType, DecoderRotation | None] | None = None
     layer_types: list[LayerType] | None = None
     sliding_window: Size | None = None
     use_bidirectional_attention: Literal[False] | None = None
@@ -255,14 +255,14 @@ GENERATES = "ForCausalLM"
 """Ending of the name of a class whose model has no classifier yet."""
 
 
-class Decoder(HFVariant):
+class DecoderVariant(HFVariant):
     kinds: ClassVar[Mapping[str, Kind]] = KINDS
     table = staticmethod(weights)
     modules = "hydrasurgeon.families.decoder.modules"
     # What tokenizer.json says is enough: Qwen's own class adds words.
     reader: ClassVar[str] = GENERIC
 
-    def pools(self, config: Encoder) -> bool:
+    def pools(self, config: EncoderConfig) -> bool:
         return True
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
@@ -277,7 +277,9 @@ class Decoder(HFVariant):
                 hint="Set pad_token_id in its config.json to the number of a token that no text ends with, and pad_token in its tokenizer_config.json to that token.",
             )
 
-    def sizes_of(self, config: Encoder, heads: int, width: int | None) -> dict[str, Any] | None:
+    def sizes_of(
+        self, config: EncoderConfig, heads: int, width: int | None
+    ) -> dict[str, Any] | None:
         assert isinstance(config, DecoderConfig)
         queries = heads * config.num_attention_heads // config.groups
         if config.model_type in DIVISIBLE and config.hidden_size % queries:

@@ -55,7 +55,7 @@ def build(family: HFVariant, model: Model, kept: Kept, *, fresh: bool) -> Encode
     stock.attention_dropout = 0.0  # blocks run without: nothing may promise it
     inner = stock_model(model, KINDS[config.model_type], stock, fresh=fresh)
     base = inner.model
-    base.rotary_emb = Angles(type(base.rotary_emb)(stock))
+    base.rotary_emb = DecoderAngles(type(base.rotary_emb)(stock))
     if hasattr(base.embed_tokens, "embed_scale"):  # a buffer that no file brings
         base.embed_tokens.register_buffer(
             "embed_scale", torch.tensor(config.hidden_size**0.5), persistent=False
@@ -65,7 +65,7 @@ def build(family: HFVariant, model: Model, kept: Kept, *, fresh: bool) -> Encode
     return encoder_of(inner, model, config, kept, module_type=Decoder)
 
 
-class Angles(nn.Module):
+class DecoderAngles(nn.Module):
     """The library's angles, from frequencies that stay as they are whatever the weights are rounded
     to.
     """

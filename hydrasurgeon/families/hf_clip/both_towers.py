@@ -59,7 +59,7 @@ TEXTS = {"clip": Kind(ClipText, TEXT, "text", ()), "siglip": Kind(SiglipText, TE
 """Layouts of text towers, by the model type."""
 
 
-class Towers(Settings):
+class TwoTowerConfig(Settings):
     """Both towers and what lies between them; `zero_shot` is ours."""
 
     model_type: Literal["clip", "siglip"]
@@ -99,7 +99,7 @@ ARCHS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
 """The library's model of both towers, by the `model_type` of a config."""
 
 
-def read_towers(config: Mapping[str, Any], where: str) -> Towers:
+def read_towers(config: Mapping[str, Any], where: str) -> TwoTowerConfig:
     """Parse a config.json as transformers and its users write it."""
     kind, at = config["model_type"], f"{where}: config.json"
     text = config.get("text_config_dict") or config.get("text_config") or {}
@@ -118,15 +118,15 @@ def read_towers(config: Mapping[str, Any], where: str) -> Towers:
         if kind == "clip" and "projection_dim" in config
         else {}
     )
-    return parse(Towers, {"model_type": kind, **towers, **width}, at)
+    return parse(TwoTowerConfig, {"model_type": kind, **towers, **width}, at)
 
 
-def towers_of(model: Model, where: str = "model.config") -> Towers:
+def towers_of(model: Model, where: str = "model.config") -> TwoTowerConfig:
     """Parse a manifest's config; raise ManifestError for an invalid one."""
-    return parse(Towers, model.config, where, error=ManifestError)
+    return parse(TwoTowerConfig, model.config, where, error=ManifestError)
 
 
-def weights(config: Towers) -> Iterator[Weight]:
+def weights(config: TwoTowerConfig) -> Iterator[Weight]:
     """Yield all tensors of the unpruned model."""
     clip, vision, text = config.model_type == "clip", config.vision_config, config.text_config
     width = text.hidden_size

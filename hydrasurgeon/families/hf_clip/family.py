@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.hf_encoder.architectures import (
     Activation,
-    Encoder,
+    EncoderConfig,
     Epsilon,
     Facts,
     ImageEncoder,
@@ -30,7 +30,7 @@ ALONE = "_vision_model"
 """Ending of the `model_type` of an image tower with a config of its own."""
 
 
-class Tower(ImageEncoder):
+class ImageTowerConfig(ImageEncoder):
     """The image tower's part of config.json, the only part that an image classifier reads."""
 
     image_size: Edge = 224
@@ -42,13 +42,13 @@ class Tower(ImageEncoder):
         return {"model_type": tower.pop("model_type"), "vision_config": tower}
 
 
-class ClipConfig(Tower):
+class ClipConfig(ImageTowerConfig):
     model_type: Literal["clip"]
     hidden_act: Activation = "quick_gelu"
     layer_norm_eps: Epsilon = 1e-5
 
 
-class SiglipConfig(Tower):
+class SiglipConfig(ImageTowerConfig):
     model_type: Literal["siglip"]
     patch_size: Edge = 16
     hidden_act: Activation = "gelu_pytorch_tanh"
@@ -96,7 +96,7 @@ def flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def weights(config: Tower, classes: int) -> Iterator[Weight]:
+def weights(config: ImageTowerConfig, classes: int) -> Iterator[Weight]:
     """Yield all tensors of an unpruned classifier; without classes there is no classifier."""
     dim = config.hidden_size
     for weight in _embedding(config):
@@ -109,7 +109,7 @@ def weights(config: Tower, classes: int) -> Iterator[Weight]:
         yield from linear("classifier", classes, dim, "classifier")
 
 
-def _embedding(config: Tower) -> Iterator[Weight]:
+def _embedding(config: ImageTowerConfig) -> Iterator[Weight]:
     dim, clip = config.hidden_size, isinstance(config, ClipConfig)
     projection, patch = "embeddings.patch_embedding", config.patch_size
     yield Weight(f"{projection}.weight", (dim, config.num_channels, patch, patch), "embedding")
@@ -122,7 +122,7 @@ def _embedding(config: Tower) -> Iterator[Weight]:
     yield Weight("embeddings.position_embedding.weight", (tokens, dim), "embedding")
 
 
-def layer_weights(config: Encoder) -> Iterator[Weight]:
+def layer_weights(config: EncoderConfig) -> Iterator[Weight]:
     dim, inner = config.hidden_size, config.intermediate_size
     yield from norm("layer_norm1", dim)
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -144,11 +144,11 @@ class HFClip(HFVariant):
     table = staticmethod(weights)
     modules = "hydrasurgeon.families.hf_clip.modules"
 
-    def recognises(self, bare: Bare) -> bool:
+    def recognises(self, bare: BareCheckpoint) -> bool:
         kind = None if bare.config is None else stock(bare.config)["model_type"]
         return isinstance(kind, str) and kind.removesuffix(ALONE) in KINDS
 
-    def identify(self, bare: Bare) -> tuple[Model, str | None]:
+    def identify(self, bare: BareCheckpoint) -> tuple[Model, str | None]:
         if any(bare.arch_name in kind.classes for kind in KINDS.values()):
             bare = replace(bare, arch=None)  # of a file with both towers, this one
         return super().identify(replace(bare, config=flat(self.required_config(bare), bare.where)))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.errors import ManifestError
-from hydrasurgeon.families.base import Bare, Usage
+from hydrasurgeon.families.base import BareCheckpoint, Usage
 from hydrasurgeon.families.hf_clip.both_towers import ARCHS, read_towers, towers_of, weights
 from hydrasurgeon.families.hf_clip.family import HFClip
 from hydrasurgeon.families.hf_encoder.companions import (
@@ -49,7 +49,7 @@ class HFZeroShot(NamedClasses, OfImages):
     companions = staticmethod(companions)
     modules = "hydrasurgeon.families.hf_clip.zero_shot_modules"
 
-    def recognises(self, bare: Bare) -> bool:
+    def recognises(self, bare: BareCheckpoint) -> bool:
         """Return True for a model of both towers.
 
         `--arch transformers:CLIPForImageClassification` reads the image tower alone.
@@ -64,7 +64,7 @@ class HFZeroShot(NamedClasses, OfImages):
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         HFClip().check_config(config, where)
 
-    def identify(self, bare: Bare) -> tuple[Model, str | None]:
+    def identify(self, bare: BareCheckpoint) -> tuple[Model, str | None]:
         config, where = stock(self.required_config(bare)), bare.where
         self.check_config(config, where)
         read = read_towers(config, where)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.construction import construction
 from hydrasurgeon.anatomy.parts import Anatomy, Stack
-from hydrasurgeon.families.hf_clip.both_towers import ARCHS, Towers, towers_of
+from hydrasurgeon.families.hf_clip.both_towers import ARCHS, TwoTowerConfig, towers_of
 from hydrasurgeon.families.hf_clip.modules import blocks, layers_of, of_images
 from hydrasurgeon.families.hf_encoder.companions import load_tokenizer, quietly
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import attention_site, shrink
@@ -34,7 +34,7 @@ HIGHEST = 2
 class BothTowers(ZeroShot):
     """The library's own model, of which only the towers are called."""
 
-    def __init__(self, model: nn.Module, classes: int, kept: Kept, config: Towers) -> None:
+    def __init__(self, model: nn.Module, classes: int, kept: Kept, config: TwoTowerConfig) -> None:
         super().__init__(model, classes)
         self.kept, self.clip = kept, config.model_type == "clip"
         self.end = getattr(config.text_config, "eos_token_id", 0)

@@ -57,7 +57,7 @@ class Facts(Settings):
     problem_type: str | None = None
 
 
-class Encoder(Settings):
+class EncoderConfig(Settings):
     """Sizes under their common names, and what every type knows."""
 
     model_type: str
@@ -94,7 +94,7 @@ class Encoder(Settings):
         return self
 
 
-class TextEncoder(Encoder):
+class TextEncoder(EncoderConfig):
     vocab_size: Size = 30522
     max_position_embeddings: Size = 512
     pad_token_id: Count | None = 0
@@ -168,7 +168,7 @@ class DistilBertConfig(TextEncoder):
     sinusoidal_pos_embds: bool = False
 
 
-class ImageEncoder(Encoder):
+class ImageEncoder(EncoderConfig):
     hidden_dropout_prob: Chance = 0.0
     attention_probs_dropout_prob: Chance = 0.0
     image_size: Pair = 224
@@ -204,7 +204,7 @@ class RegistersConfig(Dinov2Config):
 class Kind:
     """Names of one model type on disk; `{}` stands for the layer."""
 
-    record: type[Encoder]
+    record: type[EncoderConfig]
     """Record of its config.json."""
     prefix: str
     tower: str
@@ -337,7 +337,9 @@ KINDS: dict[str, Kind] = {
 """Every supported architecture by the `model_type` of its config."""
 
 
-def stock_config(raw: Mapping[str, Any], where: str, kinds: Mapping[str, Kind] = KINDS) -> Encoder:
+def stock_config(
+    raw: Mapping[str, Any], where: str, kinds: Mapping[str, Kind] = KINDS
+) -> EncoderConfig:
     """Parse a config.json as transformers and its users write it, without unknown settings."""
     record = kinds[raw["model_type"]].record
     settings = {
@@ -350,7 +352,7 @@ def stock_config(raw: Mapping[str, Any], where: str, kinds: Mapping[str, Kind] =
 
 def config_of(
     model: Model, where: str = "model.config", kinds: Mapping[str, Kind] = KINDS
-) -> Encoder:
+) -> EncoderConfig:
     """Parse a manifest's config; raise ManifestError for an invalid one."""
     kind = model.config.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:
@@ -367,7 +369,7 @@ def class_name(kind: Kind, model: Model) -> str:
     return kind.all_classes[kind.all_classes.index(model.arch)]
 
 
-def has_pooler(config: Encoder, kind: Kind) -> bool:
+def has_pooler(config: EncoderConfig, kind: Kind) -> bool:
     return kind.pooler and config.add_pooling_layer
 
 
@@ -389,7 +391,7 @@ def canonical(kind: Kind, stored: Iterable[str]) -> dict[str, str]:
     }
 
 
-def weights(config: Encoder, arch: str, classes: int) -> Iterator[Weight]:
+def weights(config: EncoderConfig, arch: str, classes: int) -> Iterator[Weight]:
     """Yield all tensors of an unpruned classifier; without classes there is no classifier."""
     kind, dim = KINDS[config.model_type], config.hidden_size
     embeddings = _pictures(config) if isinstance(config, ImageEncoder) else _words(config)
@@ -442,7 +444,7 @@ def _pictures(config: ImageEncoder) -> Named:
     yield f"{projection}.bias", (dim,)
 
 
-def _words(config: Encoder) -> Named:
+def _words(config: EncoderConfig) -> Named:
     assert isinstance(config, TextEncoder)
     dim = config.hidden_size
     width = config.embedding_size if isinstance(config, ElectraConfig) else dim
@@ -462,7 +464,7 @@ def _words(config: Encoder) -> Named:
         yield "encoder.relative_attention_bias.weight", table
 
 
-def _layer(config: Encoder, kind: Kind) -> Iterator[Weight]:
+def _layer(config: EncoderConfig, kind: Kind) -> Iterator[Weight]:
     dim = config.hidden_size
     bias = config.qkv_bias if isinstance(config, ImageEncoder) else True
     for name in kind.qkv:

@@ -18,7 +18,7 @@ from pydantic import Field
 from hydrasurgeon.errors import CheckpointError, Disagreement
 from hydrasurgeon.families.hf_encoder.architectures import (
     Dinov2Config,
-    Encoder,
+    EncoderConfig,
     ImageEncoder,
     TextEncoder,
 )
@@ -27,7 +27,7 @@ from hydrasurgeon.families.settings import (
     Edge,
     Images,
     Settings,
-    Texts,
+    TextPreprocess,
     pair,
     parse,
     pick_fields,
@@ -286,13 +286,13 @@ def _check_numbers(numbers: Iterable[int], words: int, where: str) -> None:
         raise CheckpointError(message, hint="Bring back the tokenizer that belongs to the model.")
 
 
-def preprocess(config: Encoder, files: Mapping[str, str], where: str) -> dict[str, Any]:
+def preprocess(config: EncoderConfig, files: Mapping[str, str], where: str) -> dict[str, Any]:
     """Return the preparation from the companions, else the usual one of the type."""
     recorded = {"files_sha256": files_sha256(files)} if files else {}
     if isinstance(config, TextEncoder):
         limit = _tokenizer(files, where)[CONFIG].get("model_max_length", config.longest)
         return parse(
-            Texts, {"max_length": min(config.longest, int(limit)), **recorded}, where
+            TextPreprocess, {"max_length": min(config.longest, int(limit)), **recorded}, where
         ).written()
     assert isinstance(config, ImageEncoder)
     processor, place = _processor(files, where), f"{where}: {PREPROCESSOR}"
@@ -340,7 +340,7 @@ def _sizing(config: ImageEncoder, processor: Processor) -> dict[str, Any]:
     }
 
 
-def white_behind(config: Encoder, files: Mapping[str, str]) -> bool:
+def white_behind(config: EncoderConfig, files: Mapping[str, str]) -> bool:
     """Return True if the processor converts to RGB, which puts white behind a transparent colour."""
     converts = _processor(files, config.model_type).do_convert_rgb
     return USUAL[config.model_type].white if converts is None else converts

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError
 from hydrasurgeon.families import families
-from hydrasurgeon.families.base import Bare, Family, Usage
+from hydrasurgeon.families.base import BareCheckpoint, Family, Usage
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
     UNCLASSIFIED,
     Dinov2Config,
-    Encoder,
+    EncoderConfig,
     Facts,
     ImageEncoder,
     Kind,
@@ -53,7 +53,7 @@ from hydrasurgeon.families.hf_encoder.embedders import (
     pooling_of,
 )
 from hydrasurgeon.families.hf_encoder.vocabulary import closed, trimmed_files
-from hydrasurgeon.families.settings import Images, Texts, parse, pick_fields
+from hydrasurgeon.families.settings import Images, TextPreprocess, parse, pick_fields
 from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import OF_WORDS, Manifest, Model, TaskName, Tower
 from hydrasurgeon.heads import NEURONS, Layers, even
@@ -151,7 +151,7 @@ class HFEncoder(OfImages):
     """The class of transformers that reads tokenizers."""
     modules = "hydrasurgeon.families.hf_encoder.modules"
 
-    def identify(self, bare: Bare) -> tuple[Model, str | None]:
+    def identify(self, bare: BareCheckpoint) -> tuple[Model, str | None]:
         tensors, files, where = bare.tensors, bare.files, bare.where
         config = self.required_config(bare)
         self.check_config(config, where)
@@ -217,17 +217,17 @@ class HFEncoder(OfImages):
             )
             return
         assert isinstance(config, TextEncoder)
-        length = parse(Texts, model.preprocess, at, error=ManifestError).max_length
+        length = parse(TextPreprocess, model.preprocess, at, error=ManifestError).max_length
         if length > config.longest:
             raise ManifestError(
                 f"{at}: max_length: {length} tokens, the model has positions for {config.longest}"
             )
 
-    def pools(self, config: Encoder) -> bool:
+    def pools(self, config: EncoderConfig) -> bool:
         """Return True if its texts may be pooled as a sentence embedder's are."""
         return isinstance(config, TextEncoder)
 
-    def unclassified(self, config: Encoder, names: Collection[str]) -> Encoder:
+    def unclassified(self, config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
         """Return the record of a file without a classifier.
 
         The file may hold parts of a classifier's input nevertheless.
@@ -242,7 +242,7 @@ class HFEncoder(OfImages):
             return config.model_copy(update={"add_pooling_layer": False})
         return config
 
-    def recognises(self, bare: Bare) -> bool:
+    def recognises(self, bare: BareCheckpoint) -> bool:
         return bare.config is not None and "model_type" in bare.config
 
     def covers(self, model: Model) -> bool:
@@ -281,7 +281,7 @@ class HFEncoder(OfImages):
             return
         raise error(f"{where}: {reason}", hint=hint)
 
-    def config(self, model: Model, where: str = "model.config") -> Encoder:
+    def config(self, model: Model, where: str = "model.config") -> EncoderConfig:
         """Return the record of a manifest's config."""
         return config_of(model, where, self.kinds)
 
@@ -307,7 +307,7 @@ class HFEncoder(OfImages):
             return table
         return pooled(table, config.hidden_size, classes)
 
-    def table_of(self, config: Encoder, model: Model) -> Iterator[Weight]:
+    def table_of(self, config: EncoderConfig, model: Model) -> Iterator[Weight]:
         """Yield the tensors of the architecture as its library has it."""
         return weights(config, model.arch, model.num_classes)
 
@@ -382,7 +382,9 @@ class HFEncoder(OfImages):
             return None
         return self.sizes_of(self.config(manifest.model), heads, width)
 
-    def sizes_of(self, config: Encoder, heads: int, width: int | None) -> dict[str, Any] | None:
+    def sizes_of(
+        self, config: EncoderConfig, heads: int, width: int | None
+    ) -> dict[str, Any] | None:
         """Return the record's fields for so many heads and neurons in every layer.
 
         `width` None stands for all neurons. The result is None if the library cannot build it.
@@ -526,13 +528,13 @@ class HFVariant(HFEncoder):
     table: ClassVar[Callable[..., Iterator[Weight]]]
     """A record and the number of classes → all tensors."""
 
-    def recognises(self, bare: Bare) -> bool:
+    def recognises(self, bare: BareCheckpoint) -> bool:
         return bare.config is not None and stock(bare.config)["model_type"] in [*self.kinds]
 
-    def pools(self, config: Encoder) -> bool:
+    def pools(self, config: EncoderConfig) -> bool:
         return False
 
-    def table_of(self, config: Encoder, model: Model) -> Iterator[Weight]:
+    def table_of(self, config: EncoderConfig, model: Model) -> Iterator[Weight]:
         return self.table(config, model.num_classes)
 
 

@@ -19,11 +19,11 @@ from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,
     UNCLASSIFIED,
+    EncoderConfig,
     Kind,
     class_name,
     has_pooler,
 )
-from hydrasurgeon.families.hf_encoder.architectures import Encoder as Config
 from hydrasurgeon.families.hf_encoder.companions import quietly
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import (
     attention_site,
@@ -110,7 +110,11 @@ def build(family: HFEncoder, model: Model, kept: Kept, *, fresh: bool) -> Encode
 
 
 def encoder_of(
-    inner: Any, model: Model, config: Config, kept: Kept, module_type: type[Encoder] = Encoder
+    inner: Any,
+    model: Model,
+    config: EncoderConfig,
+    kept: Kept,
+    module_type: type[Encoder] = Encoder,
 ) -> Encoder:
     """Return the library's model with room for the kept heads of each layer."""
     rows = kept["vision" if "vision" in kept else "text"]
@@ -119,7 +123,7 @@ def encoder_of(
     return module_type(inner, config.model_type, rows, model.pooling)
 
 
-def reads_pooled(inner: Any, model: Model, config: Config, *, fresh: bool) -> bool:
+def reads_pooled(inner: Any, model: Model, config: EncoderConfig, *, fresh: bool) -> bool:
     """Replace the classifier if pooled tokens are read; return True if they are.
 
     One layer then reads them, or none without classes.
@@ -145,7 +149,7 @@ def stock_model(model: Model, kind: Kind, config: Any, *, fresh: bool) -> Any:
         return getattr(transformers, class_name(kind, model))(config)
 
 
-def library_config(model: Model, config: Config) -> Any:
+def library_config(model: Model, config: EncoderConfig) -> Any:
     """Return transformers' own record of a model."""
     from transformers import AutoConfig
 
@@ -169,7 +173,7 @@ class Features(nn.Module):
         return hidden[:, 0] if hidden.dim() == 3 else hidden
 
 
-def _behead(inner: Any, config: Config, kind: Kind) -> None:
+def _behead(inner: Any, config: EncoderConfig, kind: Kind) -> None:
     for name in (
         "classifier",
         "pre_classifier",

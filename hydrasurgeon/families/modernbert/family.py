@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from hydrasurgeon.families.hf_encoder.architectures import (
     Activation,
-    Encoder,
+    EncoderConfig,
     Epsilon,
     Kind,
     Spread,
@@ -30,7 +30,7 @@ LayerType = Literal["full_attention", "sliding_attention"]
 Theta = Annotated[int | float, Field(ge=1, le=1e12)]
 
 
-class Rotation(Settings):
+class ModernBertRotation(Settings):
     rope_type: Literal["default"] = "default"
     rope_theta: Theta | None = None
 
@@ -59,7 +59,7 @@ class ModernBertConfig(TextEncoder):
     layer_types: list[LayerType] | None = None
     global_attn_every_n_layers: Size = 3
     local_attention: Annotated[Size, Field(ge=2)] = 128
-    rope_parameters: dict[LayerType, Rotation | None] | None = None
+    rope_parameters: dict[LayerType, ModernBertRotation | None] | None = None
     prediction_head: bool = False
     """True if a file without a classifier has the layers in front of one."""
     global_rope_theta: Theta = 160_000.0
@@ -145,14 +145,14 @@ class ModernBert(HFVariant):
     table = staticmethod(weights)
     modules = "hydrasurgeon.families.modernbert.modules"
 
-    def pools(self, config: Encoder) -> bool:
+    def pools(self, config: EncoderConfig) -> bool:
         return True
 
     def check_config(self, config: Mapping[str, Any], where: str) -> None:
         super().check_config(config, where)
         check_rotation(config, where, ("default",))
 
-    def unclassified(self, config: Encoder, names: Collection[str]) -> Encoder:
+    def unclassified(self, config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
         if "head.dense.weight" in names and "head.norm.weight" in names:
             return config.model_copy(update={"prediction_head": True})
         return config

@@ -39,7 +39,7 @@ def build(family: ModernBert, model: Model, kept: Kept, *, fresh: bool) -> Encod
     stock = library_config(model, config)
     stock.reference_compile = False  # transformers before 5.2 compiles parts on its own
     inner = stock_model(model, KIND, stock, fresh=fresh)
-    inner.model.rotary_emb = Angles(config)
+    inner.model.rotary_emb = ModernBertAngles(config)
     if not reads_pooled(inner, model, config, fresh=fresh) and not model.num_classes:
         inner.classifier = Features()
         if not config.prediction_head:
@@ -47,7 +47,7 @@ def build(family: ModernBert, model: Model, kept: Kept, *, fresh: bool) -> Encod
     return encoder_of(inner, model, config, kept)
 
 
-class Angles(nn.Module):
+class ModernBertAngles(nn.Module):
     """Rotation angles of each pair of dimensions at each position.
 
     They stay in float32 whatever the weights are rounded to.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError
-from hydrasurgeon.families.base import WEIGHTS, Bare, Usage
+from hydrasurgeon.families.base import WEIGHTS, BareCheckpoint, Usage
 from hydrasurgeon.families.prompts import NamedClasses, Prompts, check_prompts
 from hydrasurgeon.families.settings import (
     Chance,
@@ -128,7 +128,7 @@ class Text(Settings):
     norm_kwargs: Norm | None = None
 
 
-class Config(Settings):
+class OpenClipConfig(Settings):
     """Both towers and what lies between them; `zero_shot` is ours."""
 
     embed_dim: Size
@@ -169,7 +169,7 @@ class Preprocess(Settings):
     resize_mode: Literal["shortest", "squash"] | None = None
 
 
-def stock_config(raw: Any, where: str) -> Config:
+def stock_config(raw: Any, where: str) -> OpenClipConfig:
     """Parse a model_cfg as OpenCLIP writes it; raise SurgeryError if its heads lie elsewhere."""
     lacking = [
         part
@@ -195,12 +195,12 @@ def stock_config(raw: Any, where: str) -> Config:
         settings[part] = {
             k: v for k, v in raw[part].items() if k not in FOREIGN and not k.startswith(INERT)
         }
-    return parse(Config, settings, f"{where}: model_cfg")
+    return parse(OpenClipConfig, settings, f"{where}: model_cfg")
 
 
-def config_of(model: Model, where: str = "model.config") -> Config:
+def config_of(model: Model, where: str = "model.config") -> OpenClipConfig:
     """Parse a manifest's config; raise ManifestError for an invalid one."""
-    return parse(Config, model.config, where, error=ManifestError)
+    return parse(OpenClipConfig, model.config, where, error=ManifestError)
 
 
 class OpenCLIP(NamedClasses):
@@ -215,7 +215,7 @@ class OpenCLIP(NamedClasses):
     # Not `*.safetensors`: OpenCLIP's repositories hold transformers' weights of the same model too.
     downloads = ("open_clip_model.safetensors", BESIDE, "open_clip_config.json", "heads.json")
 
-    def identify(self, bare: Bare) -> tuple[Model, str | None]:
+    def identify(self, bare: BareCheckpoint) -> tuple[Model, str | None]:
         config, where = self.required_config(bare), f"{bare.where}: open_clip_config.json"
         read = stock_config(config.get("model_cfg"), where)
         at = f"{where}: preprocess_cfg"
@@ -297,7 +297,7 @@ class OpenCLIP(NamedClasses):
         return "open_clip", "zero-shot-image-classification", USAGE
 
 
-def _name(config: Config) -> str:
+def _name(config: OpenClipConfig) -> str:
     """Return OpenCLIP's name of this config, from its files, without importing it."""
     spec = find_spec("open_clip")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -307,7 +307,7 @@ def _name(config: Config) -> str:
     return "CLIP"
 
 
-def weights(config: Config) -> Iterator[Weight]:
+def weights(config: OpenClipConfig) -> Iterator[Weight]:
     """Yield all tensors of the unpruned model."""
     vision, text, embed = config.vision_cfg, config.text_cfg, config.embed_dim
     width, words = vision.width, text.width

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hydrasurgeon.anatomy.parts import Anatomy
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
-from hydrasurgeon.families.base import Bare
+from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.settings import Count, Pair, Positive
 from hydrasurgeon.families.timm_vit.architectures import (
     RELATIVE_TABLE,
@@ -38,7 +38,7 @@ MARKS = ("blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight", "blocks.0.gamma_
 """Tensors that an Eva has and a VisionTransformer has not."""
 
 
-class Arguments(Sizes):
+class EvaArguments(Sizes):
     """Those that VisionTransformer has too, and what Eva has besides."""
 
     qkv_fused: bool | None = None
@@ -139,11 +139,11 @@ def _biased(a: Mapping[str, Any]) -> bool:
 
 class TimmEva(TimmViT):
     example_id = "timm:vit_small_patch16_dinov3.lvd1689m"
-    arguments: ClassVar[type[Sizes]] = Arguments
+    arguments: ClassVar[type[Sizes]] = EvaArguments
     table = staticmethod(table)
     listed = staticmethod(weights)
 
-    def recognises(self, bare: Bare) -> bool:
+    def recognises(self, bare: BareCheckpoint) -> bool:
         config = bare.config or {}
         name = bare.arch_name.partition(",")[0] if bare.arch_name else config.get("architecture")
         if name is not None:
@@ -152,7 +152,7 @@ class TimmEva(TimmViT):
         tables = any(RELATIVE_TABLE in name for name in bare.tensors)  # BEiT
         return "patch_embed.proj.weight" in bare.tensors and marked and not tables
 
-    def identify(self, bare: Bare) -> tuple[Model, str | None]:
+    def identify(self, bare: BareCheckpoint) -> tuple[Model, str | None]:
         config = dict(bare.config or {})
         args, pretrained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
         size = pretrained.get("input_size") if isinstance(pretrained, Mapping) else None

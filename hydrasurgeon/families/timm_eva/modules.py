@@ -32,13 +32,13 @@ def build(
     if module.rope is not None:
         with torch.device("cpu"):
             small: Any = create(**{**fixed, "depth": 1})
-        module.rope = Angles(small.rope.get_embed())
+        module.rope = EvaAngles(small.rope.get_embed())
     for layer, (block, row) in enumerate(zip(module.blocks, kept, strict=True)):
         block.attn = Heads(block.attn, layer, tuple(row), module.rope)
     return module
 
 
-class Angles(nn.Module):
+class EvaAngles(nn.Module):
     """sin and cos for each patch; no weights, and not rounded when those are."""
 
     table: Tensor
@@ -48,7 +48,7 @@ class Angles(nn.Module):
         self.register_buffer("table", table.detach().clone(), persistent=False)
         self.feat_shape = None
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Angles:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EvaAngles:
         super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -60,9 +60,11 @@ class Angles(nn.Module):
 class Heads(nn.Module):
     """Attention with some of the heads of timm's own, under the same names."""
 
-    rope: Angles | None
+    rope: EvaAngles | None
 
-    def __init__(self, stock: Any, layer: int, row: tuple[int, ...], rope: Angles | None) -> None:
+    def __init__(
+        self, stock: Any, layer: int, row: tuple[int, ...], rope: EvaAngles | None
+    ) -> None:
         super().__init__()
         self.layer, self.heads, self.head_dim = layer, row, stock.head_dim
         self.prefix, self.in_halves = stock.num_prefix_tokens, stock.rotate_half

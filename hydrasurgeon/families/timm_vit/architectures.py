@@ -401,7 +401,7 @@ class Sizes(Settings):
         return {key: value for key, value in super().written().items() if value is not None}
 
 
-class Arguments(Sizes):
+class ViTArguments(Sizes):
     """Those, and what VisionTransformer has besides."""
 
     qk_norm: bool | None = None
@@ -424,7 +424,7 @@ class Arguments(Sizes):
     drop_path_rate: Chance | None = None
 
 
-class Config(Settings):
+class TimmConfig(Settings):
     """config.json as timm writes it, as far as it is read."""
 
     label_names: list[str] | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError, SurgeryError, UsageError
-from hydrasurgeon.families.base import Bare, Family, Usage
+from hydrasurgeon.families.base import BareCheckpoint, Family, Usage
 from hydrasurgeon.families.settings import Images, pair, parse, pick_fields
 from hydrasurgeon.families.timm_vit import architectures
 from hydrasurgeon.families.timm_vit.architectures import (
@@ -18,9 +18,9 @@ from hydrasurgeon.families.timm_vit.architectures import (
     SUPPORTED,
     TOWER,
     Architecture,
-    Arguments,
-    Config,
     Sizes,
+    TimmConfig,
+    ViTArguments,
     check_whole,
     fits,
 )
@@ -52,7 +52,7 @@ class TimmViT(Family):
     example_id = "timm:vit_base_patch16_224.augreg_in21k"
     layout = ("config.json",)
     fresh_spec = "init:timm:NAME[,key=value…]"
-    arguments: ClassVar[type[Sizes]] = Arguments
+    arguments: ClassVar[type[Sizes]] = ViTArguments
     """Arguments of an architecture that a manifest, a config.json and --arch may override."""
     table = staticmethod(architectures.table)
     listed = staticmethod(architectures.weights)
@@ -60,7 +60,7 @@ class TimmViT(Family):
     infer = staticmethod(architectures.infer)
     """The architecture behind bare tensors."""
 
-    def identify(self, bare: Bare) -> tuple[Model, str | None]:
+    def identify(self, bare: BareCheckpoint) -> tuple[Model, str | None]:
         tensors, arch, config, where = bare.tensors, bare.arch_name, bare.config, bare.where
         shapes = {name: info.shape for name, info in tensors.items()}
         note, preprocess, labels = None, {}, None
@@ -68,7 +68,9 @@ class TimmViT(Family):
             where = f"{where}: config.json"
             pretrained = config.get("pretrained_cfg") or {}
             names = pretrained.get("label_names") if isinstance(pretrained, Mapping) else None
-            read = parse(Config, {"label_names": names, **pick_fields(Config, config)}, where)
+            read = parse(
+                TimmConfig, {"label_names": names, **pick_fields(TimmConfig, config)}, where
+            )
             name, classes = read.architecture, read.num_classes
             model_args = {
                 key: value for key, value in (read.model_args or {}).items() if key not in INERT
@@ -166,7 +168,7 @@ class TimmViT(Family):
             except ValueError:
                 args[key.strip()] = value
         where, classes = f"--arch timm:{text}", args.pop("num_classes", None)
-        parse(Config, {"architecture": name, "num_classes": classes}, where, error=UsageError)
+        parse(TimmConfig, {"architecture": name, "num_classes": classes}, where, error=UsageError)
         return name, parse(self.arguments, args, where, error=UsageError).written(), classes
 
     def _configured(
