@@ -45,7 +45,7 @@ format: $(STAMP)  ## format the code
 
 lint: $(STAMP)  ## check format, lint, that imports fall, and the language of the code
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo
-	$(BIN)/python tools/language.py --check $(wildcard hydrasurgeon/*/ hydrasurgeon/*.py) tools benchmarks examples tests/support
+	$(BIN)/python tools/language.py --check
 
 types: $(STAMP)  ## strict types
 	$(BIN)/mypy

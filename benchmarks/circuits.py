@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from scratch_vits import PLACE, scratch_vit
 
-from hydrasurgeon.checkpoints.reading import open_single
-from hydrasurgeon.criteria.circuits.criterion import TOGETHER
+from hydrasurgeon.checkpoints.checkpoint import open_single
+from hydrasurgeon.criteria.circuits.circuit_score import TOGETHER
 from hydrasurgeon.criteria.circuits.objective import (
     Held,
     Objective,

@@ -25,7 +25,7 @@ import torch
 from harness import machine
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.engines.int8 import inputs_of, to_int8
 from hydrasurgeon.engines.onnx import to_onnx
 from hydrasurgeon.files.atomic import write_text

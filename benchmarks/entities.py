@@ -34,7 +34,7 @@ from front_models import TASKS, Place, seconds_of_a_batch
 from harness import machine
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.decision.split import split_rows
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
@@ -45,7 +45,7 @@ from hydrasurgeon.statistics.abstain import Graded, fit_abstention, fit_limits
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.entities import are_right, entities_of, joint_chances
 from hydrasurgeon.tasks.base import Certifying, Constants, Outputs, Part
-from hydrasurgeon.tasks.entities import not_outside
+from hydrasurgeon.tasks.entity_answers import not_outside
 from hydrasurgeon.tasks.token_classification import TokenClassification
 
 RESULTS = Path(__file__).parent / "results" / "entities.json"

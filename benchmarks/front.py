@@ -35,9 +35,9 @@ from front_models import COSTS, TASKS, Place
 from harness import machine
 from numpy.typing import NDArray
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import Samples, open_data
-from hydrasurgeon.decision import reading
+from hydrasurgeon.decision import text_model
 from hydrasurgeon.decision.split import split_rows
 from hydrasurgeon.engines import engine_of, graph
 from hydrasurgeon.errors import DataError
@@ -299,7 +299,7 @@ def remembered(readers: dict[Any, Any]) -> Iterator[None]:
 
     with (
         mock.patch.object(graph.GraphEngine, "compute", once(graph.GraphEngine.compute)),
-        mock.patch.object(reading, "fit_words", partial(fitted, reading.fit_words)),
+        mock.patch.object(text_model, "fit_words", partial(fitted, text_model.fit_words)),
     ):
         yield
 

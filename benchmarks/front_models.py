@@ -16,7 +16,7 @@ import torch
 from harness import in_turn
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.families import family_of

@@ -23,13 +23,13 @@ from launched import launches
 from torch import nn
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.tensors import Planned
 from hydrasurgeon.measuring.cost import InTurn, interleaved, machine, macs, parameters, peak_bytes
 from hydrasurgeon.runtime.classifier import Classifier
-from hydrasurgeon.runtime.tensors import to_raw, to_tensor
+from hydrasurgeon.runtime.torch_tensors import to_raw, to_tensor
 
 RESULTS = Path(__file__).parent / "results"
 MEMBERS = 3

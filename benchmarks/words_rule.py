@@ -29,12 +29,12 @@ from harness import machine
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import open_data
+from hydrasurgeon.decision.bag_of_words_fit import STRENGTHS, Kind, path
 from hydrasurgeon.decision.blend import fit_blend, losses, scaled
-from hydrasurgeon.decision.reading import seer, targets_of
 from hydrasurgeon.decision.split import split_rows
-from hydrasurgeon.decision.words import STRENGTHS, Kind, path
+from hydrasurgeon.decision.text_model import seer, targets_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import collected

@@ -19,7 +19,7 @@ from hydrasurgeon.sharing.timm_hook import install
 install()
 
 _HOME = {command.function: command.place for command in COMMANDS if command.in_python} | {
-    "Decision": "hydrasurgeon.decision.file:Decision",
+    "Decision": "hydrasurgeon.decision.standalone:Decision",
     "HydraError": "hydrasurgeon.errors:HydraError",
     "HydraWarning": "hydrasurgeon.errors:HydraWarning",
     "Predictor": "hydrasurgeon.stages.predictor:Predictor",

@@ -19,7 +19,7 @@ from fitted_heads import solved, with_head
 
 import hydrasurgeon as hs
 from hydrasurgeon import criteria, families, lookup
-from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.files import decided

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hydrasurgeon.checkpoints.reading import open_single, rewritten
+from hydrasurgeon.checkpoints.checkpoint import open_single, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.files.atomic import claims

@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 from writing import write
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 
 WARMUP = 100
 LARGEST = math.log(100)

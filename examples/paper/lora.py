@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from writing import write
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import Batches, fit_classes, moved, open_data
 from hydrasurgeon.families.weights import by_name
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from torch import nn
 
-from hydrasurgeon.checkpoints.reading import open_single, rewritten, undecided
+from hydrasurgeon.checkpoints.checkpoint import open_single, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.files.atomic import claims
-from hydrasurgeon.runtime.tensors import plan_tensors
+from hydrasurgeon.runtime.torch_tensors import plan_tensors
 
 
 @claims()

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save
 
 from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.members import MemberModel
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, undecided
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.reading import open_checkpoint, undecided
 from hydrasurgeon.data import Samples
 from hydrasurgeon.decision.ood_score import Classifier, evidence_of
 from hydrasurgeon.engines import engine_of

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.building.work import WorkState
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, undecided
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint, undecided
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import with_reader
-from hydrasurgeon.decision.reading import Reading
 from hydrasurgeon.decision.state import NOVELTY, State
+from hydrasurgeon.decision.text_model import Reading
 from hydrasurgeon.engines import PACKAGES, engine_of, engines_of
 from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import Cascade, Conformal, DecisionRecord, Ood
 from hydrasurgeon.measuring.cost import seconds_of, timed_samples
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.run.words import BagOfWords
+from hydrasurgeon.run.bag_of_words import BagOfWords
 from hydrasurgeon.runtime.answering import Engine
 
 EIGHT_BITS = "int8"

@@ -16,11 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.building.budgets import Budget
 from hydrasurgeon.building.choosing import decide, propose
 from hydrasurgeon.building.clock import EIGHT_BITS
-from hydrasurgeon.building.cost import Budget
 from hydrasurgeon.building.members import MemberModel
-from hydrasurgeon.building.search import LEAST_ON, PROBE, SINGLE, SearchSpace, fusion_of
+from hydrasurgeon.building.search_space import LEAST_ON, PROBE, SINGLE, SearchSpace, fusion_of
 from hydrasurgeon.building.table import (
     AUTO,
     BuildObjective,
@@ -30,7 +30,7 @@ from hydrasurgeon.building.table import (
     right_of,
 )
 from hydrasurgeon.building.work import mark_of
-from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, claims, hold, real, staged, sweep, write_text
@@ -40,10 +40,10 @@ from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.lookup import format_number
-from hydrasurgeon.measuring.bootstrap import Difference, compared
+from hydrasurgeon.measuring.model_differences import Difference, compared
 from hydrasurgeon.measuring.results import COMPARED
-from hydrasurgeon.options.columns import LABELS, PART, SPLIT, DataSpec
-from hydrasurgeon.options.commands import CommandLine
+from hydrasurgeon.options.column_roles import LABELS, PART, SPLIT, DataSpec
+from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 
 FORMAT = "hydrasurgeon.front/1"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hydrasurgeon.building.cost import ModelSizes, Size, Unit, read_tower
-from hydrasurgeon.checkpoints.reading import Single, all_kept
+from hydrasurgeon.building.budgets import ModelSizes, Size, Unit, read_tower
+from hydrasurgeon.checkpoints.checkpoint import Single, all_kept
 from hydrasurgeon.criteria.neurons import check_neurons
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
-from hydrasurgeon.options.commands import CommandLine
+from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 
 CUT_BY = "taylor"

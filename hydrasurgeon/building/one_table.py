@@ -9,7 +9,7 @@ import numpy as np
 from hydrasurgeon.data import Samples
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.untrusted import visible
-from hydrasurgeon.options.columns import CROSS, DataSpec
+from hydrasurgeon.options.column_roles import CROSS, DataSpec
 from hydrasurgeon.options.making import BuildOptions
 
 HELD_OUT = 20

@@ -18,7 +18,7 @@ import torch
 
 from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.building.members import SCORED, SEEDS
-from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.data import Samples, first_batch, moved
 from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.making import BuildOptions

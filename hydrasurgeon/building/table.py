@@ -23,8 +23,8 @@ from hydrasurgeon.decision.blend import fit_blend
 from hydrasurgeon.decision.cascade_fit import gated
 from hydrasurgeon.decision.fitting import halves
 from hydrasurgeon.decision.ood_score import Grounds, ScoreChoice, choose
-from hydrasurgeon.decision.reading import Reading, targets_of
 from hydrasurgeon.decision.state import State, in_stages
+from hydrasurgeon.decision.text_model import Reading, targets_of
 from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import LOGITS, DecisionRecord, Ood
 from hydrasurgeon.measuring.cascades import Staged, side_by_side

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, write_text
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.untrusted import read_json
-from hydrasurgeon.options.commands import CommandLine
+from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint
 from hydrasurgeon.checkpoints.folder import config_of
-from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.manifest import HEADER_KEY, MAX_BYTES, HydraManifest, Manifest

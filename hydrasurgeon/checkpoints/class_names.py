@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.reading import CheckpointT, rewritten, undecided
+from hydrasurgeon.checkpoints.checkpoint import CheckpointT, rewritten, undecided
 from hydrasurgeon.errors import PROBE, CheckpointError, UsageError
 from hydrasurgeon.families.prompts import read_labels, read_templates, zero_shot
 from hydrasurgeon.files.manifest import Manifest

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from hydrasurgeon.cli.commands import add, regrouped
 from hydrasurgeon.cli.help import WIDEST, Pages, Plain
+from hydrasurgeon.cli.typer_commands import add, regrouped
 from hydrasurgeon.commands import COMMANDS, NAMED, Command
 from hydrasurgeon.errors import HydraError, MissingDependency, OutputError, UsageError
 from hydrasurgeon.files.untrusted import visible

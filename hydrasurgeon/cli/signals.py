@@ -37,7 +37,7 @@ def ended(command: Callable[[], int]) -> int:
         return code
     if "hydrasurgeon.render" in sys.modules and sys.argv[1:2] != ["serve"]:  # which says it itself
         from hydrasurgeon import render
-        from hydrasurgeon.files.processes import is_main_process
+        from hydrasurgeon.files.torchrun import is_main_process
 
         if is_main_process():
             render.say(_to_repeat())

@@ -23,12 +23,12 @@ CRITERIA = {
     "random": Criterion(
         "hydrasurgeon.criteria.random:score", neurons=f"{NEURONS}:random", needs_data=False
     ),
-    "circuit": Criterion("hydrasurgeon.criteria.circuits.criterion:score"),
+    "circuit": Criterion("hydrasurgeon.criteria.circuits.circuit_score:score"),
     "headmap": Criterion("hydrasurgeon.criteria.headmap:score"),
     "gradient": Criterion("hydrasurgeon.criteria.gradient:score"),
     "gates": Criterion("hydrasurgeon.criteria.gates:score"),
     "cahp": Criterion(
-        "hydrasurgeon.criteria.cahp.criterion:score",
+        "hydrasurgeon.criteria.cahp.attention_map_score:score",
         choose="hydrasurgeon.criteria.cahp.choice:choose_heads",
         own_number=True,
         uses=("scikit-learn", "kmedoids", "kneed"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydrasurgeon.anatomy.parts import Attention
-    from hydrasurgeon.checkpoints.reading import Single
+    from hydrasurgeon.checkpoints.checkpoint import Single
     from hydrasurgeon.criteria import ScoreKey
     from hydrasurgeon.data import Batches, Samples
     from hydrasurgeon.tasks.base import Task
@@ -81,7 +81,7 @@ class Subject:
         from hydrasurgeon.data import Batches, by_length, fit_classes, read_data
         from hydrasurgeon.runtime.classifier import live_module
         from hydrasurgeon.runtime.processes import own_device
-        from hydrasurgeon.runtime.tensors import device_of, dtype_of
+        from hydrasurgeon.runtime.torch_tensors import device_of, dtype_of
 
         checkpoint, run = self.checkpoint, self.run
         model, family = checkpoint.manifest.model, checkpoint.family

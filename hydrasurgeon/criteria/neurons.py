@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.criteria.selection import scored_layers
 from hydrasurgeon.errors import SurgeryError
@@ -36,7 +36,7 @@ def taylor(subject: Subject) -> HeadScores:
     import torch
 
     from hydrasurgeon.anatomy.hooks import removed
-    from hydrasurgeon.anatomy.words import samples_of
+    from hydrasurgeon.anatomy.word_logits import samples_of
 
     check_neurons(subject.checkpoint, subject.towers)
     model = subject.module

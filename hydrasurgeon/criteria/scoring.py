@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.criteria import ScoreKey, criterion
 from hydrasurgeon.criteria.base import HeadScores, Subject, Verdict
 from hydrasurgeon.errors import SurgeryError, UsageError

@@ -9,7 +9,7 @@ import numpy as np
 
 from hydrasurgeon.data.texts import blamed
 from hydrasurgeon.errors import CheckpointError
-from hydrasurgeon.run.words import BagOfWords, Ids
+from hydrasurgeon.run.bag_of_words import BagOfWords, Ids
 
 if TYPE_CHECKING:
     import torch

@@ -25,7 +25,7 @@ from hydrasurgeon.data.matching import UnknownClass, matched
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Inputs, Model
 from hydrasurgeon.files.untrusted import portable, read_bytes
-from hydrasurgeon.statistics import words
+from hydrasurgeon.statistics import padded_words
 from hydrasurgeon.statistics.drawing import Drawing
 
 if TYPE_CHECKING:
@@ -417,7 +417,7 @@ class Joined(Samples):
         more = np.full(shape, UNLABELLED, dtype=column.labels.dtype)
         if second.labels is not None:
             more = second.labels
-        labels, chances = words.joined([column.labels, more]), column.chances
+        labels, chances = padded_words.joined([column.labels, more]), column.chances
         if chances is not None:
             none = np.full((len(second), chances.shape[1]), UNLABELLED, dtype=chances.dtype)
             behind = none if second.written is None else second.written.chances

@@ -51,7 +51,7 @@ from hydrasurgeon.files.untrusted import (
     unrooted,
 )
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.options.columns import LABELS, PART, SPLIT, DataSpec
+from hydrasurgeon.options.column_roles import LABELS, PART, SPLIT, DataSpec
 
 if TYPE_CHECKING:
     from hydrasurgeon.options.shared import Run

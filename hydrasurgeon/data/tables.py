@@ -29,7 +29,7 @@ from hydrasurgeon.data.packed import Packed, growing
 from hydrasurgeon.data.places import ending
 from hydrasurgeon.data.samples import Rows, Samples, TextPairs, is_missing, why_unreadable
 from hydrasurgeon.data.tags import rows_of_conll, tagged, with_entities
-from hydrasurgeon.data.words import TokenSamples, of_tokens
+from hydrasurgeon.data.word_tokens import TokenSamples, of_tokens
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.untrusted import decoding, open_regular, parse_json, utf8
 from hydrasurgeon.lookup import did_you_mean

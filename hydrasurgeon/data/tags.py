@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.data.labels import UNLABELLED, LabelColumn, class_names
-from hydrasurgeon.data.words import JOINER, SplitText, words_of
+from hydrasurgeon.data.word_tokens import JOINER, SplitText, words_of
 from hydrasurgeon.errors import DataError
 
 OUTSIDE = "O"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.errors import CheckpointError, DataError, HydraError
-from hydrasurgeon.run.texts import TYPES, encoded, settled
+from hydrasurgeon.run.tokenizing import TYPES, encoded, settled
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.decision.words import Kind
-from hydrasurgeon.run.words import Floats
+from hydrasurgeon.decision.bag_of_words_fit import Kind
+from hydrasurgeon.run.bag_of_words import Floats
 
 LARGEST = 1e3
 """Upper bound of a weight."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint
 from hydrasurgeon.data.readers import reader_of
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files import decided
@@ -37,8 +37,8 @@ from hydrasurgeon.files.decided import (
 )
 from hydrasurgeon.files.tensors import Tensors, as_float, spoiled
 from hydrasurgeon.files.untrusted import must
+from hydrasurgeon.run.bag_of_words import MOST, BagOfWords
 from hydrasurgeon.run.shapes import Bool, Float
-from hydrasurgeon.run.words import MOST, BagOfWords
 from hydrasurgeon.statistics import temperature
 from hydrasurgeon.statistics.metrics import disagreements
 from hydrasurgeon.statistics.probabilities import Logits, Scores

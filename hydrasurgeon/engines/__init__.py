@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.folder import GRAPHS, GRAPHS_INT8, is_graph_folder
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.data.batches import has_gpu
 from hydrasurgeon.engines.graph import Graph, as_engine, captured, open_folder, open_graph, place_of
 from hydrasurgeon.errors import UsageError

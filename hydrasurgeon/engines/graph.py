@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, undecided
 from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, companions_inside
-from hydrasurgeon.checkpoints.reading import Checkpoint, undecided
 from hydrasurgeon.data.readers import with_reader
 from hydrasurgeon.data.texts import Tokenize
-from hydrasurgeon.data.words import WORDS, TokenizeWords
+from hydrasurgeon.data.word_tokens import WORDS, TokenizeWords
 from hydrasurgeon.decision.state import Said, State, state_in
-from hydrasurgeon.engines.file import (
+from hydrasurgeon.engines.onnx_header import (
     DECIDED,
     MEMBERS,
     METADATA,
@@ -60,10 +60,10 @@ from hydrasurgeon.files.manifest import OF_WORDS, Input, Model, first_mistake, p
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.lookup import need
 from hydrasurgeon.options.shared import ENDING
-from hydrasurgeon.run.texts import TYPES, stored
+from hydrasurgeon.run.tokenizing import TYPES, stored
 from hydrasurgeon.runtime.answering import Engine
+from hydrasurgeon.statistics.padded_words import NOTHING, mean_of_words
 from hydrasurgeon.statistics.scores.fitted import Given
-from hydrasurgeon.statistics.words import NOTHING, mean_of_words
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydrasurgeon.engines.file import PRODUCT
 from hydrasurgeon.engines.onnx import in_onnxruntime
+from hydrasurgeon.engines.onnx_header import PRODUCT
 from hydrasurgeon.engines.program import Exported, sample
 from hydrasurgeon.runtime.classifier import Classifier
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydrasurgeon.engines.file import DECIDED, MEMBERS
+from hydrasurgeon.engines.onnx_header import DECIDED, MEMBERS
 from hydrasurgeon.engines.program import (
     BATCH,
     LENGTH,

@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.data.texts import IDS
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.engines.deciding import ood_score
-from hydrasurgeon.engines.file import METADATA
+from hydrasurgeon.engines.graph_scores import ood_score
+from hydrasurgeon.engines.onnx_header import METADATA
 from hydrasurgeon.errors import CheckpointError, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import WithFeatures

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hydrasurgeon.engines.file import without_weights
+from hydrasurgeon.engines.onnx_header import without_weights
 from hydrasurgeon.errors import CheckpointError, HydraError
 from hydrasurgeon.files.untrusted import open_regular, visible
 

@@ -29,7 +29,7 @@ FAMILIES = {
         "hydrasurgeon.families.modernbert.family:ModernBert",
         "hydrasurgeon.families.deberta.family:DebertaV2",
         "hydrasurgeon.families.hf_clip.family:HFClip",
-        "hydrasurgeon.families.hf_clip.zero_shot:HFZeroShot",
+        "hydrasurgeon.families.hf_clip.zero_shot_family:HFZeroShot",
         "hydrasurgeon.families.decoder.family:DecoderVariant",
     ),
     "open_clip": ("hydrasurgeon.families.open_clip.family:OpenCLIP",),

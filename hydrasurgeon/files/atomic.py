@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hydrasurgeon.errors import OutputError, UsageError
 from hydrasurgeon.files.manifest import sidecar
-from hydrasurgeon.files.processes import is_main_process
+from hydrasurgeon.files.torchrun import is_main_process
 
 SUFFIX = ".safetensors"
 """Suffix of outputs that are one file; all others are directories."""

@@ -15,7 +15,7 @@ import torch
 from numpy import ndarray
 from torch import nn
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint
 from hydrasurgeon.decision.state import Said as Stage
 from hydrasurgeon.decision.state import State, answers_in_stages
 from hydrasurgeon.measuring.cost import SideBySide, first_inputs, stage_macs

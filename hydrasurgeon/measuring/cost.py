@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.data import Batches, Samples, first_batch, moved
 from hydrasurgeon.data.batches import unreadable
-from hydrasurgeon.engines.file import LENGTHS, Told
+from hydrasurgeon.engines.onnx_header import LENGTHS, Told
 from hydrasurgeon.engines.program import Exported, sample
 from hydrasurgeon.engines.runtimes import threads
 from hydrasurgeon.errors import DataError

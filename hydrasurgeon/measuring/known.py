@@ -20,7 +20,7 @@ from hydrasurgeon.data.samples import EMPTY
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import MOST_SEEN, DataRecord, Step
 from hydrasurgeon.files.untrusted import visible
-from hydrasurgeon.options.columns import split_options
+from hydrasurgeon.options.column_roles import split_options
 
 if TYPE_CHECKING:
     from hydrasurgeon.data import Samples

@@ -33,8 +33,8 @@ from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.results import TIMES, Cost, Count, summed_costs
 from hydrasurgeon.measuring.sets import DataSets
 from hydrasurgeon.options.shared import Run
+from hydrasurgeon.run.bag_of_words import MOST, WordIds
 from hydrasurgeon.run.shapes import Float, Int
-from hydrasurgeon.run.words import MOST, WordIds
 from hydrasurgeon.runtime.answering import collected, numbered
 from hydrasurgeon.statistics.metrics import DIGITS
 from hydrasurgeon.statistics.probabilities import in_pieces, yes_or_no

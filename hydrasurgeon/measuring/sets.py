@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.manifest import Manifest

@@ -23,7 +23,7 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
-from hydrasurgeon.options.columns import CROSS, DataSpec
+from hydrasurgeon.options.column_roles import CROSS, DataSpec
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     OUT,

@@ -22,7 +22,7 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
-from hydrasurgeon.options.columns import ColumnOptions
+from hydrasurgeon.options.column_roles import ColumnOptions
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     DATA,

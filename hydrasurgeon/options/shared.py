@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.processes import is_main_process
+from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.lookup import LARGEST
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
@@ -27,7 +27,7 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
-from hydrasurgeon.options.columns import ColumnOptions
+from hydrasurgeon.options.column_roles import ColumnOptions
 
 Progress = Callable[[str, int, int], None]
 """Function that reports progress: the task, finished steps, and all steps; with 0 of 0 steps it

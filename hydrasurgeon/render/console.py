@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hydrasurgeon.errors import OutputError
-from hydrasurgeon.files.processes import is_main_process
+from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.files.untrusted import visible
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from hydrasurgeon.render.console import (
     show_wrapped,
     view,
 )
-from hydrasurgeon.render.tables import millions, picture, show_table, size
+from hydrasurgeon.render.terminal_tables import millions, picture, show_table, size
 from hydrasurgeon.report.columns import brief, cost_notes, decimals_of
 
 if TYPE_CHECKING:

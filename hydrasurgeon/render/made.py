@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
-from hydrasurgeon.files.processes import is_main_process
+from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import (
     Part,
@@ -21,7 +21,7 @@ from hydrasurgeon.render.console import (
     show_wrapped,
     view,
 )
-from hydrasurgeon.render.tables import Head, bounded, picture, show_table, size
+from hydrasurgeon.render.terminal_tables import Head, bounded, picture, show_table, size
 
 if TYPE_CHECKING:
     from hydrasurgeon.building.table import TableRow

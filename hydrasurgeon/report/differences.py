@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hydrasurgeon.measuring.bootstrap import Difference, compared, is_paired
 from hydrasurgeon.measuring.measure import Row
+from hydrasurgeon.measuring.model_differences import Difference, compared, is_paired
 from hydrasurgeon.measuring.results import ABSENT, COMPARED
 from hydrasurgeon.report.columns import Cell, MetricColumn, ReportTable
 

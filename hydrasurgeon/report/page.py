@@ -21,8 +21,8 @@ from markupsafe import Markup
 
 from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.lookup import format_number
-from hydrasurgeon.measuring.bootstrap import Difference
 from hydrasurgeon.measuring.measure import Answered, Row
+from hydrasurgeon.measuring.model_differences import Difference
 from hydrasurgeon.measuring.results import PairedDifference, Report, Result
 from hydrasurgeon.report import charts
 from hydrasurgeon.report.classes import class_tables

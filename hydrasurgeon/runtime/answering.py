@@ -19,7 +19,7 @@ from numpy import ndarray
 from hydrasurgeon.data import Batch, Batches, Samples, by_length, moved
 from hydrasurgeon.data.batches import unreadable
 from hydrasurgeon.data.readers import READ, TEXTS, Beside, parted
-from hydrasurgeon.data.words import WORDS
+from hydrasurgeon.data.word_tokens import WORDS
 from hydrasurgeon.decision.state import (
     Said,
     State,
@@ -32,10 +32,10 @@ from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.run.shapes import Int
-from hydrasurgeon.statistics.words import alike
+from hydrasurgeon.statistics.padded_words import alike
 from hydrasurgeon.tasks import task_of
 from hydrasurgeon.tasks.base import Outputs, Prediction, Task, rows_of
-from hydrasurgeon.tasks.columns import CUT
+from hydrasurgeon.tasks.row_columns import CUT
 
 if TYPE_CHECKING:
     from torch import nn

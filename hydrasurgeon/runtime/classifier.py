@@ -15,9 +15,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.layout import TensorSource, member_sources, selection
-from hydrasurgeon.checkpoints.reading import Checkpoint, Single, as_single, open_checkpoint
 from hydrasurgeon.data import is_prepared, moved
 from hydrasurgeon.data.readers import parted, with_reader
 from hydrasurgeon.data.sources import in_memory
@@ -29,7 +29,7 @@ from hydrasurgeon.runtime.answering import Answering, Engine, FirstReader, colle
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.kinds import kind_of
-from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
+from hydrasurgeon.runtime.torch_tensors import assign, device_of, dtype_of, to_weights
 from hydrasurgeon.tasks import SINGLE
 from hydrasurgeon.tasks.base import Prediction, Task, joined, need_feature
 from hydrasurgeon.tasks.printed import Answers

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.notes import note_inputs, noting
 from hydrasurgeon.anatomy.parts import Anatomy
-from hydrasurgeon.anatomy.words import WORDS, mean_of_words, of_words
+from hydrasurgeon.anatomy.word_logits import WORDS, mean_of_words, of_words
 from hydrasurgeon.data.readers import parted
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.errors import SurgeryError

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.layers import Hidden, run_block
 from hydrasurgeon.anatomy.parts import Anatomy, Stack
-from hydrasurgeon.anatomy.words import WORDS, of_words
+from hydrasurgeon.anatomy.word_logits import WORDS, of_words
 from hydrasurgeon.runtime.batched import CannotGroup, Grouped
 from hydrasurgeon.runtime.parameters import captured, same
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hydrasurgeon.anatomy.words import NOTHING, are_there
+from hydrasurgeon.anatomy.word_logits import NOTHING, are_there
 from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.statistics.probabilities import TINY

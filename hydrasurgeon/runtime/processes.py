@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from hydrasurgeon.files.processes import local_rank, process_count
+from hydrasurgeon.files.torchrun import local_rank, process_count
 
 Part = TypeVar("Part")
 Made = TypeVar("Made")

@@ -8,10 +8,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.families.weights import head_axes, rows_of
 from hydrasurgeon.heads import Kept, positions, take_heads
-from hydrasurgeon.runtime.tensors import assign, device_of, dtype_of, to_weights
+from hydrasurgeon.runtime.torch_tensors import assign, device_of, dtype_of, to_weights
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.tensors import Raw

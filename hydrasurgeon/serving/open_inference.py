@@ -17,7 +17,7 @@ from fastapi import HTTPException, Response
 
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.serving.inputs import ALL, JSON, SECOND, Asked, Row, input_of, parsed, refuse_if
-from hydrasurgeon.tasks.columns import CUT, with_cut
+from hydrasurgeon.tasks.row_columns import CUT, with_cut
 
 DATATYPES = {
     **dict.fromkeys(("text", "names", "json"), "BYTES"),

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hydrasurgeon.checkpoints.card import CARD, model_card
-from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, THRESHOLDS
-from hydrasurgeon.checkpoints.reading import (
+from hydrasurgeon.checkpoints.checkpoint import (
     Checkpoint,
     Single,
     all_kept,
@@ -30,6 +29,7 @@ from hydrasurgeon.checkpoints.reading import (
     rewritten,
     undecided,
 )
+from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, THRESHOLDS
 from hydrasurgeon.data.texts import IDS
 from hydrasurgeon.engines.program import Exported
 from hydrasurgeon.errors import CheckFailed, SurgeryError
@@ -40,7 +40,7 @@ from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest
 from hydrasurgeon.files.tensors import Planned, Tensors, as_float, from_float, write_tensors
 from hydrasurgeon.runtime.classifier import Classifier, as_classifier
 from hydrasurgeon.runtime.kinds import kind_of
-from hydrasurgeon.runtime.tensors import to_weights
+from hydrasurgeon.runtime.torch_tensors import to_weights
 from hydrasurgeon.surgery.cut import check_stock
 from hydrasurgeon.tasks import task_of
 

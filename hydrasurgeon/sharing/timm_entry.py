@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.timm_vit.family import add_architecture
 from hydrasurgeon.files.manifest import Model

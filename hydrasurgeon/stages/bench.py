@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from hydrasurgeon.checkpoints.reading import Checkpoint
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint
 from hydrasurgeon.data import Samples, open_data
 from hydrasurgeon.engines import (
     check_engine,
@@ -45,7 +45,7 @@ from hydrasurgeon.measuring.sets import by_path, name_of
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.measuring import BenchOptions
 from hydrasurgeon.runtime.answering import Engine
-from hydrasurgeon.runtime.tensors import device_of, dtype_of
+from hydrasurgeon.runtime.torch_tensors import device_of, dtype_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Dtypes that models can be measured in."""

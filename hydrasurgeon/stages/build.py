@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from hydrasurgeon.building.answers import AnswerStore
+from hydrasurgeon.building.budgets import Budget, parse_budgets
 from hydrasurgeon.building.clock import Clock
-from hydrasurgeon.building.cost import Budget, parse_budgets
 from hydrasurgeon.building.front import Front, claim_front, name_of
 from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, MemberModel, probe_of
 from hydrasurgeon.building.one_table import alone_note, with_val
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
-from hydrasurgeon.building.search import SearchSpace, averaged
+from hydrasurgeon.building.search_space import SearchSpace, averaged
 from hydrasurgeon.building.table import TableRow
 from hydrasurgeon.building.work import STATE, Workshop, WorkState, unfinished
+from hydrasurgeon.checkpoints.checkpoint import Single, open_single, undecided
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.data import Samples, fit_classes, fit_held_out, read_data
 from hydrasurgeon.data.folds import NO_FOLD, folds_of
@@ -38,7 +38,7 @@ from hydrasurgeon.decision.fitting import FEWEST_OOD, check_count, too_few_ood
 from hydrasurgeon.errors import CheckFailed, DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
 from hydrasurgeon.files.manifest import Model
-from hydrasurgeon.files.processes import process_count
+from hydrasurgeon.files.torchrun import process_count
 from hydrasurgeon.measuring.known import certifying
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage

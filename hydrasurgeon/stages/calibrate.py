@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.class_names import (
     classifying,
     need_classes,
     with_data_names,
     with_inputs,
 )
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import check_engine, chosen, engine_of
 from hydrasurgeon.errors import DataError, UsageError
@@ -26,7 +26,7 @@ from hydrasurgeon.files.manifest import DataRecord, Manifest, Model, Step
 from hydrasurgeon.measuring import known
 from hydrasurgeon.measuring.sets import apart, kind_read
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.columns import split_options
+from hydrasurgeon.options.column_roles import split_options
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.stages.calibrate_words import (
     as_before,
@@ -246,9 +246,9 @@ def _unused(arguments: CalibrateOptions, state: State) -> str | None:
 
 def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     """Fit a decision to a predictions file, and write it into a file of its own."""
-    from hydrasurgeon.decision.file import Decision
     from hydrasurgeon.decision.fitting import check_count, fit_alone, too_few_ood
     from hydrasurgeon.decision.split import copies
+    from hydrasurgeon.decision.standalone import Decision
     from hydrasurgeon.measuring.predictions import read_outputs
 
     out, folder = named(arguments.out)

@@ -13,14 +13,14 @@ from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.lookup import format_number
 
 if TYPE_CHECKING:
-    from hydrasurgeon.checkpoints.reading import Checkpoint
+    from hydrasurgeon.checkpoints.checkpoint import Checkpoint
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.reading import Lesson, Reading
     from hydrasurgeon.decision.state import State
+    from hydrasurgeon.decision.text_model import Lesson, Reading
     from hydrasurgeon.files.decided import DecisionRecord
     from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.options.deciding import CalibrateOptions
-    from hydrasurgeon.run.words import WordIds
+    from hydrasurgeon.run.bag_of_words import WordIds
     from hydrasurgeon.runtime.answering import Engine
     from hydrasurgeon.tasks.base import Outputs, Task
 
@@ -63,8 +63,8 @@ def reading_of(
 ) -> tuple[Reading | None, str | None]:
     """Return the bag-of-words reader that answers beside the model, or None, and a note."""
     from hydrasurgeon.data.folds import folds_of
-    from hydrasurgeon.decision.reading import lesson, seer, weigh
     from hydrasurgeon.decision.split import split
+    from hydrasurgeon.decision.text_model import lesson, seer, weigh
 
     wanted, model = arguments.words, engine.facts
     text = getattr(engine.transform, "kind", "image") == "text"
@@ -94,7 +94,7 @@ def reading_alone(
     """Return the bag-of-words reader for a predictions file, which holds texts or tokens, and a
     note.
     """
-    from hydrasurgeon.decision.reading import Lesson
+    from hydrasurgeon.decision.text_model import Lesson
 
     wanted, why, learnt = arguments.words, None, None
     if wanted == "cascade":
@@ -126,8 +126,8 @@ def _weighed(
     """Fit a bag-of-words reader to TRAIN. Return it if it pays or is required, else None, and a
     note.
     """
-    from hydrasurgeon.decision.reading import fit_reading, lacks
     from hydrasurgeon.decision.split import split
+    from hydrasurgeon.decision.text_model import fit_reading, lacks
 
     wanted = arguments.words
     why = lacks(task, outputs.logits.shape[-1], train, first=wanted == "cascade") or why

@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint
 from hydrasurgeon.checkpoints.folder import parts_of
-from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.engines import check_engine, chosen, fitted_otherwise, open_models
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text

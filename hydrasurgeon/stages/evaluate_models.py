@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, without_words
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, without_words
 from hydrasurgeon.data import Samples, fit_classes, read_data
 from hydrasurgeon.data.samples import left_out_of
 from hydrasurgeon.decision.fitting import FEWEST_OOD

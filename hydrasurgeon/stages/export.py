@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes, with_inputs
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import fitted_otherwise
 from hydrasurgeon.errors import UsageError
@@ -120,9 +120,9 @@ def _graph(opened: Checkpoint, arguments: ExportOptions) -> Export:
     path = _place(opened, arguments, folder=folder)
     need_classes(opened.manifest, opened.path)
     opened.check_weights()
-    from hydrasurgeon.engines.file import sealed
     from hydrasurgeon.engines.int8 import inputs_of, to_int8
     from hydrasurgeon.engines.onnx import OPSET, to_onnx
+    from hydrasurgeon.engines.onnx_header import sealed
     from hydrasurgeon.engines.program import clients_decide
     from hydrasurgeon.files.tensors import weights_sha256
     from hydrasurgeon.measuring.cost import told_of

@@ -26,9 +26,9 @@ from hydrasurgeon.files.manifest import (
 from hydrasurgeon.files.resumable import check_place
 from hydrasurgeon.measuring.known import record as recorded
 from hydrasurgeon.options.base import stage
-from hydrasurgeon.options.columns import CROSS, split_options
+from hydrasurgeon.options.column_roles import CROSS, split_options
 from hydrasurgeon.options.making import FinetuneOptions
-from hydrasurgeon.runtime.tensors import plan_tensors
+from hydrasurgeon.runtime.torch_tensors import plan_tensors
 from hydrasurgeon.tuning.start import (
     Start,
     manifest_after,
@@ -114,8 +114,8 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     from hydrasurgeon.data.samples import left_out_of
     from hydrasurgeon.tuning.loop import Diverged, train
     from hydrasurgeon.tuning.recipes import load_recipe
-    from hydrasurgeon.tuning.state import TRAINING, TrainingState
     from hydrasurgeon.tuning.tracking import Tracking
+    from hydrasurgeon.tuning.training_state import TRAINING, TrainingState
 
     chosen = arguments.recipe is None
     if chosen:

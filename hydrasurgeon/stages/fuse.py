@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.checks import sound_digests
-from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.reading import (
+from hydrasurgeon.checkpoints.checkpoint import (
     Checkpoint,
     Single,
     open_checkpoint,
@@ -19,6 +17,8 @@ from hydrasurgeon.checkpoints.reading import (
     rewritten,
     undecided,
 )
+from hydrasurgeon.checkpoints.checks import sound_digests
+from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError, UsageError
 from hydrasurgeon.files.history import merged, step

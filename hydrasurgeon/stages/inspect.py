@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from hydrasurgeon.checkpoints.layout import member_sources
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.decision_file import DecisionFile, is_decision_file, read_decision_file
 from hydrasurgeon.files.manifest import Manifest, json_schema

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckFailed, CheckpointError, DataError, UsageError
 from hydrasurgeon.files.atomic import output_file, write_text
 from hydrasurgeon.files.decided import Seen

@@ -32,15 +32,15 @@ from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import PredictOptions
 from hydrasurgeon.tasks import task_of
 from hydrasurgeon.tasks.base import abstained, need_feature, rows_of
-from hydrasurgeon.tasks.columns import CUT, columns_of, spread, with_cut, without_state
 from hydrasurgeon.tasks.printed import Answers
+from hydrasurgeon.tasks.row_columns import CUT, columns_of, spread, with_cut, without_state
 
 if TYPE_CHECKING:
     from numpy import ndarray
 
-    from hydrasurgeon.checkpoints.reading import Checkpoint
+    from hydrasurgeon.checkpoints.checkpoint import Checkpoint
     from hydrasurgeon.data import Samples
-    from hydrasurgeon.decision.file import Decision
+    from hydrasurgeon.decision.standalone import Decision
     from hydrasurgeon.measuring.predictions import Predictions
     from hydrasurgeon.runtime.answering import Engine
 
@@ -521,7 +521,7 @@ def _decided(
 
 def _read(arguments: PredictOptions) -> _Source:
     """Open a decision and predictions, and check that they belong together."""
-    from hydrasurgeon.decision.file import Decision
+    from hydrasurgeon.decision.standalone import Decision
     from hydrasurgeon.measuring.predictions import read_outputs
 
     assert arguments.decision is not None

@@ -19,13 +19,13 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.rows import as_batch, schema_of
 from hydrasurgeon.options.deciding import PredictOptions
 from hydrasurgeon.tasks import task_of
-from hydrasurgeon.tasks.columns import CUT, columns_of, with_cut
 from hydrasurgeon.tasks.printed import Answers
+from hydrasurgeon.tasks.row_columns import CUT, columns_of, with_cut
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hydrasurgeon.checkpoints.reading import Checkpoint
+    from hydrasurgeon.checkpoints.checkpoint import Checkpoint
     from hydrasurgeon.runtime.answering import Engine
 
 WHERE = "the table"

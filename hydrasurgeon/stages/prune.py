@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydrasurgeon.checkpoints.checkpoint import Single, open_single, rewritten, undecided
 from hydrasurgeon.checkpoints.class_names import named_by
-from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.criteria import ScoreKey, chooser, criterion, neurons_key, score_key
 from hydrasurgeon.criteria.circuits import clear_search

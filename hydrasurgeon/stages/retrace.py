@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint
 from hydrasurgeon.checkpoints.checks import history_check, short
 from hydrasurgeon.checkpoints.hub import is_hub_id
-from hydrasurgeon.checkpoints.reading import Checkpoint
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.options.base import FRESH, words
-from hydrasurgeon.options.commands import recalled, script
+from hydrasurgeon.options.command_line import recalled, script
 
 MAX_NAME = 200
 """Bytes of a file's name: file systems allow 255, and a file that is being written has a longer

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydrasurgeon.checkpoints.checkpoint import Single, open_single, rewritten
 from hydrasurgeon.checkpoints.class_names import named_by
-from hydrasurgeon.checkpoints.reading import Single, open_single, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
 from hydrasurgeon.criteria import ScoreKey, criterion, score_key
 from hydrasurgeon.criteria.circuits import clear_search
@@ -16,7 +16,7 @@ from hydrasurgeon.data.samples import left_out_note
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import Manifest, Score
-from hydrasurgeon.files.processes import is_main_process, process_count
+from hydrasurgeon.files.torchrun import is_main_process, process_count
 from hydrasurgeon.measuring import known
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.making import ScoreOptions

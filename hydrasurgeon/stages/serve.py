@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.data.readers import TEXTS
-from hydrasurgeon.data.words import WORDS
+from hydrasurgeon.data.word_tokens import WORDS
 from hydrasurgeon.engines import check_engine, chosen, engine_of, fitted_otherwise, open_any
 from hydrasurgeon.errors import CheckpointError, HydraError, UsageError
 from hydrasurgeon.files.atomic import check_ending, not_written, output_file
@@ -28,14 +28,14 @@ from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import NAMED, kind_read
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import ServeOptions
-from hydrasurgeon.tasks.columns import CUT, columns_of, without_state
+from hydrasurgeon.tasks.row_columns import CUT, columns_of, without_state
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from prometheus_client import CollectorRegistry
 
-    from hydrasurgeon.checkpoints.reading import Checkpoint
-    from hydrasurgeon.serving.app import RequestCounts, Service
+    from hydrasurgeon.checkpoints.checkpoint import Checkpoint
+    from hydrasurgeon.serving.http_app import RequestCounts, Service
 
 MEGABYTE = 1 << 20
 """Bytes of a megabyte."""
@@ -158,8 +158,8 @@ def _several(server: _Server, models: Models, ready_line: str) -> tuple[int, Bas
     """Answer in several processes until a signal comes; return the number of inputs and the signal."""
     from prometheus_client.multiprocess import mark_process_dead
 
-    from hydrasurgeon.serving.app import summed
     from hydrasurgeon.serving.connections import BACKLOG
+    from hydrasurgeon.serving.http_app import summed
     from hydrasurgeon.serving.workers import supervise
 
     unsaid = [ready_line]
@@ -239,7 +239,7 @@ def _app(
     """Return the app with its models, each of which has answered once, and its counters. With a
     folder, counters are shared through its files.
     """
-    from hydrasurgeon.serving.app import RequestCounts, app_of
+    from hydrasurgeon.serving.http_app import RequestCounts, app_of
 
     counts = RequestCounts(folder)
     services = [_ready(name, opened, arguments, kept, counts) for name, opened in models.items()]
@@ -255,7 +255,7 @@ def _ready(
 ) -> Service:
     """Load a model, answer once with it, and return it as the protocols use it."""
     from hydrasurgeon.data.batches import batch_size_of
-    from hydrasurgeon.serving.app import Batcher, Service, shortened
+    from hydrasurgeon.serving.http_app import Batcher, Service, shortened
     from hydrasurgeon.serving.inputs import Bodies
     from hydrasurgeon.serving.open_inference import Signature
     from hydrasurgeon.serving.system_one import ServedModel

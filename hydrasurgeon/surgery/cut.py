@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import head_axes, rows_of
 from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.checkpoints.layout import PREFIX, shared_layers
-from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.families.weights import Weight, head_axes, rows_of
 from hydrasurgeon.files.manifest import Fusion
 from hydrasurgeon.files.tensors import Planned

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.checkpoints.layout import in_trunk
-from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import head_axes
 from hydrasurgeon.files.header import ITEMSIZE

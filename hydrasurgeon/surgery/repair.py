@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.weights import output_of
 from hydrasurgeon.heads import NEURONS, Kept
@@ -43,7 +43,7 @@ def repaired_tensors(
     checkpoint: Single, kept: Kept, *, samples: Samples, run: Run
 ) -> dict[str, Raw]:
     """Return the raw repaired output projections and biases of layers that lose heads, by name."""
-    from hydrasurgeon.runtime.tensors import TORCH, to_raw
+    from hydrasurgeon.runtime.torch_tensors import TORCH, to_raw
     from hydrasurgeon.surgery.refit import refit
 
     kept = {**checkpoint.kept, **kept}

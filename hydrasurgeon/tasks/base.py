@@ -21,7 +21,7 @@ from hydrasurgeon.files.decided import (
 from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.run.shapes import Bool, Float, Int
-from hydrasurgeon.statistics import words
+from hydrasurgeon.statistics import padded_words
 from hydrasurgeon.statistics.abstain import Graded
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.probabilities import Labels, Scores, yes_or_no
@@ -77,7 +77,7 @@ class Outputs:
     def joined(self, other: Outputs) -> Outputs:
         """Return these outputs followed by the other's."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Outputs(*(None if pair[0] is None else words.joined(pair) for pair in pairs))  # type: ignore[arg-type]
+        return Outputs(*(None if pair[0] is None else padded_words.joined(pair) for pair in pairs))  # type: ignore[arg-type]
 
     def of(self, member: int) -> tuple[ndarray, ndarray, ndarray]:
         """Return what OOD scores of a member are fitted on: features, logits (for words, their
@@ -86,7 +86,7 @@ class Outputs:
         assert self.features is not None
         logits = self.logits[:, member]
         if logits.ndim == 3:
-            logits = words.mean_of_words(logits)
+            logits = padded_words.mean_of_words(logits)
         return self.features[:, member], logits, self.truth
 
     def among(self, members: Sequence[int]) -> Outputs:
@@ -212,7 +212,7 @@ def joined(parts: Sequence[Joinable], order: ndarray | slice = slice(None)) -> J
     """Concatenate predictions, optionally in another order."""
     first = parts[0]
     merged = {
-        field.name: words.joined([getattr(part, field.name) for part in parts])[order]
+        field.name: padded_words.joined([getattr(part, field.name) for part in parts])[order]
         for field in fields(first)
         if isinstance(getattr(first, field.name), ndarray)
     }

@@ -1,6 +1,6 @@
 """A tag for each word of a text, and the entities that tags make.
 
-Logits are [text, member, word, class], labels [text, word]; `anatomy.words` says how places without
+Logits are [text, member, word, class], labels [text, word]; `anatomy.word_logits` says how places without
 a word look. Probabilities of such a place are 0.
 """
 
@@ -26,8 +26,8 @@ from hydrasurgeon.statistics.entities import (
     joint_chances,
 )
 from hydrasurgeon.statistics.metrics import ece_of
+from hydrasurgeon.statistics.padded_words import are_there, widened
 from hydrasurgeon.statistics.probabilities import TINY, Scores, of_labels, softmax, tempered
-from hydrasurgeon.statistics.words import are_there, widened
 from hydrasurgeon.tasks.base import (
     Calibration,
     Certifying,
@@ -39,7 +39,7 @@ from hydrasurgeon.tasks.base import (
     Watched,
     entities_in,
 )
-from hydrasurgeon.tasks.entities import (
+from hydrasurgeon.tasks.entity_answers import (
     WAYS,
     Chances,
     JudgedTokens,

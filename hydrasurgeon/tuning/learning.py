@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import Batch, moved
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.errors import SurgeryError, UsageError

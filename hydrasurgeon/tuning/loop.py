@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from hydrasurgeon.data import Batch, Batches, moved
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.files.processes import is_launched
+from hydrasurgeon.files.torchrun import is_launched
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.statistics.words import joined
+from hydrasurgeon.statistics.padded_words import joined
 from hydrasurgeon.tasks import SINGLE
 from hydrasurgeon.tasks.base import Task
 from hydrasurgeon.tuning.learning import Learning
 from hydrasurgeon.tuning.recipes import Recipe
-from hydrasurgeon.tuning.state import TrainingPosition, TrainingState, quality
 from hydrasurgeon.tuning.tracking import Tracking
+from hydrasurgeon.tuning.training_state import TrainingPosition, TrainingState, quality
 
 EpochBatches = Callable[[int, int, int, int], Any]
 """(epoch, rank, world, batches to skip) → this process's batches, of which it is known how many

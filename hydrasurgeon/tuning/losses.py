@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div
 
-from hydrasurgeon.anatomy.words import are_there, widened
+from hydrasurgeon.anatomy.word_logits import are_there, widened
 from hydrasurgeon.data.labels import UNLABELLED
 from hydrasurgeon.lookup import imported
 from hydrasurgeon.runtime.kinds import yes_or_no

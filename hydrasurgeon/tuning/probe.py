@@ -22,7 +22,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hydrasurgeon.anatomy.words import are_there
+from hydrasurgeon.anatomy.word_logits import are_there
 from hydrasurgeon.data import Batches, by_length, moved
 from hydrasurgeon.data.folds import FOLDS, NO_FOLD, folds_of
 from hydrasurgeon.data.samples import UNLABELLED, Samples
@@ -31,7 +31,7 @@ from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures, last_layers
 from hydrasurgeon.runtime.processes import own_device
-from hydrasurgeon.runtime.tensors import device_of
+from hydrasurgeon.runtime.torch_tensors import device_of
 from hydrasurgeon.tasks import SINGLE, task_of
 from hydrasurgeon.tasks.base import Outputs
 from hydrasurgeon.tuning.losses import losses_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.checkpoints.reading import (
+from hydrasurgeon.checkpoints.checkpoint import (
     Single,
     as_single,
     open_checkpoint,
@@ -156,7 +156,7 @@ def starting_module(source: Start, model: Model, classifier: str, seed: int) -> 
     """
     import torch
 
-    from hydrasurgeon.runtime.tensors import to_weights
+    from hydrasurgeon.runtime.torch_tensors import to_weights
 
     family, weights = source.family, by_name(source.family.weights(model))
     torch.manual_seed(seed)

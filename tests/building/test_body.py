@@ -16,10 +16,10 @@ from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 import hydrasurgeon as hs
 from hydrasurgeon.building.plan import Plan, PlannedStage
 from hydrasurgeon.building.work import Workshop
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
-from hydrasurgeon.options.commands import CommandLine
+from hydrasurgeon.options.command_line import CommandLine
 
 NAMES = ("alarm", "call", "play")
 

@@ -18,11 +18,11 @@ from tiny_families import Family, thoroughly
 from tiny_task import Task, images
 
 import hydrasurgeon as hs
-from hydrasurgeon.building import cost, front, plan
+from hydrasurgeon.building import budgets, front, plan
 from hydrasurgeon.building.work import Workshop
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
-from hydrasurgeon.options.commands import CommandLine
+from hydrasurgeon.options.command_line import CommandLine
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_what_is_made_first_is_there_when_time_ends(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(front, "mark_of", str)
     about = {"objective": SimpleNamespace(name="nll"), "cost": {"macs": 1.0}}
     old, small = (SimpleNamespace(value=float(at), **about) for at in range(2))
-    low, high = cost.parse_budgets("macs=0.5,1")
+    low, high = budgets.parse_budgets("macs=0.5,1")
     told: list[str] = []
     written: list[Any] = []
 

@@ -18,7 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.building.answers import MemberOutputs
 from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.table import BuildObjective, Candidate, CandidateTable
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.samples import Samples, part_of

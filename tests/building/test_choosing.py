@@ -11,8 +11,8 @@ import pytest
 from drawn_answers import MEMBERS, ROWS, answers, member
 
 from hydrasurgeon.building.answers import MemberOutputs
+from hydrasurgeon.building.budgets import parse_budgets
 from hydrasurgeon.building.choosing import MARGIN, ROUNDING, decide, propose
-from hydrasurgeon.building.cost import parse_budgets
 from hydrasurgeon.building.members import MemberModel
 from hydrasurgeon.building.table import BuildObjective, CandidateTable
 from hydrasurgeon.decision.fitting import halves

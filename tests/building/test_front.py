@@ -15,11 +15,11 @@ from tiny_task import VIT, Task
 
 import hydrasurgeon as hs
 from hydrasurgeon.building import clock, front
+from hydrasurgeon.building.budgets import Budget, ModelSizes, Size, stored
 from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.clock import Clock
-from hydrasurgeon.building.cost import Budget, ModelSizes, Size, stored
 from hydrasurgeon.building.table import Entry
-from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import as_single, open_checkpoint
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.options.shared import Run

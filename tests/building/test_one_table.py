@@ -15,7 +15,7 @@ from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 from torch import nn
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.folds import FOLDS, NO_FOLD, folds_of

@@ -18,7 +18,7 @@ from hydrasurgeon.building import front
 from hydrasurgeon.building.answers import MemberOutputs
 from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.table import BuildObjective, Candidate, CandidateTable, Entry
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.decision import ood_score
 from hydrasurgeon.decision.ood_score import evidence_of
 from hydrasurgeon.tasks.base import Outputs

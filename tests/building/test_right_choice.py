@@ -19,7 +19,7 @@ from tiny_task import images
 
 import hydrasurgeon as hs
 from hydrasurgeon.building import members
-from hydrasurgeon.checkpoints.reading import open_single
+from hydrasurgeon.checkpoints.checkpoint import open_single
 from hydrasurgeon.errors import UsageError
 
 ROWS = 120

@@ -16,13 +16,13 @@ import hydrasurgeon as hs
 from hydrasurgeon.building import clock
 from hydrasurgeon.building.clock import WORDS, Clock, Taken
 from hydrasurgeon.building.work import Workshop
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.errors import SurgeryError, UsageError
 from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.measuring import cost
-from hydrasurgeon.options.commands import CommandLine
+from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.shared import Run
 
 SECONDS = {"torch": 2.0, "onnx": 1.0, WORDS: 0.05, "written": 0.05}

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints import writing as saving
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError, OutputError
 from hydrasurgeon.files.manifest import json_schema, read_manifest, sidecar
 

@@ -15,7 +15,7 @@ from tiny_families import FAMILIES, Family
 from torch.torch_version import TorchVersion
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, Disagreement
 from hydrasurgeon.files.decided import BESIDE, PREFIX
 from hydrasurgeon.files.tensors import TensorFile

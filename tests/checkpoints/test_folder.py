@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, ManifestError
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.stages.inspect import inspect

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256

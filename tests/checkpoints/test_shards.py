@@ -9,7 +9,7 @@ import pytest
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import HydraError
 from hydrasurgeon.files.manifest import read_manifest

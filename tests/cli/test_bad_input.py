@@ -13,7 +13,7 @@ from fake_hub import FakeHub, Repo, fake_hub
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
 
@@ -201,7 +201,7 @@ def test_what_needs_no_torch_is_refused_before_a_stage_is_imported(
     monkeypatch.chdir(tmp_path)
     Path("vit.safetensors").touch()
     monkeypatch.setattr(
-        "hydrasurgeon.cli.commands.imported", lambda name: pytest.fail(f"{name} is imported")
+        "hydrasurgeon.cli.typer_commands.imported", lambda name: pytest.fail(f"{name} is imported")
     )
     assert run(line.split()) in (2, 3, 5)
     assert message in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_fuse_takes_the_architecture_that_its_hint_asks_for(
     for name, tensor in mean.items():
         expected = (one[name].double() + other[name].double()) / 2
         torch.testing.assert_close(tensor.double(), expected, rtol=0, atol=1e-7)
-    (entry,) = hs.checkpoints.reading.open_checkpoint(tmp_path / "mean").manifest.history
+    (entry,) = hs.checkpoints.checkpoint.open_checkpoint(tmp_path / "mean").manifest.history
     assert entry.args["arch"] == arch
 
 

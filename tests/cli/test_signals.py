@@ -38,7 +38,7 @@ AT = {
         tensors._combine = wrapped
     """,
     "a state": """
-        import hydrasurgeon.tuning.state as state
+        import hydrasurgeon.tuning.training_state as state
         plain = state.TrainingState.write
         def written(*rest):
             plain(*rest)

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.maps import attention_maps
 from hydrasurgeon.criteria.cahp import choice as cahp
-from hydrasurgeon.criteria.cahp.criterion import (
+from hydrasurgeon.criteria.cahp.attention_map_score import (
     ClassMoments,
     jeffries_matusita,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import record_in_place
 from hydrasurgeon.criteria.circuits.search import Exact
 from hydrasurgeon.files.manifest import Score
@@ -30,7 +30,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     step = Exact.next
 
     def counted(self: Any, removed: Any) -> Any:
-        run.append(len(self.task.left(removed)))
+        run.append(len(self.problem.left(removed)))
         return step(self, removed)
 
     monkeypatch.setattr(Exact, "next", counted)

@@ -15,7 +15,7 @@ from hydrasurgeon.data.samples import Subset, limited
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.sets import labelled_sets
-from hydrasurgeon.options.columns import DataSpec
+from hydrasurgeon.options.column_roles import DataSpec
 from hydrasurgeon.options.measuring import EvaluateOptions
 
 

@@ -16,7 +16,7 @@ from hydrasurgeon.data import open_data
 from hydrasurgeon.data.matching import new_task
 from hydrasurgeon.data.samples import Joined, fit_classes
 from hydrasurgeon.data.sources import in_memory
-from hydrasurgeon.data.words import SplitText, TokenizeWords, words_of
+from hydrasurgeon.data.word_tokens import SplitText, TokenizeWords, words_of
 from hydrasurgeon.errors import CheckpointError, DataError
 from hydrasurgeon.files.manifest import OF_WORDS, Model
 

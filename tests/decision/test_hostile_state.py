@@ -16,13 +16,16 @@ from tiny_families import FAMILIES
 from torch import Tensor
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.files.manifest import parse_manifest
 from hydrasurgeon.files.tensors import TensorFile
 
-IDS, IDF = "hydrasurgeon.decision.words.ids", "hydrasurgeon.decision.words.idf"
+IDS, IDF = (
+    "hydrasurgeon.decision.bag_of_words_fit.ids",
+    "hydrasurgeon.decision.bag_of_words_fit.idf",
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from scipy.special import expit, softmax
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from hydrasurgeon.decision.bag_of_words_fit import Kind, fit_words, path
 from hydrasurgeon.decision.blend import fit_blend, losses
-from hydrasurgeon.decision.words import Kind, fit_words, path
-from hydrasurgeon.run.words import BUCKETS, FACTOR, BagOfWords
+from hydrasurgeon.run.bag_of_words import BUCKETS, FACTOR, BagOfWords
 
 TEXTS = 60
 CLASSES = 3

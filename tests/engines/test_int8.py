@@ -15,7 +15,7 @@ from exporting import exports, onnx_writes
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.engines.graph import open_graph
 from hydrasurgeon.engines.int8 import quantised

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.heads import Head, all_heads
 from hydrasurgeon.runtime.classifier import live_module
 

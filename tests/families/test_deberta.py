@@ -13,7 +13,7 @@ from tiny_members import RAGGED, logits, member, members_of, tune
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.families.base import BareCheckpoint

@@ -13,7 +13,7 @@ from tiny_families import CLASSES, FAMILIES, HEADS, LAYERS, VOCAB, Family, token
 from tiny_members import RAGGED, logits, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.heads import HeadAxis, head_mask, take_heads
 

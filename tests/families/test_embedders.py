@@ -16,7 +16,7 @@ from torch import Tensor
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.layers import run_block
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError, SurgeryError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.files.manifest import Pooling

@@ -26,7 +26,7 @@ from tiny_members import RAGGED, logits, member, members_of, tuned_of
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Stack
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.criteria.circuits.engine import CircuitEngine
 from hydrasurgeon.heads import all_heads
 from hydrasurgeon.options.shared import Run

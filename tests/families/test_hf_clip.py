@@ -13,7 +13,7 @@ from tiny_families import CLASSES, FAMILIES, IMAGE, transformers_model
 from tiny_members import logits
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import as_single, open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.hf_clip.family import KINDS, HFClip, ImageTowerConfig, flat, weights

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES, TEXT, tokenizer
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, DataError, ManifestError
 
 

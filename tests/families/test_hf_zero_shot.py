@@ -12,11 +12,11 @@ from tiny_families import ADJECTIVES, FAMILIES, IMAGE, TEXT, VOCAB, tokenizer, t
 from tiny_members import KEPTS, logits, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, Disagreement, UsageError
 from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.hf_clip.both_towers import read_towers, weights
-from hydrasurgeon.families.hf_clip.zero_shot import HFZeroShot
+from hydrasurgeon.families.hf_clip.zero_shot_family import HFZeroShot
 from hydrasurgeon.families.hf_clip.zero_shot_modules import canonical
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.runtime.hydra import Hydra

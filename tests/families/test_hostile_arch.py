@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.families.hf_encoder.family import HFEncoder

@@ -14,7 +14,7 @@ from tiny_families import CLASSES, DIM, FAMILIES, HEADS, tokenizer
 from tiny_members import RAGGED, logits, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.families import family_of, family_of_bare
 from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.modernbert.family import ModernBert

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import DataError, SurgeryError, UsageError
 from hydrasurgeon.families.open_clip.family import OpenCLIP, stock_config, weights
 from hydrasurgeon.families.weights import shapes_of

@@ -18,7 +18,7 @@ import hydrasurgeon as hs
 from hydrasurgeon import families
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.families.base import BareCheckpoint, Family
 from hydrasurgeon.families.weights import OUT, PACKED, Weight, linear, norm
 from hydrasurgeon.files import manifest

@@ -18,7 +18,7 @@ from tiny_families import FAMILIES, Family
 from torch import Tensor
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.measuring.predictions import read_predictions, write_predictions
 from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.serving.inputs import RequestInput

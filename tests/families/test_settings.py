@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
 from hydrasurgeon.families import family_of
 from hydrasurgeon.families.base import BareCheckpoint

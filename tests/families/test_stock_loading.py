@@ -15,7 +15,7 @@ from tiny_families import CLASSIFIERS, FAMILIES, Family, thoroughly
 from tiny_members import KEPTS, RAGGED, member, tuned_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError
 
 HF = [name for name in tiny_families.KINDS if FAMILIES[name].library == "transformers"]

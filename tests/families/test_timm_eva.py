@@ -11,7 +11,7 @@ from tiny_families import DIM, FAMILIES, HEADS
 from tiny_members import RAGGED, logits, member
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families import family_of_bare
 from hydrasurgeon.families.base import BareCheckpoint

@@ -11,7 +11,7 @@ import pytest
 from tiny_families import FAMILIES, VOCAB, WORDS
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.families.hf_encoder.companions import check_files, load_tokenizer

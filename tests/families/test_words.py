@@ -14,8 +14,8 @@ from tiny_members import KEPTS, RAGGED, logits, member, members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.anatomy.words import NOTHING, WORDS
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.anatomy.word_logits import NOTHING, WORDS
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.heads import all_heads
 
 TAGS = ("O", "B-A", "I-A")

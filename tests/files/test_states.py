@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import save_file
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
 from hydrasurgeon.files.resumable import FORMAT, Resumable
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import open_data
 
 VIT = FAMILIES["timm ViT"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from hydrasurgeon.measuring.sets import by_path, name_of
 
 MAKE = Callable[..., Path]

@@ -15,7 +15,7 @@ from hydrasurgeon.measuring.predictions import Predictions, write_predictions
 from hydrasurgeon.report.classes import class_tables
 from hydrasurgeon.statistics.probabilities import softmax
 from hydrasurgeon.tasks.base import Outputs
-from hydrasurgeon.tasks.entities import JudgedTokens
+from hydrasurgeon.tasks.entity_answers import JudgedTokens
 
 
 def predictions(

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.measuring.bootstrap import compared, is_paired
 from hydrasurgeon.measuring.measure import Answered, answered
+from hydrasurgeon.measuring.model_differences import compared, is_paired
 from hydrasurgeon.measuring.predictions import Predictions
 from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.bootstrap import Ranked

@@ -20,7 +20,7 @@ from hydrasurgeon.statistics.metrics import risks
 from hydrasurgeon.statistics.probabilities import softmax, surest
 from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tasks.base import Outputs
-from hydrasurgeon.tasks.entities import JudgedTokens
+from hydrasurgeon.tasks.entity_answers import JudgedTokens
 
 TOKENS = TASKS["token_classification"]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hydrasurgeon.measuring.results import COST
 from hydrasurgeon.render.console import show_wrapped
-from hydrasurgeon.render.tables import bounded, show_table
+from hydrasurgeon.render.terminal_tables import bounded, show_table
 from hydrasurgeon.report.columns import columns
 
 

@@ -11,7 +11,7 @@ from tiny_families import Family, thoroughly
 from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import WithFeatures, classifiers
 

@@ -10,7 +10,7 @@ import torch
 from tiny_families import FAMILIES, LAYERS, Family, thoroughly
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import as_classifier
 

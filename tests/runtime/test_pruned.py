@@ -12,7 +12,7 @@ from torch import nn
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.checkpoints.reading import as_single, open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import as_single, open_checkpoint
 from hydrasurgeon.heads import all_heads
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 

@@ -111,7 +111,7 @@ def texts(
 ) -> Any:
     """A server of texts that says what it was asked, or what `answer` makes of it."""
     from hydrasurgeon.data.texts import Tokenize
-    from hydrasurgeon.serving.app import Batcher, RequestCounts, Service, app_of
+    from hydrasurgeon.serving.http_app import Batcher, RequestCounts, Service, app_of
     from hydrasurgeon.serving.inputs import Bodies
     from hydrasurgeon.serving.open_inference import Signature
     from hydrasurgeon.serving.system_one import ServedModel

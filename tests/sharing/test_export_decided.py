@@ -18,7 +18,7 @@ from tiny_members import members_of
 from torch import nn
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines import onnx as sharing
 from hydrasurgeon.engines.program import decision_outputs

@@ -16,7 +16,7 @@ from tiny_families import FAMILIES, LAYERS
 from tiny_members import RAGGED, member, members_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import OutputError, SurgeryError, UsageError
 from hydrasurgeon.stages.export import export

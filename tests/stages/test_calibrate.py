@@ -15,7 +15,7 @@ from tiny_families import FAMILIES, ONE_CLASS, Family, thoroughly
 from tiny_members import members_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import CheckpointError, DataError, Disagreement, UsageError
 from hydrasurgeon.files.decided import PREFIX

@@ -15,7 +15,7 @@ from tiny_families import FAMILIES
 from tiny_members import KEPTS, member, tune
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import CheckpointError, ManifestError, UsageError
 from hydrasurgeon.files.manifest import parse_manifest, sidecar

@@ -10,10 +10,10 @@ import pytest
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.decision import words as fitting_words
+from hydrasurgeon.decision import bag_of_words_fit
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring.predictions import read_outputs
-from hydrasurgeon.run import words as reading_words
+from hydrasurgeon.run import bag_of_words
 
 VAL, TRAIN, TEST = 400, 200, 4000
 RISK, COVERAGE = 0.3, 0.9
@@ -48,7 +48,7 @@ def files(folder: Path, random: np.random.Generator, share: float) -> dict[str, 
 def test_promises_hold_where_a_twentieth_is_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (fitting_words, reading_words):
+    for module in (bag_of_words_fit, bag_of_words):
         monkeypatch.setattr(module, "BUCKETS", 64)  # pairs take most of the time
     broken, covered, answered = 0, [], []
     for seed in range(DRAWS):

@@ -14,7 +14,7 @@ import pytest
 from tiny_families import FAMILIES, WORDS
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import DataError

@@ -15,7 +15,7 @@ from tiny_families import FAMILIES, WORDS
 from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import DataError, HydraError, UsageError
 
 BERT, NAMES = FAMILIES["BERT"], ("red", "round", "small")

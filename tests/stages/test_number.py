@@ -16,8 +16,8 @@ from tiny_families import FAMILIES, WORDS
 from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.checkpoints.decided_words import decision_lines
-from hydrasurgeon.checkpoints.reading import open_checkpoint
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.stages.monitor import monitor
 

@@ -17,7 +17,7 @@ from tiny_families import FAMILIES, WORDS
 from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.decision.split import split_rows
 from hydrasurgeon.errors import DataError, HydraError
 from hydrasurgeon.stages.monitor import monitor

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import DataError, OutputError, UsageError
@@ -255,7 +255,7 @@ def test_a_few_rows_leave_nothing_beside_the_output(
 
 def test_a_table_is_harmless_in_a_spreadsheet_and_on_a_terminal(tmp_path: Path) -> None:
     """Class names and ids come from others; numbers stay numbers, and `monitor` reads the table."""
-    from hydrasurgeon.checkpoints.reading import rewritten
+    from hydrasurgeon.checkpoints.checkpoint import rewritten
     from hydrasurgeon.checkpoints.writing import save
     from hydrasurgeon.stages.monitor import monitor
 

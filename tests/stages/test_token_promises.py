@@ -11,7 +11,7 @@ from tiny_families import WORDS
 from tiny_tokens import write
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.measuring.results import IdResult
 
 

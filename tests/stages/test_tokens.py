@@ -15,8 +15,8 @@ from tiny_families import FAMILIES, HEADS, WORDS
 from tiny_members import members_of, tune, tuned_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.anatomy.words import are_there
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.anatomy.word_logits import are_there
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.slow
 

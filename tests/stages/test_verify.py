@@ -17,7 +17,7 @@ from tiny_members import members_of
 from torch import Tensor
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.files.tensors import TensorFile
 from hydrasurgeon.stages.verify import Verification, verify

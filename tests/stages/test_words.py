@@ -17,19 +17,19 @@ from tiny_families import FAMILIES
 from tokenizers import Tokenizer
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint, undecided
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, undecided
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.data.words import TokenizeWords
+from hydrasurgeon.data.word_tokens import TokenizeWords
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.errors import CheckpointError, DataError, UsageError
 from hydrasurgeon.files import decided
 from hydrasurgeon.options.deciding import CalibrateOptions
-from hydrasurgeon.run.words import BUCKETS, FACTOR
+from hydrasurgeon.run.bag_of_words import BUCKETS, FACTOR
 from hydrasurgeon.serving.inputs import TOKENS
 from hydrasurgeon.stages import calibrate_words, serve
 from hydrasurgeon.stages.export import export
 
-PREFIX = "hydrasurgeon.decision.words."
+PREFIX = "hydrasurgeon.decision.bag_of_words_fit."
 
 
 @pytest.fixture(scope="module")
@@ -370,7 +370,7 @@ def test_eval_can_leave_words_out(place: Path) -> None:
     assert alone.nll == pytest.approx(-np.log(own).mean(), abs=1e-5)
     done = hs.evaluate([place / "cascade"], **options)
     assert done.report.results[0].id.nll != alone.nll
-    told = "first: measured without its cascade; --cascade measures it as deployed"
+    told = "cascade: measured without its cascade; --cascade measures it as deployed"
     assert told in done.notes
     assert told not in hs.evaluate([place / "blend"], **options).notes
     staged = hs.evaluate([place / "cascade"], cascade=True, **options)
@@ -534,7 +534,7 @@ def outputs_of(place: Path, path: Path, rows: list[str]) -> np.ndarray:
 
 
 def test_entities_have_none(place: Path) -> None:
-    from hydrasurgeon.decision.reading import lacks
+    from hydrasurgeon.decision.text_model import lacks
     from hydrasurgeon.tasks import TASKS
 
     why = lacks(TASKS["token_classification"], None, None, first=False)  # type: ignore[arg-type]

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.tensors import Planned
-from hydrasurgeon.runtime.tensors import to_raw, to_tensor
+from hydrasurgeon.runtime.torch_tensors import to_raw, to_tensor
 
 
 def edited(path: Path, out: Path, change: Callable[[str, Tensor], Tensor], **fields: Any) -> Path:

@@ -11,7 +11,7 @@ from edited import edited
 from numpy.typing import NDArray
 
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import open_data
 from hydrasurgeon.heads import Head
 from hydrasurgeon.options.shared import Run

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hydrasurgeon.checkpoints.reading import rewritten
+from hydrasurgeon.checkpoints.checkpoint import rewritten
 from hydrasurgeon.checkpoints.writing import save
 from hydrasurgeon.files.atomic import claims, output_path
-from hydrasurgeon.runtime.tensors import plan_tensors
+from hydrasurgeon.runtime.torch_tensors import plan_tensors
 from hydrasurgeon.tuning.start import starting_module, starting_point
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem, measure
 from hydrasurgeon.data import Batches, fit_classes, open_data
 from hydrasurgeon.heads import Head

@@ -11,7 +11,7 @@ from tiny_families import KEPTS as KEPTS
 from tiny_families import Family
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 
 RAGGED = [[0, 2, 3], [], [1]]
 
@@ -41,11 +41,11 @@ def logits(path: Path, inputs: Any, dtype: str = "float32") -> torch.Tensor:
 
 def tune(path: Path, out: Path, seed: int) -> Path:
     """Write a copy whose every tensor moved a little."""
-    from hydrasurgeon.checkpoints.reading import rewritten
+    from hydrasurgeon.checkpoints.checkpoint import rewritten
     from hydrasurgeon.checkpoints.writing import save
     from hydrasurgeon.files.manifest import Manifest
     from hydrasurgeon.files.tensors import Planned
-    from hydrasurgeon.runtime.tensors import to_raw, to_tensor
+    from hydrasurgeon.runtime.torch_tensors import to_raw, to_tensor
 
     opened = open_checkpoint(path)
     generator = torch.Generator().manual_seed(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.anatomy.words import NOTHING
+from hydrasurgeon.anatomy.word_logits import NOTHING
 from hydrasurgeon.statistics.entities import with_openings
 
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]

@@ -14,7 +14,7 @@ from tiny_families import ONE_CLASS, Family, thoroughly
 from tiny_members import tune
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import Checkpoint, open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from hydrasurgeon.errors import SurgeryError, UsageError
 
 MAKE = Callable[..., Path]

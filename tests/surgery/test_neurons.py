@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_single
+from hydrasurgeon.checkpoints.checkpoint import open_single
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import Disagreement, ManifestError
 from hydrasurgeon.families.weights import all_neurons

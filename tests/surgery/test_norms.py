@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.stages.inspect import inspect
 from hydrasurgeon.stages.verify import verify
 

@@ -14,7 +14,7 @@ from edited import edited
 from safetensors.torch import load_file
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError
 
 MAKE = Callable[..., Path]
@@ -94,10 +94,10 @@ def fused_of(whole: Path, tmp_path: Path, mode: str, tuned: bool) -> tuple[Any, 
 
 def scrambled(path: Path, out: Path, change: Callable[[str], bool], seed: int) -> Path:
     """A member whose tensors of some names were 'tuned': random noise added, manifest made afresh."""
-    from hydrasurgeon.checkpoints.reading import rewritten
+    from hydrasurgeon.checkpoints.checkpoint import rewritten
     from hydrasurgeon.checkpoints.writing import save
     from hydrasurgeon.files.tensors import Planned
-    from hydrasurgeon.runtime.tensors import to_raw
+    from hydrasurgeon.runtime.torch_tensors import to_raw
 
     generator = torch.Generator().manual_seed(seed)
     opened = open_checkpoint(path)

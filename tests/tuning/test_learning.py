@@ -14,7 +14,7 @@ from tiny_families import FAMILIES
 from torch import Tensor, nn
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.reading import open_single
+from hydrasurgeon.checkpoints.checkpoint import open_single
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batch
 from hydrasurgeon.errors import DataError, UsageError
@@ -196,7 +196,7 @@ def test_teachers_of_another_kind(what: str, tiny: MAKE, tmp_path: Path, images:
         FAMILIES["timm ViT"].write(tmp_path / "other")
         other = tmp_path / "other"
     else:
-        from hydrasurgeon.checkpoints.reading import rewritten
+        from hydrasurgeon.checkpoints.checkpoint import rewritten
         from hydrasurgeon.checkpoints.writing import save
 
         model = opened.manifest.model

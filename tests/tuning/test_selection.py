@@ -16,7 +16,7 @@ from hydrasurgeon.data.pictures import InTimm
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.transforms import train_transform
 from hydrasurgeon.tuning.recipes import Recipe, load_recipe
-from hydrasurgeon.tuning.state import TrainingPosition
+from hydrasurgeon.tuning.training_state import TrainingPosition
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
-from hydrasurgeon.anatomy.words import NOTHING, widened
+from hydrasurgeon.anatomy.word_logits import NOTHING, widened
 from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tasks.base import Outputs

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.files.resumable import FORMAT
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
-from hydrasurgeon.tuning.state import TrainingState
+from hydrasurgeon.tuning.training_state import TrainingState
 
 IDENTITY = {"seed": 0}
 POSITION = {"step": 3, "loss_sum": 1.5, "loss_count": 2, "log": [{"epoch": 1.0, "loss": 0.5}]}

@@ -9,7 +9,7 @@ from typing import Any
 from hydrasurgeon import HydraError, render
 from hydrasurgeon.options.base import about
 from hydrasurgeon.render.console import Part, notes, show
-from hydrasurgeon.render.tables import show_table
+from hydrasurgeon.render.terminal_tables import show_table
 from probing.options import ProbeOptions
 from probing.probe import probe
 from probing.report import ProbeReport, Proposition, Separation

@@ -13,14 +13,14 @@ import numpy as np
 from torch import Tensor
 
 from hydrasurgeon.anatomy.hooks import ablated
-from hydrasurgeon.checkpoints.reading import Single
+from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.data import Batches, Samples, fit_classes, moved, open_data
 from hydrasurgeon.errors import DataError, SurgeryError
 from hydrasurgeon.files.manifest import SingleManifest
 from hydrasurgeon.heads import Head
 from hydrasurgeon.measuring.sets import in_samples, parse_ood
 from hydrasurgeon.runtime.classifier import live_module
-from hydrasurgeon.runtime.tensors import device_of, dtype_of
+from hydrasurgeon.runtime.torch_tensors import device_of, dtype_of
 from hydrasurgeon.tasks import task_of
 from hydrasurgeon.tuning.losses import losses_of
 from probing.curvature import (

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.checkpoints.checkpoint import Single, open_single, undecided
 from hydrasurgeon.checkpoints.class_names import classifying
-from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.criteria import chooser, criterion, score_key
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.data import open_data

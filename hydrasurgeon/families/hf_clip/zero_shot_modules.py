@@ -25,7 +25,7 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.heads import Kept
 
 if TYPE_CHECKING:
-    from hydrasurgeon.families.hf_clip.zero_shot import HFZeroShot
+    from hydrasurgeon.families.hf_clip.zero_shot_family import HFZeroShot
 
 HIGHEST = 2
 """Number in old CLIPs' configs for the token with the highest id, at which a text is read."""

@@ -52,7 +52,7 @@ from hydrasurgeon.families.hf_encoder.embedders import (
     longest,
     pooling_of,
 )
-from hydrasurgeon.families.hf_encoder.vocabulary import closed, trimmed_files
+from hydrasurgeon.families.hf_encoder.tokenizer_files import closed, trimmed_files
 from hydrasurgeon.families.settings import Images, TextPreprocess, parse, pick_fields
 from hydrasurgeon.families.weights import all_neurons
 from hydrasurgeon.files.manifest import OF_WORDS, Manifest, Model, TaskName, Tower
@@ -466,7 +466,7 @@ class HFEncoder(OfImages):
         config = self.config(model)
         if isinstance(config, TextEncoder):
             from hydrasurgeon.data.texts import Tokenize
-            from hydrasurgeon.data.words import TokenizeWords
+            from hydrasurgeon.data.word_tokens import TokenizeWords
 
             load = partial(
                 load_tokenizer, dict(files or {}), config.model_type, config.vocab_size, self.reader

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hydrasurgeon.anatomy.construction import construction
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Attention, Block, Stack
-from hydrasurgeon.anatomy.words import WORDS, of_words
+from hydrasurgeon.anatomy.word_logits import WORDS, of_words
 from hydrasurgeon.families.disk_names import DiskNamed
 from hydrasurgeon.families.hf_encoder.architectures import (
     KINDS,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.maps import real_tokens
 from hydrasurgeon.anatomy.parts import Anatomy, Block, Stack
-from hydrasurgeon.anatomy.words import WORDS
+from hydrasurgeon.anatomy.word_logits import WORDS
 from hydrasurgeon.families.hf_encoder.modeling_hydrasurgeon import pool
 from hydrasurgeon.families.hf_encoder.modules import (
     Encoder,

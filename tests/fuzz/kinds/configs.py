@@ -71,7 +71,7 @@ def _command(random: Random) -> tuple[str, ...]:
 def use(path: Path, out: Path, runs: float) -> None:
     """Open it, and prepare what live data would go through; cut the vocabulary of a few."""
     import hydrasurgeon as hs
-    from hydrasurgeon.checkpoints.reading import open_checkpoint
+    from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
     from hydrasurgeon.families import family_of
 
     opened = open_checkpoint(path)

@@ -58,7 +58,7 @@ def _command(random: Random) -> tuple[str, ...]:
 
 def use(path: Path, out: Path, further: float) -> None:
     """Open and describe it; some of what is taken is also cut, fused, and run."""
-    from hydrasurgeon.checkpoints.reading import open_checkpoint
+    from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
     from hydrasurgeon.files.manifest import parse_manifest
 
     opened = open_checkpoint(path)
@@ -87,7 +87,7 @@ def _work(path: Path, kind: str, out: Path, further: float) -> None:
 
 def _write_again(path: Path, out: Path) -> None:
     """A hydra as a directory, with the state's own file, its model card and its modelling files."""
-    from hydrasurgeon.checkpoints.reading import open_checkpoint, rewritten
+    from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
     from hydrasurgeon.checkpoints.writing import save
     from hydrasurgeon.files.tensors import Planned
 
@@ -110,7 +110,7 @@ def _run(path: Path) -> None:
     import torch
 
     import hydrasurgeon as hs
-    from hydrasurgeon.checkpoints.reading import open_checkpoint
+    from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 
     model = open_checkpoint(path).manifest.model
     if model.family == "open_clip":

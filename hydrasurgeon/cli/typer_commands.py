@@ -91,7 +91,7 @@ def _look(options: Options) -> None:
     from hydrasurgeon.checkpoints.folder import find, parts_of, present
     from hydrasurgeon.checkpoints.hub import is_hub_id
     from hydrasurgeon.data.places import is_there, located
-    from hydrasurgeon.options.columns import DataSpec, is_share
+    from hydrasurgeon.options.column_roles import DataSpec, is_share
 
     for flag, names in options.named(CRITERIA):
         from hydrasurgeon.criteria import criterion

@@ -20,7 +20,7 @@ from hydrasurgeon.data.labels import LabelColumn
 from hydrasurgeon.data.samples import MAX_TEXT, Decoded, Samples
 from hydrasurgeon.data.texts import IDS, Tokenize, blamed
 from hydrasurgeon.errors import DataError
-from hydrasurgeon.run.texts import overlapping
+from hydrasurgeon.run.tokenizing import overlapping
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,7 +16,7 @@ from hydrasurgeon.files.atomic import replacing
 from hydrasurgeon.files.decision_file import FORMAT, Header, read_decision_file
 from hydrasurgeon.files.manifest import HEADER_KEY, UNKNOWN, Step
 from hydrasurgeon.files.tensors import planned, write_tensors
-from hydrasurgeon.run.words import WordIds
+from hydrasurgeon.run.bag_of_words import WordIds
 from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tasks.base import Prediction
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hydrasurgeon.statistics.words import NOTHING
+from hydrasurgeon.statistics.padded_words import NOTHING
 
 WORDS = "words"
 """The input that says where words stand."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from hydrasurgeon.checkpoints.reading import Checkpoint, Single
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, Single
 from hydrasurgeon.data import moved
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.weights import head_axes, neuron_sizes

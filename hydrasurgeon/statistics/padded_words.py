@@ -1,5 +1,5 @@
 """Places for the words of texts in arrays: the axis of words is as long as the longest text, and a
-place without a word holds `NOTHING` in all classes. `anatomy.words` says where it comes from.
+place without a word holds `NOTHING` in all classes. `anatomy.word_logits` says where it comes from.
 """
 
 from __future__ import annotations

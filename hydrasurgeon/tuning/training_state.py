@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from hydrasurgeon.files.atomic import replacing
-from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.tensors import TensorFile, digest, weights_sha256, write_tensors
-from hydrasurgeon.runtime.tensors import TORCH, plan_tensors, to_tensor
+from hydrasurgeon.files.torchrun import is_main_process
+from hydrasurgeon.runtime.torch_tensors import TORCH, plan_tensors, to_tensor
 
 if TYPE_CHECKING:
     from hydrasurgeon.tuning.recipes import Recipe

@@ -12,7 +12,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.data.samples import UNLABELLED
-from hydrasurgeon.data.words import words_of
+from hydrasurgeon.data.word_tokens import words_of
 from hydrasurgeon.run.shapes import Bool, Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows, Selective, Values, counted, summed
 from hydrasurgeon.statistics.entities import (

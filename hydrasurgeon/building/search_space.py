@@ -12,8 +12,8 @@ from typing import Any
 from numpy import ndarray
 
 from hydrasurgeon.building.answers import AnswerStore
+from hydrasurgeon.building.budgets import SMALLEST, UNITS, Budget, ModelSizes, cost_of
 from hydrasurgeon.building.clock import EIGHT_BITS, Clock, Taken
-from hydrasurgeon.building.cost import SMALLEST, UNITS, Budget, ModelSizes, cost_of
 from hydrasurgeon.building.members import (
     SEEDS,
     Cuts,
@@ -26,11 +26,11 @@ from hydrasurgeon.building.members import (
 from hydrasurgeon.building.plan import Plan
 from hydrasurgeon.building.table import Candidate, Entry
 from hydrasurgeon.building.work import Workshop, WorkState
-from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
+from hydrasurgeon.checkpoints.checkpoint import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.data import Samples, first_batch
 from hydrasurgeon.data.folds import folds_of
 from hydrasurgeon.decision.fitting import halves
-from hydrasurgeon.decision.reading import (
+from hydrasurgeon.decision.text_model import (
     Reading,
     fit_reading,
     lacks,
@@ -41,7 +41,7 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.lookup import format_number
-from hydrasurgeon.options.commands import CommandLine
+from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.surgery.means import check_common_start
 from hydrasurgeon.surgery.repair import sharing

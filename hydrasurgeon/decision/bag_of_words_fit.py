@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrasurgeon.run.words import BUCKETS, BagOfWords, Floats, Ids, counted, unit
+from hydrasurgeon.run.bag_of_words import BUCKETS, BagOfWords, Floats, Ids, counted, unit
 
 Kind = Literal["softmax", "sigmoid", "square"]
 """Meaning of the outputs: log-odds of classes, log-odds of each label, or numbers."""

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import TokenIds, reader_of
+from hydrasurgeon.decision.bag_of_words_fit import FEWEST, Kind, fit_words, fit_words_in_folds
 from hydrasurgeon.decision.blend import Blend, fit_blend, losses, means, scaled
 from hydrasurgeon.decision.state import State, with_seen
-from hydrasurgeon.decision.words import FEWEST, Kind, fit_words, fit_words_in_folds
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
-from hydrasurgeon.run.words import BagOfWords, Floats
+from hydrasurgeon.run.bag_of_words import BagOfWords, Floats
 from hydrasurgeon.tasks.base import Outputs, Task
 
 
