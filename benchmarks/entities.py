@@ -254,11 +254,11 @@ def main() -> None:
     if options.promises:
         write({"abroad": abroad(places[0]), "promises": splits(places[0])})
         return
-    wanted = [name.strip() for name in options.rows.split(";") if name.strip()] or [*ROWS]
+    row_names = [name.strip() for name in options.rows.split(";") if name.strip()] or [*ROWS]
     for seed, place in places.items():
         place.cache.mkdir(parents=True, exist_ok=True)
         for engine in options.engines:
-            for name in wanted:
+            for name in row_names:
                 row = stored()["seeds"].get(str(seed), {}).get(name, {})
                 if engine in row:
                     continue

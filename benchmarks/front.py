@@ -311,13 +311,13 @@ def errors(row: Said, rival: Said) -> dict[str, float]:
 
 
 def measured(
-    place: Place, wanted: Sequence[str], before: Mapping[str, Any]
+    place: Place, row_names: Sequence[str], before: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of one seed whenever there is one more. `before` holds those that are measured
     already.
     """
     rows_by_name, table = rows(place), dict(before)
-    chosen = {name: row for name, row in rows_by_name.items() if name in wanted or not wanted}
+    chosen = {name: row for name, row in rows_by_name.items() if name in row_names or not row_names}
     by_model: dict[Path, list[str]] = {}
     readers: dict[Any, Any] = {}
     for name, row in chosen.items():
@@ -394,7 +394,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="only this one")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = [name.strip() for name in options.rows.split(";") if name.strip()]
+    row_names = [name.strip() for name in options.rows.split(";") if name.strip()]
     for seed in range(options.seeds) if options.seed is None else [options.seed]:
         place = Place(
             TASKS[options.task], options.shared, options.cache / options.task / str(seed), seed
@@ -402,10 +402,10 @@ def main() -> None:
         place.cache.mkdir(parents=True, exist_ok=True)
         before = results().get(options.task, {}).get("seeds", {}).get(str(seed), {})
         if options.time:
-            names = [name for name in rows(place) if name in (wanted or before)]
+            names = [name for name in rows(place) if name in (row_names or before)]
             write(options.task, times=machine() | timed(place, names))
             break
-        for table in measured(place, wanted, before):
+        for table in measured(place, row_names, before):
             seeds = results().get(options.task, {}).get("seeds", {}) | {str(seed): table}
             write(options.task, **machine(), seeds=dict(sorted(seeds.items())))
 

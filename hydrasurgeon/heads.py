@@ -71,12 +71,12 @@ def kept_from_mask(mask: NDArray[np.bool_]) -> Layers:
     return tuple(tuple(h for h, kept in enumerate(row) if kept) for row in mask.tolist())
 
 
-def positions(present: Sequence[int], wanted: Iterable[int]) -> list[int]:
-    """Return the indices of the `wanted` heads among the `present` ones, for slicing a pruned
+def positions(present: Sequence[int], heads: Iterable[int]) -> list[int]:
+    """Return the indices of `heads` among the `present` heads, for slicing a pruned
     tensor.
     """
     where = {head: i for i, head in enumerate(present)}
-    return [where[head] for head in wanted]
+    return [where[head] for head in heads]
 
 
 def drop(kept: Kept, removed: Iterable[Head]) -> dict[str, Layers]:

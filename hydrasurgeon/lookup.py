@@ -87,12 +87,12 @@ def need(*modules: str, purpose: str, extra: str | None = None) -> None:
     them.
     """
     missing = [INSTALLED_AS.get(name, name) for name in modules if find_spec(name) is None]
-    wanted = " ".join(missing) if extra is None else f'"hydrasurgeon[{extra}]"'
+    packages = " ".join(missing) if extra is None else f'"hydrasurgeon[{extra}]"'
     if missing:
         raise MissingDependency(
             (
                 f"{purpose} needs {' and '.join(missing)}, which "
                 f"{'is' if len(missing) == 1 else 'are'} not installed"
             ),
-            hint=f"Run `pip install {wanted}`.",
+            hint=f"Run `pip install {packages}`.",
         )

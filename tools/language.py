@@ -46,6 +46,7 @@ BANNED = frozenset(
         "what",
         "both",
         "others",
+        "wanted",
         "whole",
         "begun",
         "every",

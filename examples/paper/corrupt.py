@@ -439,7 +439,7 @@ def corruptions_of(entries: Iterable[str], kind: str) -> tuple[Corruption, ...]:
     """Return the requested corruptions without repetitions. `all` stands for every corruption of
     this kind of data; a name without severity stands for all five.
     """
-    wanted: dict[Corruption, None] = {}
+    corruptions: dict[Corruption, None] = {}
     names = ("all", *NAMES[kind])
     for entry in entries:
         match, name = FORM.fullmatch(entry), entry.partition(":")[0]
@@ -458,8 +458,8 @@ def corruptions_of(entries: Iterable[str], kind: str) -> tuple[Corruption, ...]:
             )
         for corruption in NAMES[kind] if name == "all" else (name,):
             for strength in SEVERITIES if severity is None else (severity,):
-                wanted[Corruption(corruption, strength)] = None
-    return tuple(wanted)
+                corruptions[Corruption(corruption, strength)] = None
+    return tuple(corruptions)
 
 
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")

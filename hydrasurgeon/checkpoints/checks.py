@@ -80,13 +80,16 @@ def sound_digests(checkpoint: Checkpoint) -> dict[str, str]:
 def checks_alone(checkpoint: Checkpoint, contents: WeightCheck) -> list[Check]:
     """Run all checks that need no other file; opening has checked that the parts agree."""
     model, manifest = checkpoint.manifest.model, checkpoint.manifest
-    actual, wanted = weights_sha256(checkpoint.tensors, contents.digests), manifest.weights_sha256
-    holds: bool | None = actual == wanted
+    actual, recorded_hash = (
+        weights_sha256(checkpoint.tensors, contents.digests),
+        manifest.weights_sha256,
+    )
+    holds: bool | None = actual == recorded_hash
     detail = short(actual)
     if not checkpoint.recorded:
         holds, detail = None, f"{detail}; no manifest says what it should be"
     elif not holds:
-        detail = f"the manifest says {short(wanted)}, the tensors {detail}"
+        detail = f"the manifest says {short(recorded_hash)}, the tensors {detail}"
     numbers = (
         f"NaN or infinity in {first(contents.spoiled)}"
         if contents.spoiled
@@ -115,15 +118,17 @@ def checks_alone(checkpoint: Checkpoint, contents: WeightCheck) -> list[Check]:
 
 def record_check(manifest: Manifest) -> Check:
     """Check that the manifest is as it was when the file was written."""
-    name, wanted, actual = "manifest hash", manifest.record_sha256, manifest.record_hash()
-    if wanted is None:
+    name, recorded_hash, actual = "manifest hash", manifest.record_sha256, manifest.record_hash()
+    if recorded_hash is None:
         # An older version that made it says so in its last step.
         by = manifest.history[-1].versions.get("hydrasurgeon") if manifest.history else None
         if by is not None and by == installed("hydrasurgeon"):
             return Check(name, False, f"it is missing, and version {by} writes one")
         return Check(name, None, "older versions recorded none")
-    if wanted != actual:
-        detail = f"the manifest says {short(wanted)}, what it holds hashes to {short(actual)}"
+    if recorded_hash != actual:
+        detail = (
+            f"the manifest says {short(recorded_hash)}, what it holds hashes to {short(actual)}"
+        )
         return Check(name, False, detail)
     return Check(name, True, short(actual))
 

@@ -65,8 +65,8 @@ def application(command: Command | None) -> typer.Typer:
     return app
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show_version: bool) -> None:
+    if show_version:
         from hydrasurgeon import render
         from hydrasurgeon.files.history import installed
 

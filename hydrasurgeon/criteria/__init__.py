@@ -91,8 +91,8 @@ def score_key(
         raise UsageError(f"--objective {objective} conflicts with --method {method}.")
     if not key.is_circuit:
         return key
-    wanted = key.objective or objective
-    if wanted is None:
+    chosen_objective = key.objective or objective
+    if chosen_objective is None:
         keys = [candidate for candidate in map(ScoreKey.parse, recorded) if candidate.is_circuit]
         if len(keys) > 1:
             raise UsageError(
@@ -101,12 +101,13 @@ def score_key(
             )
         if keys:
             return keys[0]
-        wanted = "avg"
-    if wanted not in OBJECTIVES:
+        chosen_objective = "avg"
+    if chosen_objective not in OBJECTIVES:
         raise UsageError(
-            f"--objective {wanted}: no such objective", hint=f"Available: {', '.join(OBJECTIVES)}."
+            f"--objective {chosen_objective}: no such objective",
+            hint=f"Available: {', '.join(OBJECTIVES)}.",
         )
-    return ScoreKey(CIRCUIT, wanted)
+    return ScoreKey(CIRCUIT, chosen_objective)
 
 
 def neurons_key(method: str | None) -> ScoreKey:

@@ -127,8 +127,8 @@ def _beyond(
 def _order(score: Score, candidates: Sequence[Head]) -> list[Head]:
     """Return the candidates in the order of removal."""
     if score.order is not None:
-        wanted = set(candidates)
-        return [head for head in (Head(*entry) for entry in score.order) if head in wanted]
+        candidate_set = set(candidates)
+        return [head for head in (Head(*entry) for entry in score.order) if head in candidate_set]
     assert score.values is not None
     return removal_order(score.values, candidates)
 

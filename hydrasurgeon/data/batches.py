@@ -122,11 +122,11 @@ class Batches:
                 f"{samples.spec}: holds {samples.kind}s, the model reads {reads}s",
                 hint="Give data of the model's kind.",
             )
-        wanted = getattr(transform, "inputs", None)
-        if samples.kind == "text" and wanted not in (None, samples.inputs):
+        model_inputs = getattr(transform, "inputs", None)
+        if samples.kind == "text" and model_inputs not in (None, samples.inputs):
             raise DataError(
-                f"{samples.spec}: holds {samples.contents}, the model was tuned on {READS[wanted]}",
-                hint=MEND[wanted],
+                f"{samples.spec}: holds {samples.contents}, the model was tuned on {READS[model_inputs]}",
+                hint=MEND[model_inputs],
             )
         self._order: Any = range(len(samples)) if order is None else order
         if samples.kind == "text" and not skip_bad:

@@ -141,7 +141,7 @@ def _kind_of(labels: Labels) -> str:
 
 
 def new_task(
-    spec: str, column: LabelColumn, wanted: TaskName | None
+    spec: str, column: LabelColumn, option_task: TaskName | None
 ) -> tuple[TaskName, int, tuple[str, ...] | None]:
     """Return the task that a new classifier of these labels solves, its number of classes, and
     their names.
@@ -152,7 +152,7 @@ def new_task(
     kind = _kind_of(column.labels)
     if kind == WORDS and column.names is None:
         raise DataError(f"{spec}: its tags are numbers without names", hint=TAGS)
-    task = OF_KINDS.get(kind) or wanted or OF_DTYPES[column.labels.dtype.kind]
+    task = OF_KINDS.get(kind) or option_task or OF_DTYPES[column.labels.dtype.kind]
     if task in ONE_OUTPUT:
         return task, 1, None
     return task, *new_classes(spec, column)
@@ -200,11 +200,11 @@ def matched(spec: str, column: LabelColumn, model: Model) -> LabelColumn:
         numbers = tuple(range(model.num_classes))
         numbered = tuple(map(str, numbers))
         column = replace(column, names=numbered, numbers=numbers, reading="positions")
-    read, wanted, hint = READ.get(model.task) or plugins("tasks")[model.task].labels
+    read, expected_kind, hint = READ.get(model.task) or plugins("tasks")[model.task].labels
     kind = _kind_of(column.labels)
     # Of CLIP a picture may show one thing, or several.
-    if kind != wanted and not (model.is_zero_shot and kind == ONE):
-        problem = f"{spec}: row 0 has {kind}, expected {wanted}"
+    if kind != expected_kind and not (model.is_zero_shot and kind == ONE):
+        problem = f"{spec}: row 0 has {kind}, expected {expected_kind}"
         raise DataError(problem, hint=f"{hint} For others, fit a classifier ({PROBE}).")
     labels, names, note = read(spec, column, model)
     notes = [text for text in (column.note, note) if text]

@@ -151,7 +151,10 @@ def _hub_table(spec: str, loaded: Any, columns: ColumnSelection) -> Table:
         if isinstance(features[name], Image):
             loaded = loaded.cast_column(name, Image(decode=False))
     plain = loaded.with_format(None)
-    wanted = columns.chosen(features)
+    column_names = columns.chosen(features)
     return Table(
-        spec, tuple(features), {name: plain[name][:] for name in wanted}, classes_of(spec, features)
+        spec,
+        tuple(features),
+        {name: plain[name][:] for name in column_names},
+        classes_of(spec, features),
     )

@@ -120,14 +120,14 @@ class ColumnSelection:
     """True if rows without a readable text, or without a needed label, are left out."""
 
     @property
-    def wanted(self) -> set[str]:
+    def known_columns(self) -> set[str]:
         """All that are read, where they are there."""
         return {*COLUMNS, *self.carried, *self.named.values()}
 
     def chosen(self, names: Iterable[str]) -> list[str]:
         """Return the columns of a table that are read."""
-        wanted, chances = self.wanted, "label" not in self.named
-        return [n for n in names if n in wanted or (chances and n.startswith(CHANCE))]
+        known_columns, chances = self.known_columns, "label" not in self.named
+        return [n for n in names if n in known_columns or (chances and n.startswith(CHANCE))]
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -280,7 +280,7 @@ class TableSource:
     """Folder that paths in the file are relative to; None for a remote file, which may hold
     none.
     """
-    wanted: ColumnSelection
+    selection: ColumnSelection
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of a UTF-8 file, without a byte order mark."""
@@ -310,7 +310,7 @@ class TableSource:
 
     def is_enough(self, rows: int) -> bool:
         """Return True if no more than this number of rows is read."""
-        if self.wanted.limit is not None and rows >= max(self.wanted.limit, DRAWN_FROM):
+        if self.selection.limit is not None and rows >= max(self.selection.limit, DRAWN_FROM):
             return True
         if rows > MAX_ROWS:
             raise DataError(
@@ -325,15 +325,15 @@ class TableSource:
         lines); a record may have columns that others lack.
         """
         column_names = dict.fromkeys(names)
-        columns: dict[str, list[Any]] = {name: [] for name in self.wanted.chosen(column_names)}
-        rows, first_row, at_once, lines = 0, 0, self.wanted.at_once or PIECE, array("q")
+        columns: dict[str, list[Any]] = {name: [] for name in self.selection.chosen(column_names)}
+        rows, first_row, at_once, lines = 0, 0, self.selection.at_once or PIECE, array("q")
         for line, record in records:
             if line:
                 lines.append(line)
             for name in record:
                 if name not in column_names:
                     column_names[name] = None
-                    if self.wanted.chosen([name]):
+                    if self.selection.chosen([name]):
                         columns[name] = [None] * (rows - first_row)
             for name, values in columns.items():
                 values.append(record.get(name))
@@ -364,7 +364,7 @@ def count_table(path: Path) -> int | None:
         return COUNTED[kind](source)
 
 
-def joined(spec: str, tables: Sequence[Table], wanted: ColumnSelection) -> Table:
+def joined(spec: str, tables: Sequence[Table], selection: ColumnSelection) -> Table:
     """Return the rows of tables with the same columns, one file after another."""
     tables = [table for table in tables if table.names] or tables[:1]
     first = tables[0]
@@ -379,14 +379,14 @@ def joined(spec: str, tables: Sequence[Table], wanted: ColumnSelection) -> Table
     columns = {name: growing(values) for name, values in first.columns.items()}
     for table in tables:
         for name, values in columns.items():
-            values.extend(_rooted(table, name, wanted))
+            values.extend(_rooted(table, name, selection))
     return Table(spec, first.names, columns, first.classes)
 
 
-def _rooted(table: Table, name: str, wanted: ColumnSelection) -> Sequence[Any]:
+def _rooted(table: Table, name: str, selection: ColumnSelection) -> Sequence[Any]:
     """Return a column, with its paths relative to the current folder."""
     values, root = table.columns[name], table.root
-    if name not in wanted.images or root is None:
+    if name not in selection.images or root is None:
         return values
     # An absolute path, or a row without one, stays what it is.
     return [str(root / value) if isinstance(value, str) and value else value for value in values]
@@ -690,20 +690,20 @@ def _parquet(source: TableSource) -> Iterator[Table]:
             sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
         )
         names = _once(spec, schema.names)
-        wanted, at_once = source.wanted.chosen(names), source.wanted.at_once
+        column_names, at_once = source.selection.chosen(names), source.selection.at_once
 
         def batches() -> Iterator[Any]:
             read = 0
-            for batch in file.iter_batches(at_once or PIECE, columns=wanted):
+            for batch in file.iter_batches(at_once or PIECE, columns=column_names):
                 # A value that is stored once may stand in millions of rows.
                 read += batch.nbytes
                 source.check_unpacked(read)
                 yield batch
 
         if source.size <= SMALL:
-            _check_texts(source, file.schema, wanted)
+            _check_texts(source, file.schema, column_names)
         if not about.num_rows:
-            tables = iter([file.read(wanted)])
+            tables = iter([file.read(column_names)])
         elif at_once is None:
             tables = iter([Arrow.from_batches(batches())])
         else:
@@ -721,12 +721,12 @@ def _count_parquet(source: TableSource) -> int:
         return int(parquet.ParquetFile(source.file).metadata.num_rows)
 
 
-def _check_texts(source: TableSource, columns: Any, wanted: Sequence[str]) -> None:
+def _check_texts(source: TableSource, columns: Any, column_names: Sequence[str]) -> None:
     """Refuse columns in which a text that is stored once occurs in too many rows."""
     from pyarrow import compute, parquet
 
     stored = [columns.column(i) for i in range(len(columns))]
-    texts = [c.path for c in stored if c.physical_type == "BYTE_ARRAY" and c.path in wanted]
+    texts = [c.path for c in stored if c.physical_type == "BYTE_ARRAY" and c.path in column_names]
     file, size = parquet.ParquetFile(source.file, read_dictionary=texts), 0
     for batch in file.iter_batches(PIECE, columns=texts):
         for column in batch.columns:

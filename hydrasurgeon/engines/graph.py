@@ -47,9 +47,9 @@ from hydrasurgeon.engines.runtimes import (
     Run,
     ended_by_signals,
     mapped,
+    runner_of,
     running,
     session_of,
-    wanted,
 )
 from hydrasurgeon.errors import CheckpointError, Disagreement, HydraError, UsageError
 from hydrasurgeon.families import family_of
@@ -136,8 +136,8 @@ def open_folder(folder: Path, engine: str) -> Graph:
     if engine in ("auto", "int8") and small.is_file():
         opened = open_graph(small, folder=folder)
         decision = opened.manifest.decision
-        wanted = decision.engine if engine == "auto" and decision is not None else engine
-        if wanted == "int8":
+        engine_name = decision.engine if engine == "auto" and decision is not None else engine
+        if engine_name == "int8":
             return opened
     elif engine == "int8":
         raise UsageError(
@@ -326,7 +326,7 @@ def as_engine(
         return graph.content
 
     file, contents, notes = _file(place, make, keep)
-    run = wanted(session_of(file), contents.outputs)
+    run = runner_of(session_of(file), contents.outputs)
     state = state_in(checkpoint)
     return GraphEngine(checkpoint, run, contents, contents.outputs, state=state, notes=notes)
 

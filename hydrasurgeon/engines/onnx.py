@@ -32,7 +32,7 @@ from hydrasurgeon.engines.program import (
     settled,
     silent,
 )
-from hydrasurgeon.engines.runtimes import session_of, wanted
+from hydrasurgeon.engines.runtimes import runner_of, session_of
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.runtime.classifier import Classifier
 
@@ -171,7 +171,7 @@ def _spell_norms_out(graph: Any) -> None:
 
 def in_onnxruntime(content: bytes, outputs: Sequence[str]) -> Run:
     """Return a function that runs the file on the processor, with tensors."""
-    run = wanted(session_of(content), outputs)
+    run = runner_of(session_of(content), outputs)
 
     def tensors(inputs: Mapping[str, Tensor]) -> list[Tensor]:
         arrays = run({name: tensor.numpy() for name, tensor in inputs.items()})

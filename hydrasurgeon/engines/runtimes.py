@@ -88,7 +88,7 @@ def share_threads(processes: int) -> None:
         torch.set_num_threads(count)
 
 
-def wanted(session: Any, outputs: Sequence[str], options: Any = None) -> Run:
+def runner_of(session: Any, outputs: Sequence[str], options: Any = None) -> Run:
     """Return a function that runs a session for these outputs; `options` are onnxruntime's."""
 
     def run(inputs: Arrays) -> Sequence[NDArray[Any]]:
@@ -106,11 +106,11 @@ def ended_by_signals(session: Any, outputs: Sequence[str]) -> Run:
 
     def run(inputs: Arrays) -> Sequence[NDArray[Any]]:
         if threading.current_thread() is not threading.main_thread():
-            return wanted(session, outputs)(inputs)
+            return runner_of(session, outputs)(inputs)
         options = RunOptions()
         with ThreadPoolExecutor(1) as pool:
             try:
-                future = pool.submit(wanted(session, outputs, options), inputs)
+                future = pool.submit(runner_of(session, outputs, options), inputs)
                 while not wait([future], POLL / 1000).done:
                     pass  # a signal that came just before the waiting wakes nobody
                 return future.result()

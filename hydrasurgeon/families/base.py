@@ -271,7 +271,7 @@ class Family(ABC):
         return model.model_copy(update={"num_classes": count, "labels": labels})
 
     def trimmed(
-        self, model: Model, files: Mapping[str, str], tokenizer: Any, wanted: Iterable[int]
+        self, model: Model, files: Mapping[str, str], tokenizer: Any, token_ids: Iterable[int]
     ) -> tuple[Model, dict[str, str], str, list[int]]:
         """Trim a model's vocabulary to the wanted tokens and those that the tokenizer needs.
 

@@ -145,14 +145,14 @@ class Row:
         return replace(self, result=self.result.model_copy(update=changed))
 
 
-def scores_wanted(wanted: str | None, state: State, name: str) -> tuple[str, ...]:
+def scores_of_model(ood_score: str | None, state: State, name: str) -> tuple[str, ...]:
     """Return the OOD scores to report for a model, the one in use first."""
     recorded = state.record.ood.score if state.is_fitted else None
     usual = [recorded] if recorded else [*state.task.scores][:1]
-    if wanted is None:
+    if ood_score is None:
         return tuple(usual)
-    kinds = wanted.split(",")
-    if wanted == "all":
+    kinds = ood_score.split(",")
+    if ood_score == "all":
         kinds = [*usual, *state.task.scores]
     for kind in kinds:
         if kind in FITTED and kind != recorded:
@@ -163,7 +163,7 @@ def scores_wanted(wanted: str | None, state: State, name: str) -> tuple[str, ...
     return tuple(dict.fromkeys(kinds))
 
 
-def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
+def scores_in(ood_score: str | None, predictions: Predictions, source: str) -> tuple[str, ...]:
     """Return the OOD scores to report for a predictions file, the one in use first. Available are
     the scores that it holds, and functions of its logits.
     """
@@ -176,8 +176,8 @@ def scores_in(wanted: str | None, predictions: Predictions, source: str) -> tupl
     usual = ["msp"] if predictions.task.scores else held[:1]
     if predictions.decision is not None:
         usual = [predictions.decision.ood.score]
-    kinds = usual if wanted is None else wanted.split(",")
-    if wanted == "all":
+    kinds = usual if ood_score is None else ood_score.split(",")
+    if ood_score == "all":
         kinds = [kind for kind in (*usual, *on_logits, *held) if kind in available] or ["msp"]
     for kind in kinds:
         if kind not in available:

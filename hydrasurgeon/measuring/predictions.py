@@ -515,9 +515,11 @@ class _Contents:
         )
         if info.dtype not in dtypes or not fits:
             kind = "floating-point" if dtypes is FLOATS else "integer"
-            wanted = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
+            expected_shape = ", ".join(
+                f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes
+            )
             raise DataError(
-                f"{self.path}: {name} must be {kind} [{wanted}], found {info.dtype} {info.shape}"
+                f"{self.path}: {name} must be {kind} [{expected_shape}], found {info.dtype} {info.shape}"
             )
         return typed(self.file.read(name).reshape(shape), info.dtype)
 

@@ -243,8 +243,8 @@ class Service:
 
     async def _reply(self, request: Request, read: Reading, rows: Rows) -> Any:
         async with self.bodies.received(request) as body:
-            wanted = await asyncio.to_thread(read, body, self.batcher.size)
-        return wanted.reply(await rows(wanted))
+            request_inputs = await asyncio.to_thread(read, body, self.batcher.size)
+        return request_inputs.reply(await rows(request_inputs))
 
     async def answered(self, request: Request, read: Reading, rows: Rows | None = None) -> Any:
         """Read a request from a body, in whatever protocol, and return the reply. `rows` replaces

@@ -204,10 +204,10 @@ class RequestInput:
     def prepared(self, transform: Callable[[Any], Any]) -> Any:
         """Return the input as the model's batches take it. Pictures are decoded here."""
         if not isinstance(self.content, bytes):
-            wanted: Any = getattr(transform, "inputs", None)
+            model_inputs: Any = getattr(transform, "inputs", None)
             sent = "text" if isinstance(self.content, str) else SECOND
-            message = f"{self.where}: the model was tuned on {READS.get(wanted)}"
-            refuse_if(wanted not in (None, sent), message)
+            message = f"{self.where}: the model was tuned on {READS.get(model_inputs)}"
+            refuse_if(model_inputs not in (None, sent), message)
             return transform(self.content)
         try:
             return transform(decode(self.content, self.where))

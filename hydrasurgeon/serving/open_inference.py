@@ -93,8 +93,10 @@ class Signature:
             tensors[name] = values
         names = self.inputs[: len(tensors)] or self.inputs
         if set(names) != set(tensors):
-            wanted = " and ".join(self.inputs)
-            raise HTTPException(400, f"inputs: {', '.join(tensors)}; this model reads {wanted}")
+            input_names = " and ".join(self.inputs)
+            raise HTTPException(
+                400, f"inputs: {', '.join(tensors)}; this model reads {input_names}"
+            )
         refuse_if(
             len({len(values) for values in tensors.values()}) > 1, "inputs: their shapes differ"
         )
@@ -103,9 +105,9 @@ class Signature:
             input_of(f"inputs[{at}]", at, self._content(f"inputs[{at}]", sample))
             for at, sample in enumerate(samples)
         ]
-        wanted_outputs = self._wanted(request)
-        top = ALL if PROBABILITIES in wanted_outputs else 1
-        return Asked(inputs, lambda rows: self._reply(request, wanted_outputs, rows), top)
+        requested_outputs = self._requested_outputs(request)
+        top = ALL if PROBABILITIES in requested_outputs else 1
+        return Asked(inputs, lambda rows: self._reply(request, requested_outputs, rows), top)
 
     def _content(self, where: str, sample: Sequence[str | bytes]) -> Any:
         """Return a text, a pair of texts, or the bytes of a picture."""
@@ -120,7 +122,7 @@ class Signature:
         except (binascii.Error, ValueError) as error:
             raise HTTPException(400, f"{where}: is not base64") from error
 
-    def _wanted(self, request: Mapping[str, Any]) -> dict[str, bool]:
+    def _requested_outputs(self, request: Mapping[str, Any]) -> dict[str, bool]:
         """Return the requested outputs by name: True for a binary one."""
         always = _flag(request, "binary_data_output")
         listed = request.get("outputs")
@@ -137,11 +139,11 @@ class Signature:
         return {output["name"]: _flag(output, "binary_data", always) for output in listed}
 
     def _reply(
-        self, request: Mapping[str, Any], wanted: Mapping[str, bool], rows: Sequence[Row]
+        self, request: Mapping[str, Any], requested: Mapping[str, bool], rows: Sequence[Row]
     ) -> Response:
         tensors, tail = [], b""
         rows = [*map(with_cut, rows)] if CUT in self.columns else rows
-        for name, binary in wanted.items():
+        for name, binary in requested.items():
             tensor = {**self.outputs[name]}
             values = self._values(name, tensor["datatype"], rows)
             tensor["shape"] = [len(rows), *tensor["shape"][1:]]
@@ -156,7 +158,7 @@ class Signature:
         if "id" in request:
             reply["id"] = request["id"]
         head = json.dumps(reply, ensure_ascii=False, allow_nan=False).encode()
-        if not any(wanted.values()):
+        if not any(requested.values()):
             return Response(head, media_type=JSON)
         headers = {HEADER: str(len(head))}
         return Response(head + tail, media_type="application/octet-stream", headers=headers)

@@ -102,11 +102,11 @@ def asked_of(models: Mapping[str, ServedModel], body: bytes, most: int) -> Asked
         "questions: is not an object with at least one question",
     )
     check_count(len(questions), most)
-    wanted = _wanted(request.get("model"), models)
+    default_model = _default_model(request.get("model"), models)
     answered_by: dict[str, tuple[str, Answer]] = {}
     for name, question in questions.items():
         where = f"question {name[:LONGEST]!r}"
-        model = models.get(name, wanted)
+        model = models.get(name, default_model)
         if model is None:
             which = f"which of the models {_listed([*models])}? Say it by its id or by `model`"
             raise HTTPException(422, f"{where}: {which}")
@@ -143,7 +143,7 @@ def _content(state: Any) -> str | tuple[str, str]:
     return json.dumps(state, ensure_ascii=False, separators=(",", ":"))
 
 
-def _wanted(name: Any, models: Mapping[str, ServedModel]) -> ServedModel | None:
+def _default_model(name: Any, models: Mapping[str, ServedModel]) -> ServedModel | None:
     """Return the model for questions whose id names none."""
     if name is None:
         return next(iter(models.values())) if len(models) == 1 else None

@@ -66,9 +66,9 @@ def reading_of(
     from hydrasurgeon.decision.split import split
     from hydrasurgeon.decision.text_model import lesson, seer, weigh
 
-    wanted, model = arguments.words, engine.facts
+    mode, model = arguments.words, engine.facts
     text = getattr(engine.transform, "kind", "image") == "text"
-    if wanted == "off" or not text or (wanted == "auto" and stored is None and train is None):
+    if mode == "off" or not text or (mode == "auto" and stored is None and train is None):
         return None, None
     if stored is not None:
         rows = split(outputs, arguments.seed)
@@ -96,11 +96,11 @@ def reading_alone(
     """
     from hydrasurgeon.decision.text_model import Lesson
 
-    wanted, why, learnt = arguments.words, None, None
-    if wanted == "cascade":
+    mode, why, learnt = arguments.words, None, None
+    if mode == "cascade":
         message = "--words cascade: saves no time, as the model has answered already"
         raise UsageError(message, hint="Give --words blend.")
-    if wanted == "off" or (wanted == "auto" and (ids is None or train is None)):
+    if mode == "off" or (mode == "auto" and (ids is None or train is None)):
         return None, None
     read = None if train is None else train.read
     if ids is None or (train is not None and (read is None or read.made_of != ids.made_of)):
@@ -129,17 +129,17 @@ def _weighed(
     from hydrasurgeon.decision.split import split
     from hydrasurgeon.decision.text_model import fit_reading, lacks
 
-    wanted = arguments.words
-    why = lacks(task, outputs.logits.shape[-1], train, first=wanted == "cascade") or why
+    mode = arguments.words
+    why = lacks(task, outputs.logits.shape[-1], train, first=mode == "cascade") or why
     if why is not None or train is None:
-        if wanted == "auto":
+        if mode == "auto":
             return None, why if task.link is not None else None
         raise UsageError(str(why), hint="Give --words off.")
     rows = split(outputs, arguments.seed)
     parts = rows.fitting, rows.certifying
     about = (task, see, tokenizer, train, val, outputs, parts)
-    reading, worth = fit_reading(*about, first=wanted == "cascade")
-    if worth.pays or wanted != "auto":
+    reading, worth = fit_reading(*about, first=mode == "cascade")
+    if worth.pays or mode != "auto":
         source = (
             "also learnt from --unlabelled"
             if reading.pseudo_labelled

@@ -96,10 +96,10 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
-    wanted = arguments.reference
-    if wanted is not None and wanted not in names:  # before models run
+    reference = arguments.reference
+    if reference is not None and reference not in names:  # before models run
         raise UsageError(
-            f"--reference {visible(wanted)}: no such result{did_you_mean(wanted, names, visible)}",
+            f"--reference {visible(reference)}: no such result{did_you_mean(reference, names, visible)}",
             hint=f"There are {', '.join(map(visible, names))}.",
         )
     assertions = with_bounds(assertions, names)
@@ -133,7 +133,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         ):
             how = "measured without its cascade; --cascade measures it as deployed"
             notes.append(f"{name}: {how}")
-    at = 0 if wanted is None else [row.name for row in rows].index(wanted)
+    at = 0 if reference is None else [row.name for row in rows].index(reference)
     models = {
         name: checkpoint.hub_id or checkpoint.path.name for name, checkpoint in single.items()
     }
@@ -193,7 +193,7 @@ def _names(
     opened: Sequence[Checkpoint], entries: Sequence[TableEntry], arguments: EvaluateOptions
 ) -> list[str]:
     """Return what the rows of models will be called, once each is known to be sound."""
-    wanted = {
+    options_in_use = {
         "--html": arguments.html,
         "--shift": arguments.shift,
     }
@@ -206,7 +206,7 @@ def _names(
         message = f"--cascade: the decision state of {opened[0].name} has no cascade"
         raise CheckpointError(message, hint=CALIBRATE)
     for checkpoint in opened:
-        for option in (name for name, is_given in wanted.items() if is_given):
+        for option in (name for name, is_given in options_in_use.items() if is_given):
             need_feature(task_of(checkpoint.manifest.model), option, checkpoint.name)
         checkpoint.check_weights()
     names = []

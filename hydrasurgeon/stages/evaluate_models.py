@@ -26,7 +26,7 @@ from hydrasurgeon.measuring.measure import (
     over_sets,
     row_of,
     scores_in,
-    scores_wanted,
+    scores_of_model,
 )
 from hydrasurgeon.measuring.predictions import (
     Predictions,
@@ -224,7 +224,7 @@ def _rows(
         temperature = temperature_of(*task.choices(outputs.logits, outputs.truth))
     state = State.unfitted(task, float(temperature or 1))
     model_state = (decides and models[0].state) or state
-    kinds = scores_wanted(arguments.ood_score, model_state, name)
+    kinds = scores_of_model(arguments.ood_score, model_state, name)
     if temperature is None:
         state = model_state
     if parts is not None:

@@ -153,8 +153,8 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         )
         left_out = None
         if plan.recipe.dropout is not None:
-            wanted = "dropout" in overrides
-            left_out = set_dropout(candidate, source, plan.recipe.dropout, wanted=wanted)
+            is_explicit = "dropout" in overrides
+            left_out = set_dropout(candidate, source, plan.recipe.dropout, is_explicit=is_explicit)
         state = TrainingState(place, _identity(plan, arguments))
         try:
             run = train(

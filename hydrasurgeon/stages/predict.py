@@ -573,9 +573,12 @@ def _samples(
 
 def _with_columns(samples: Samples, arguments: PredictOptions, keep: list[str]) -> Samples:
     """Return the samples; DataError where a column that was asked for is not there."""
-    wanted = [("--id-column", arguments.id_column), *(("--keep-columns", name) for name in keep)]
+    column_options = [
+        ("--id-column", arguments.id_column),
+        *(("--keep-columns", name) for name in keep),
+    ]
     named = len(samples) or samples.table_columns  # an empty .jsonl file names no columns
-    for option, name in wanted if named else ():
+    for option, name in column_options if named else ():
         if name and name not in samples.columns:
             hint = (
                 "Columns are those of a .csv, .jsonl, .parquet or hf: table; names are "

@@ -77,8 +77,10 @@ def trim(opened: Single, arguments: PruneOptions) -> Trimmed:
     # The most frequent first; of equally frequent ones the lower id.
     ranked = used[np.argsort(-counts[used], kind="stable")]
     most = None if arguments.keep_tokens == "all-seen" else arguments.keep_tokens
-    wanted = ranked[:most].tolist()
-    smaller, files, table, kept = family.trimmed(model, opened.files, transform.tokenizer, wanted)
+    frequent_ids = ranked[:most].tolist()
+    smaller, files, table, kept = family.trimmed(
+        model, opened.files, transform.tokenizer, frequent_ids
+    )
     rows = np.zeros(opened.tensors[table].shape[0], dtype=bool)
     rows[kept] = True
     after = family.transform(smaller, files=files)

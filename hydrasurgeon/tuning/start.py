@@ -183,8 +183,10 @@ def starting_module(source: Start, model: Model, classifier: str, seed: int) -> 
     return module
 
 
-def set_dropout(module: nn.Module, source: Start, chance: float, *, wanted: bool) -> str | None:
-    """Let the layers drop; where none of them can, refuse what the user `wanted`, or note that the
+def set_dropout(
+    module: nn.Module, source: Start, chance: float, *, is_explicit: bool
+) -> str | None:
+    """Let the layers drop; where none of them can, refuse what the user `is_explicit`, or note that the
     recipe's is left out.
     """
     places = [*source.family.dropouts(module)]
@@ -193,7 +195,7 @@ def set_dropout(module: nn.Module, source: Start, chance: float, *, wanted: bool
     if places or not chance:
         return None
     message = f"no layer of {source.manifest.model.arch} has dropout"
-    if not wanted:
+    if not is_explicit:
         return f"the recipe's dropout={chance:g} is left out: {message}"
     raise SurgeryError(f"--set dropout={chance:g}: {message}", hint="Leave it out.")
 

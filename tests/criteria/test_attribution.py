@@ -44,7 +44,7 @@ def test_effects_are_slopes(tiny: MAKE, data: tuple[str, str]) -> None:
             with masked(problem.sites, factors):
                 moved.append(outcomes_of(problem, ()))
         row = problem.candidates.index(head)
-        for name in ("margin", "familiar", "foreign"):
+        for name in ("margin", "familiar", "ood_certainty"):
             torch.testing.assert_close(
                 getattr(answers, name), getattr(present, name)[0], rtol=0, atol=1e-12
             )

@@ -23,8 +23,8 @@ from hydrasurgeon.files.manifest import parse_manifest
 from hydrasurgeon.files.tensors import TensorFile
 
 IDS, IDF = (
-    "hydrasurgeon.decision.bag_of_words_fit.ids",
-    "hydrasurgeon.decision.bag_of_words_fit.idf",
+    "hydrasurgeon.decision.words.ids",
+    "hydrasurgeon.decision.words.idf",
 )
 
 

@@ -29,7 +29,7 @@ from hydrasurgeon.serving.inputs import TOKENS
 from hydrasurgeon.stages import calibrate_words, serve
 from hydrasurgeon.stages.export import export
 
-PREFIX = "hydrasurgeon.decision.bag_of_words_fit."
+PREFIX = "hydrasurgeon.decision.words."
 
 
 @pytest.fixture(scope="module")

@@ -160,14 +160,14 @@ class _Handler(BaseHTTPRequestHandler):
             },
         )
 
-    def create(self, wanted: dict[str, Any]) -> None:
-        name = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
+    def create(self, request: dict[str, Any]) -> None:
+        name = f"{request.get('organization') or 'me'}/{request['name']}"
         if not name.startswith("me/"):
             return self.answer(403, {"error": f"You may not write under {name.split('/')[0]}"})
         url = {"url": f"{self.hub.url}/{name}"}
         if name in self.hub.repos:
             return self.answer(409, {"error": "it is there", **url})
-        private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+        private = request.get("visibility") == "private" or bool(request.get("private"))
         self.hub.repos[name] = Repo(private=private)
         return self.answer(200, url)
 

@@ -59,9 +59,9 @@ def solved(
             seen.append(_collected(model, data))
     features, _, labels = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     extended = np.concatenate([features, np.ones((len(features), 1))], axis=1)
-    wanted = sharpness * (np.eye(int(labels.max()) + 1)[labels.astype(int)] * 2 - 1)
+    target_logits = sharpness * (np.eye(int(labels.max()) + 1)[labels.astype(int)] * 2 - 1)
     gram = extended.T @ extended + ridge * np.eye(extended.shape[1])
-    return np.linalg.solve(gram, extended.T @ wanted).T
+    return np.linalg.solve(gram, extended.T @ target_logits).T
 
 
 def with_head(path: Path, out: Path, head: Array, *, moved: float = 0.0) -> Path:

@@ -57,7 +57,7 @@ def test_it_reaches_the_branches_and_nothing_else(family: Family, tmp_path: Path
         }
 
     before = rates()
-    note = set_dropout(module, source, 0.37, wanted=False)
+    note = set_dropout(module, source, 0.37, is_explicit=False)
     changed = {name for name, rate in rates().items() if rate == 0.37}
     within = {re.split(r"\.\d+\.", name)[-1] for name in changed}
     assert within == places

@@ -183,17 +183,17 @@ def number_of_clusters(
     if keep == "auto":
         return None
     if remove is not None:
-        wanted, option = len(candidates) - remove, f"--remove {remove}"
+        clusters, option = len(candidates) - remove, f"--remove {remove}"
     elif keep is not None:
-        wanted, option = int(keep) * layers, f"--keep {keep}"
+        clusters, option = int(keep) * layers, f"--keep {keep}"
     else:
         raise UsageError(
             "--sample: cahp has no removal order to draw from",
             hint="Give --keep auto, --keep K or --remove N.",
         )
-    if not 0 < wanted <= len(candidates) or remove == 0:
+    if not 0 < clusters <= len(candidates) or remove == 0:
         raise SurgeryError(
-            f"{option}: {wanted} clusters are not possible with {len(candidates)} heads in {layers} layers",
+            f"{option}: {clusters} clusters are not possible with {len(candidates)} heads in {layers} layers",
             hint=f"There can be 1 to {len(candidates)}.",
         )
-    return wanted
+    return clusters

@@ -66,13 +66,13 @@ def _of_batch(problem: Problem, batch: Any, labels: Tensor | None) -> list[Tenso
     with torch.enable_grad(), masked(problem.sites, factors):
         logits = problem.module(batch).double().cpu()
         answers = [objective.familiarity(logits)]
-        wanted = [objective.needs_ood]
+        needs_change = [objective.needs_ood]
         if labels is not None:
             answers = [margins(logits, labels), *answers]
-            wanted = [objective.per_answer > 0, *wanted]
+            needs_change = [objective.per_answer > 0, *needs_change]
         changes = [
-            by_candidate(answer) if needed else torch.zeros(len(problem.candidates), rows)
-            for answer, needed in zip(answers, wanted, strict=True)
+            by_candidate(answer) if has_change else torch.zeros(len(problem.candidates), rows)
+            for answer, has_change in zip(answers, needs_change, strict=True)
         ]
     return [*(answer.detach() for answer in answers), *changes]
 

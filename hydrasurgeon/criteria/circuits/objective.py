@@ -33,7 +33,7 @@ from hydrasurgeon.runtime.kinds import yes_or_no
 from hydrasurgeon.runtime.processes import World
 
 Kind = Literal["acc", "ood", "avg"]
-PARTS = ("margin", "familiar", "foreign")
+PARTS = ("margin", "familiar", "ood_certainty")
 """Names of the parts of outcomes, in their order."""
 # What a tie is won or lost by.
 TINY = 1e-30

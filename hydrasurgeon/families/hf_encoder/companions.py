@@ -135,8 +135,8 @@ class Reader(Settings):
 def companions(present: Collection[str]) -> tuple[str, ...]:
     """Return the files of a directory that live data needs."""
     vocabularies = (WHOLE,) if WHOLE in present else VOCABULARIES
-    wanted = (*vocabularies, CONFIG, SPECIAL, ADDED, PREPROCESSOR)
-    return tuple(name for name in wanted if name in present)
+    tokenizer_names = (*vocabularies, CONFIG, SPECIAL, ADDED, PREPROCESSOR)
+    return tuple(name for name in tokenizer_names if name in present)
 
 
 def files_sha256(files: Mapping[str, str]) -> str:

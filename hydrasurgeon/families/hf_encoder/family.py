@@ -478,15 +478,15 @@ class HFEncoder(OfImages):
         return super().transform(model, augment, files=files)
 
     def trimmed(
-        self, model: Model, files: Mapping[str, str], tokenizer: Any, wanted: Iterable[int]
+        self, model: Model, files: Mapping[str, str], tokenizer: Any, token_ids: Iterable[int]
     ) -> tuple[Model, dict[str, str], str, list[int]]:
         config = self.config(model)
         if not isinstance(config, TextEncoder):
-            return super().trimmed(model, files, tokenizer, wanted)
+            return super().trimmed(model, files, tokenizer, token_ids)
         raw = json.loads(tokenizer.backend_tokenizer.to_str())
         padding = () if config.pad_token_id is None else (config.pad_token_id,)
         around = tokenizer.backend_tokenizer.encode("", "").ids
-        kept = closed(raw, (*wanted, *around, *tokenizer.all_special_ids, *padding))
+        kept = closed(raw, (*token_ids, *around, *tokenizer.all_special_ids, *padding))
         sizes = {"vocab_size": len(kept)}
         if padding:
             sizes["pad_token_id"] = kept.index(*padding)

@@ -153,7 +153,7 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
         cls, path: Any, *_: Any, config: Any = None, **options: Any
     ) -> HydraModel:
         hub = hub_options(options)
-        wanted = {
+        load_options = {
             key: options[key]
             for key in ("attn_implementation", "device_map", "dtype", "torch_dtype")
             if options.get(key) is not None
@@ -174,7 +174,7 @@ class HydraModel(SavesCode, transformers.PreTrainedModel):
             single.hydrasurgeon = {"kept": kept, **neurons[number], **shared}
             weights = member_weights(stored, number, unions)
             member, loaded = PrunedModel.from_pretrained(
-                None, config=single, state_dict=weights, output_loading_info=True, **wanted
+                None, config=single, state_dict=weights, output_loading_info=True, **load_options
             )
             if loaded["missing_keys"]:
                 raise ValueError(

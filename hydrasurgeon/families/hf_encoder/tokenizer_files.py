@@ -20,12 +20,12 @@ BYTE = re.compile("<0x[0-9A-F]{2}>")
 """Tokens of single bytes, for characters without a token of their own."""
 
 
-def closed(raw: Mapping[str, Any], wanted: Iterable[int]) -> list[int]:
+def closed(raw: Mapping[str, Any], token_ids: Iterable[int]) -> list[int]:
     """Return these ids of a tokenizer.json and those that it needs, in rising order."""
     model = raw["model"]
     ids = _numbered(model)
     names = {number: token for token, number in ids.items()}
-    kept = {number for number in names if number < FIRST} | {*wanted}
+    kept = {number for number in names if number < FIRST} | {*token_ids}
     kept |= {word["id"] for word in raw["added_tokens"]}
     kept |= {ids[token] for token in ids if BYTE.fullmatch(token)}
     if model["type"] == "Unigram":

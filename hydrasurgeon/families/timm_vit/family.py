@@ -99,8 +99,12 @@ class TimmViT(Family):
         if difference:
             hint = "Name the right one: --arch timm:NAME[,key=value…]."
             raise CheckpointError(f"{where}: does not fit timm:{name}: {difference}", hint=hint)
-        wanted = {**architecture.preprocess, **_input_size(architecture, overrides), **preprocess}
-        images = parse(Images, wanted, f"{where}: pretrained_cfg")
+        image_settings = {
+            **architecture.preprocess,
+            **_input_size(architecture, overrides),
+            **preprocess,
+        }
+        images = parse(Images, image_settings, f"{where}: pretrained_cfg")
         _check_images(args, images, f"{where}: pretrained_cfg", CheckpointError)
         model = Model(
             family="timm",
