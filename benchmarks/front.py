@@ -77,7 +77,7 @@ Choices = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Row:
-    """A model, and how a reader of words is used."""
+    """A model, and how a bag-of-words model is used."""
 
     make: Callable[[Place], Path]
     words: str = "off"

@@ -45,7 +45,7 @@ FLAGGED = 0.05
 """Fraction of familiar samples that a decision state flags by default."""
 Figures = Mapping[str, ndarray]
 Reads = Literal["off", "blend", "cascade"]
-"""Place of the word reader: absent, beside the model, or before it."""
+"""Use of the bag-of-words model: none, a blend with the model, or a cascade before it."""
 
 
 def right_of(figures: Figures) -> ndarray:

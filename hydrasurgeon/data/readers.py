@@ -1,4 +1,4 @@
-"""Inputs of a reader of words, beside the inputs of the model."""
+"""Inputs of a bag-of-words model, beside the inputs of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fit the reader of words: a convex problem without a seed, solved by L-BFGS."""
+"""Fit the bag-of-words model: a convex problem without a seed, solved by L-BFGS."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ from hydrasurgeon.tasks import SINGLE, task_of
 from hydrasurgeon.tasks.base import Constants, Outputs, Prediction, Task, joined
 
 NOVELTY = "novelty"
-"""The OOD score of a reader of words: what it answers is more familiar than what the model does."""
+"""The OOD score of a bag-of-words model: what it answers is more familiar than what the model does."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class State:
         if first:
             names += ["temperature", "bias", "labels"]
             fitted = None if fitted is None else fitted.among([0])
-            if cascade.novelty is not None:  # a reader of words says itself what is novel to it
+            if cascade.novelty is not None:  # a bag-of-words model says itself what is novel to it
                 floor = self.record.ood.threshold if cascade.floor is None else cascade.floor
                 fitted = Given(NOVELTY, (), (), shift=floor - cascade.novelty)
                 novelty = {"score": NOVELTY, "threshold": floor}

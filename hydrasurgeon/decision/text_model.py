@@ -1,4 +1,4 @@
-"""A reader of words for a model: fitted on TRAIN, chosen and weighed on VAL."""
+"""A bag-of-words model beside a model: fitted on TRAIN, chosen and weighed on VAL."""
 
 from __future__ import annotations
 

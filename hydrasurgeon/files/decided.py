@@ -283,7 +283,7 @@ class Worth(Record):
 
 
 class BagOfWordsRecord(Record):
-    """A bag-of-words model: one linear layer beside a model, or before it."""
+    """A bag-of-words model: one linear layer, in a blend with a model or a cascade before it."""
 
     mode: Literal["blend", "cascade"]
     tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -416,7 +416,7 @@ class DecisionRecord(Record):
     cascade: Cascade | None = None
     """Cascade by which a first stage answers most inputs alone; absent without it."""
     words: BagOfWordsRecord | None = None
-    """Bag-of-words model beside the model; absent without it."""
+    """Bag-of-words model of a blend or a cascade; absent without one."""
     seen: Seen | None = None
     """Answers on all validation samples, counted; absent from states of older versions."""
     engine: Literal["int8"] | None = None

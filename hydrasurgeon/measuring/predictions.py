@@ -103,7 +103,7 @@ class Predictions:
     names: tuple[str, ...] | None = None
     """Names of the classes."""
     read: WordIds | None = None
-    """Word ids of each sample, for a reader of words."""
+    """Word ids of each sample, for a bag-of-words model."""
 
     def __len__(self) -> int:
         return len(self.outputs.logits)

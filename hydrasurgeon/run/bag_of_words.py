@@ -1,4 +1,4 @@
-"""The reader of words: one linear layer on counts of a tokenizer's ids.
+"""The bag-of-words model: one linear layer on counts of a tokenizer's ids.
 
     v_j = count_j · idf_j,    outputs = W v / |v| + b
 
@@ -40,7 +40,7 @@ def hashed(text: str) -> Ids:
 
 @dataclass(frozen=True)
 class WordIds:
-    """Word ids of texts, for a reader of words beside any model."""
+    """Word ids of texts, for a bag-of-words model beside any model."""
 
     made_of: Literal["texts", "tokens"]
     ids: list[Ids]

@@ -1,5 +1,5 @@
-"""calibrate --words: which reader answers beside a model or before it, and what a file's own one
-becomes when it is calibrated again.
+"""calibrate --words: a bag-of-words model in a blend or a cascade with the model, and what a file's
+own one becomes when it is calibrated again.
 """
 
 from __future__ import annotations

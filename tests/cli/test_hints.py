@@ -153,8 +153,7 @@ MODULES = [
     path
     for path in sorted(ROOT.rglob("*.py"))
     # Options have a test of their own below; commands that are examples run in other tests.
-    if not path.is_relative_to(ROOT / "options")
-    and path.name not in ("gone.py", "demo.py", "commands.py")
+    if not path.is_relative_to(ROOT / "options") and path.name not in ("demo.py", "commands.py")
 ]
 TEXTS = [text for path in MODULES for text in texts(path)]
 

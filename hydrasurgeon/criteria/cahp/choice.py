@@ -1,8 +1,8 @@
 """CAHP's choice of heads: cluster them by what they attend to, keep the weightiest of each cluster.
 
 Complementary Attention Head Pruning, after the maps have become points in the plane
-(criterion.py): for k = 2 … N−1 FasterPAM and the mean simplified silhouette, the knee of that
-curve as the number of clusters, the head of highest weight from each, and a layer left empty gets
+(attention_map_score.py): for k = 2 … N−1 FasterPAM and the mean simplified silhouette, the knee of
+that curve as the number of clusters, the head of highest weight from each, and a layer left empty gets
 its weightiest head back. Needs no torch.
 """
 
