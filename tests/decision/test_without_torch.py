@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import hydrasurgeon.tasks
 from hydrasurgeon.decision import fitting, state
-from hydrasurgeon.files.decided import FITTED, Conformal, Decision, Ood, PerLabel
+from hydrasurgeon.files.decided import FITTED, Conformal, DecisionRecord, Ood, PerLabel
 from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tasks.base import rows_of
 from hydrasurgeon.statistics import (
     abstain, betting, bootstrap, by_text, conformal, drawing, entities, metrics,
-    probabilities, temperature, words,
+    probabilities, temperature, padded_words,
 )
 from hydrasurgeon.statistics.scores import evidence, fitted, on_features, on_logits
 
@@ -27,7 +27,7 @@ for kind in ("single_label", "binary", "multi_label", "token_classification"):
     shape = (6, 2, 4, outputs) if kind == "token_classification" else (6, 2, outputs)
     logits = random.normal(size=shape).astype(np.float32)
     more = {"binary": {"bias": 0.5}, "multi_label": {"labels": PerLabel(temperatures=(1, 2, 3), thresholds=(0.5, 0.5, 0.5))}}
-    record = Decision(
+    record = DecisionRecord(
         temperature=1.0 if kind == "multi_label" else 1.5, ood=Ood(score="msp", threshold=0.3, id_flagged=0.05, chosen_by="option"),
         conformal=Conformal(method="lac", coverage=0.9, threshold=0.8), fitted=1, certified=1, **more.get(kind, {}),
     )
