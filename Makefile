@@ -81,6 +81,9 @@ SCALE ?= small
 paper: $(STAMP)  ## the paper's tables: TABLE=1, SCALE=small or paper, ARGS="--place imagenet=FOLDER"
 	$(BIN)/python examples/paper/tables.py $(TABLE) --scale $(SCALE) $(ARGS)
 
+paper-gpu: $(STAMP)  ## hydras on one GPU in eight minutes, for SHARED=folder with data and models
+	$(BIN)/python examples/paper/gpu.py --shared $(SHARED) $(ARGS)
+
 bench-test: $(STAMP)  ## the tests of the benchmarks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m bench $(ARGS)
 
@@ -93,4 +96,4 @@ size: $(STAMP)  ## print how large the package is
 clean:  ## remove what the targets made
 	rm -rf $(VENV) hydra-demo .pytest_cache .mypy_cache .ruff_cache build dist
 
-.PHONY: help setup demo paper test test-slow fuzz crash format lint types check docs bench front showdown bench-test language size clean
+.PHONY: help setup demo paper paper-gpu test test-slow fuzz crash format lint types check docs bench front showdown bench-test language size clean

@@ -6,7 +6,7 @@ Words in braces are places: {shared} is the folder of small data and models, {he
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -172,4 +172,19 @@ PAPER = {
     ),
 }
 """The paper's experiments on images and texts; `clip.sh` is the one without training."""
+GPU = {
+    "cifar224": replace(
+        SMALL["cifar"],
+        training=(
+            "--recipe {here}/cifar100.toml --set last_blocks=null --set steps=300 --set warmup=30 --set batch_size=64 "
+            "--set label_smoothing=0 --set classifier=probe --dtype bfloat16"
+        ),
+        tuning=(
+            "--recipe {here}/cifar100.toml --set steps=200 --set warmup=20 --set batch_size=64 --set classifier=keep "
+            "--set label_smoothing=0 --freeze embeddings --dtype bfloat16"
+        ),
+        validates=False,
+    )
+}
+"""What `gpu.py` runs: the paper's recipe for CIFAR-100, with fewer steps."""
 SCALES = {"small": SMALL, "paper": PAPER}

@@ -439,7 +439,15 @@ class Results:
             values = values[key]
         return True
 
-    def add(self, figures: Mapping[str, float], *keys: str) -> None:
+    def describe(self) -> None:
+        """Write which machine the figures come from."""
+        import torch
+
+        from hydrasurgeon.measuring.cost import machine
+
+        self.add(machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")), "machine")
+
+    def add(self, figures: Mapping[str, Any], *keys: str) -> None:
         """Write figures under their keys."""
         everything = self.read()
         values = everything
@@ -498,6 +506,7 @@ def main() -> None:
     if options.dry_run:
         say("\n".join([*commands, f"{len(commands)} commands"]))
         return
+    results.describe()
     for number in numbers:
         say(f"\nTable {number}: {TABLES[number].title}\n")
         say(markdown(TABLES[number], results.read().get(number, {})))

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.main import get_command
 
+import hydrasurgeon as hs
 from hydrasurgeon.cli.app import application
 
 PAPER = Path(__file__).parents[2] / "examples" / "paper"
 PLACES = ("imagenet", "openood", "tiny_imagenet", "places", "texts")
 SCALES = ("small", "paper")
+STAGES = {"score", "prune", "finetune", "fuse", "eval"}
 
 
 @pytest.fixture
@@ -28,8 +32,23 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import tables
 
     yield tables
-    for name in ("tables", "settings"):
-        sys.modules.pop(name)
+    for name in ("gpu", "tables", "settings"):
+        sys.modules.pop(name, None)
+
+
+def used_commands(lines: Iterable[str]) -> set[str]:
+    """Parse command lines as the tool does, and return the commands; scripts must exist."""
+    used = set()
+    for line in lines:
+        words = shlex.split(line)
+        if words[:2] != ["-m", "hydrasurgeon"]:
+            assert Path(words[0]).parent == PAPER
+            assert Path(words[0]).exists()
+            continue
+        called = get_command(application(None)).commands[words[2]]  # type: ignore[attr-defined]
+        called.make_context(words[2], words[3:])
+        used.add(words[2])
+    return used
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -40,17 +59,39 @@ def test_every_command_is_one_of_ours(scale: str, tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     *commands, count = done.stdout.splitlines()
     assert count == f"{len(commands)} commands"
-    used = set()
-    for command in commands:
-        words = shlex.split(command.partition("$ ")[2])
-        if words[:2] != ["-m", "hydrasurgeon"]:
-            assert Path(words[0]).parent == PAPER
-            assert Path(words[0]).exists()
-            continue
-        called = get_command(application(None)).commands[words[2]]  # type: ignore[attr-defined]
-        called.make_context(words[2], words[3:])
-        used.add(words[2])
-    assert used == {"score", "prune", "finetune", "fuse", "eval"}
+    assert used_commands(command.partition("$ ")[2] for command in commands) == STAGES
+
+
+def test_every_command_of_the_gpu_run_is_one_of_ours(tables: Any, tmp_path: Path) -> None:
+    import gpu
+
+    places = {"shared": "/data", "here": str(PAPER)}
+    shop = tables.Workshop(gpu.GPU[gpu.SETTING], 0, tmp_path, places, dry=True)
+    for row in gpu.ROWS:
+        shop.measure(gpu.QUALITY, row)
+    assert used_commands(shop.commands) == STAGES
+
+
+def test_latency_is_measured_beside_the_single_model(tables: Any, tmp_path: Path) -> None:
+    """For both data types and each batch size, in one table; the single model's ratio to itself is 1."""
+    import gpu
+
+    single, member = tmp_path / "single-1.safetensors", tmp_path / "circ-avg-tuned.safetensors"
+    shutil.copy(Path(hs.__file__).parent / "demo" / "backbone.safetensors", single)
+    mask = tmp_path / "mask.json"
+    mask.write_text(json.dumps({"vision": [[0]] * 6}))
+    hs.prune(single, mask=mask, out=member)
+    rows = gpu.measure_latency(tmp_path, [1, 2], torch.device("cpu"), runs=1)
+    assert len(rows) == 2 * 2 * 2
+    assert {row["ratio"] for row in rows if row["model"] == "Single"} == {1.0}
+    assert {row["cuda_graphs"] for row in rows} == {"off"}
+    table = gpu.latency_table(rows).splitlines()
+    assert [line.split("|")[1].strip() for line in table] == [
+        "ms (ratio)",
+        "---",
+        "Single",
+        "CircAvg",
+    ]
 
 
 @pytest.mark.slow
