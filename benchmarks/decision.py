@@ -4,7 +4,7 @@ whether promises are kept.
 The tasks, their models and data stand in benchmarks/decision_models.py. For each of three seeds (which part of the training
 data OOD
 scores are fitted on, which half of the validation data fits, the training or the classifier, and the draws of members)
-the figures are of test data and of OOD data that chose nothing. `auto` chooses by perturbed validation
+the figures are of test data and of OOD data that were not used before. `auto` chooses by perturbed validation
 data, alone or with other OOD data. Promises are tried over random splits of validation and test data together: one
 half calibrates, the other
 counts. Writes benchmarks/results/decision.json, piece by piece.

@@ -5,7 +5,7 @@ Three trainings of one body, each from the probe and with its own order of sampl
 heads and neurons of every layer, chosen by taylor and repaired by least squares; they are measured as they are, or distilled from the three models.
 
 Every row is a file that `calibrate` gave a decision state on VAL (and on OOD data that no row is reported on), for the engine that it is measured in.
-TEST and the OOD data that are reported chose nothing. Models, and what each said of each sample, stay in --cache, so that an interrupted
+TEST and the OOD data that are reported were not used before. Models, and what each said of each sample, stay in --cache, so that an interrupted
 run goes on. Writes benchmarks/results/front.json, under the task's name.
 
 --time takes times and does no more, as bench does: from text or image to answer, one thread, all rows in turn, as

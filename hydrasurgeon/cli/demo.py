@@ -50,7 +50,7 @@ COMMANDS = (
         "fuse backbone seed-2 seed-3 --mlp separate -o ensemble.safetensors",
     ),
     (
-        "Accuracy, calibration, OOD detection and cost, on data that chose nothing.",
+        "Accuracy, calibration, OOD detection and cost, on rows that were not used before.",
         "eval vit m1 hydra mean ensemble --data demo:test --ood near:held-out=demo:near "
         "--ood far:digits=demo:digits --json results.json --html report.html",
     ),
