@@ -66,6 +66,7 @@ def limited(setting: Setting, limit: int | None) -> Setting:
         training=f"{setting.training} {few}",
         tuning=f"{setting.tuning} {few}",
         limit=min(setting.limit, limit),
+        evaluation=f"--limit {limit}",
     )
 
 

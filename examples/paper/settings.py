@@ -36,6 +36,8 @@ class Setting:
     search: str = "attribution"
     """Search of circuits in `score`."""
     lora_steps: int = 200
+    evaluation: str = ""
+    """Options of `eval`."""
     texts: bool = False
     validates: bool = True
     """True if `finetune` keeps the epoch that is best on the validation data."""

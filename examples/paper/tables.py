@@ -143,6 +143,14 @@ DIVERSITY = (
     Row("batch order", "hydra-order"),
     Row("backpropagation", "hydra-backprop"),
 )
+CORRUPTED = (SINGLE, ENSEMBLE, TAYLOR, CIRC_AVG, HYDRA_TAYLOR, HYDRA_CIRC)
+
+
+def severities(figure: str) -> tuple[str, ...]:
+    """Return the columns of a figure on corrupted images, one for each severity."""
+    return tuple(f"{figure}_severity_{severity}" for severity in range(1, 6))
+
+
 TABLES = {
     "1": Table("Image classification", MAIN, (*QUALITY, *AVERAGE, *COSTS)),
     "2": Table(
@@ -167,6 +175,12 @@ TABLES = {
         (Row("CircOOD", "circ-ood"), Row("CircAcc", "circ-acc")),
         ("accuracy", *GROUPS, *AVERAGE),
     ),
+    "7": Table(
+        "Size and cost",
+        (SINGLE, TAYLOR, CIRC_AVG, ENSEMBLE, HYDRA_CIRC),
+        COSTS,
+        texts=None,
+    ),
     "8": Table("Sources of diversity", DIVERSITY, (*QUALITY, *AVERAGE)),
     "9": Table(
         "Diversity of members",
@@ -183,11 +197,8 @@ TABLES = {
         (SINGLE, HYDRA_CIRC, Row("Hydra (Circ), separate MLPs", "hydra-circ-apart")),
         (*QUALITY, *AVERAGE, "params"),
     ),
-    "13": Table(
-        "Corrupted images",
-        (SINGLE, ENSEMBLE, TAYLOR, CIRC_AVG, HYDRA_TAYLOR, HYDRA_CIRC),
-        tuple(f"corrupted_{severity}" for severity in range(1, 6)),
-    ),
+    "13": Table("Accuracy on corrupted images", CORRUPTED, severities("accuracy")),
+    "14": Table("Brier score on corrupted images", CORRUPTED, severities("brier")),
 }
 """Number in the paper → the table."""
 
@@ -298,9 +309,9 @@ class Workshop:
             words = ["--predictions-in", *files]
         else:
             words = [*files, "--data", self.filled(self.setting.test)]
-            words += shlex.split(self.filled(row.options))
+            words += shlex.split(self.filled(f"{row.options} {{evaluation}}"))
             words += [word for ood in self.ood_words() for word in ("--ood", self.filled(ood))]
-        if table.columns[0].startswith("corrupted"):
+        if "severity" in table.columns[0]:
             words += [word for shift in self.corrupted() for word in ("--shift", shift)]
         report = self.folder / "report.json"
         self.run(
@@ -341,14 +352,14 @@ def figures(result: Mapping[str, Any]) -> dict[str, float]:
             name = f"ood_{measure}" if measure in ("mi", "disagreement") else f"{measure}_{group}"
             if present:
                 values[name] = statistics.fmean(present)
-    for severity in range(1, 6):
+    for figure, severity in itertools.product(("accuracy", "brier"), range(1, 6)):
         some = [
-            shift["accuracy"]
+            shift[figure]
             for shift in result.get("shift") or []
             if shift["severity"] == severity
         ]
         if some:
-            values[f"corrupted_{severity}"] = statistics.fmean(some)
+            values[f"{figure}_severity_{severity}"] = statistics.fmean(some)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -368,7 +379,8 @@ HEADS = {
     **{f"auroc_{group}": f"AUROC {group} ↑" for group in ("near", "far", "all")},
     **{f"fpr95_{group}": f"FPR95 {group} ↓" for group in ("near", "far", "all")},
     **{f"aupr_{group}": f"AUPR {group} ↑" for group in ("near", "far", "all")},
-    **{f"corrupted_{severity}": f"severity {severity} ↑" for severity in range(1, 6)},
+    **{f"accuracy_severity_{severity}": f"severity {severity} ↑" for severity in range(1, 6)},
+    **{f"brier_severity_{severity}": f"severity {severity} ↓" for severity in range(1, 6)},
 }
 """Column → its heading."""
 
