@@ -35,7 +35,7 @@ from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.bootstrap import Difference, compared
 from hydrasurgeon.measuring.results import COMPARED
-from hydrasurgeon.options.columns import LABELS, PART, SPLIT, DataSpec
+from hydrasurgeon.options.columns import LABELS, SELECTING, DataSpec
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
 
@@ -159,8 +159,8 @@ class Front:
         if any(entry.choice.words == "first" for entry in self.rungs.values()):
             page = f" --cascade{page}"
         columns = dict(DataSpec.parse(options.data).columns)
-        for part in (SPLIT, PART):
-            columns.pop(part, None)
+        for role in SELECTING:
+            columns.pop(role, None)
         data = ["--data", "TEST", *typed("--labels", columns.pop(LABELS, None))]
         if columns:
             data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]

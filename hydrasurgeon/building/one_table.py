@@ -61,7 +61,8 @@ def with_val(
         how = f"--val {CROSS}: all rows train the model, which is judged by models of five folds"
         return options.but(val=CROSS), f"{how} ({rule or RULE})"
     spec = DataSpec.parse(options.data)
-    data, held_out = spec.split(0, 100 - percent), spec.split(100 - percent, 100)
+    # Held-out rows stay, whatever their label looks like: they stand for rows to come.
+    data, held_out = spec.split(0, 100 - percent), spec.without(None).split(100 - percent, 100)
     how = f"--val {percent / 100:g}: {percent} % of the rows of each class choose and calibrate"
     return options.but(data=str(data), val=str(held_out)), f"{how} ({rule or RULE})"
 

@@ -24,6 +24,7 @@ from hydrasurgeon.building.members import (
     tuned,
 )
 from hydrasurgeon.building.plan import Plan
+from hydrasurgeon.building.suspects import LabelCheck
 from hydrasurgeon.building.table import Choice, Entry
 from hydrasurgeon.building.work import State, Workshop
 from hydrasurgeon.checkpoints.reading import Single, open_checkpoint, open_single, undecided
@@ -43,6 +44,7 @@ from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.options.commands import Command
 from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.problems.base import Outputs
 from hydrasurgeon.surgery.means import check_common_start
 from hydrasurgeon.surgery.repair import sharing
 
@@ -81,6 +83,8 @@ class Search:
     clock: Clock | None = None
     """There for a budget of time."""
     probe: Member | None = None
+    label_check: LabelCheck | None = None
+    """None where labels are no classes."""
     reads_words: bool = False
     """True once choices may have a reader of words beside or before them."""
     tried: int = 1
@@ -101,11 +105,15 @@ class Search:
         if (probe := self._probed()) is not None:
             self.probe = probe
             self.plain.append(Choice.of(probe, name=PROBE))
+            if self.options.crossed:  # the answers are there
+                self._check_labels()
             yield
         self.plan.tick("words", 0, 1)
         if self.words is not None:
             self.reads_words = True
             yield
+        if not self.options.crossed:
+            self._check_labels()
         if not self.models and not self.options.crossed:
             self.plan.begin("tuned")
             yield from self._tuned()
@@ -115,6 +123,18 @@ class Search:
         if self._cuts_some:
             self.plan.begin("sizes")
             yield from self._smaller()
+
+    def _check_labels(self) -> None:
+        """List the rows whose label looks wrong, by the probe."""
+        if self.label_check is not None and self.probe is not None:
+            self.plan.tick("labels", 0, 1)
+            self.label_check.run(self.probe, self._out_of_fold, self.plan.seconds)
+
+    def _out_of_fold(self) -> Outputs:
+        """Return what classifiers of the other folds answer, where a build cross-fits."""
+        assert self.probe is not None
+        choice = self.computed(Choice.of(self.probe))[0]
+        return self.answer_store.read(self.probe, choice.engine).sets[0]
 
     @property
     def _cuts_some(self) -> bool:

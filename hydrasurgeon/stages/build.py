@@ -17,6 +17,7 @@ from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of
 from hydrasurgeon.building.one_table import alone_note, with_val
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search import Search, averaged
+from hydrasurgeon.building.suspects import LabelCheck, Suspects, can_be_judged
 from hydrasurgeon.building.table import Row
 from hydrasurgeon.building.work import STATE, State, Workshop, unfinished
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
@@ -81,6 +82,8 @@ class Built:
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     """True if a signal ended it, with the best so far."""
+    suspects: Suspects | None = None
+    """Rows whose label looks wrong; None if labels were not judged."""
     unpromised: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Budgets whose file does not keep --risk; why, and what to do."""
 
@@ -106,10 +109,13 @@ def build(options: BuildOptions) -> Built:
     _check(options)
     out, ours = _output(options, several=len(budgets) > 1)
     body = _body(options)
+    whole = options.data
     options, parted = with_val(
         options, lambda: read_data(options.data, options), body=body is not None
     )
-    data = read_data(options.data, options)
+    table = data = read_data(options.data, options)
+    if options.data != whole:  # held-out rows may have wrong labels too
+        table = read_data(whole, options)
     val = data if options.crossed else read_data(str(options.val), options)
     left_out = [left_out_note(samples) for samples in (data, val)]
     if body is None:
@@ -139,15 +145,20 @@ def build(options: BuildOptions) -> Built:
     for counts in filter(None, map(class_counts, [data] if options.crossed else [data, val])):
         options.note(counts)
     options.note(_rows(data, sets["val"][0], len(val), options))
-    plan = _plan(options, budgets, models[0], sets, body)
+    judged = can_be_judged(problem_of(model), table)
+    plan = _plan(options, budgets, models[0], sets, body, judged=len(table) * judged)
     if options.dry_run:
         return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
     for line in plan.lines:
         options.note(line)
     state = State(options.work / STATE, _identity(models, sets, options))
     workshop = Workshop(options, plan.tick)
+    label_check = None
+    if judged:
+        fitted = fit_classes(table, model)
+        label_check = LabelCheck(table, fitted, options, state, problem_of(model))
     if body is None:
-        search = _search(options, budgets, models, sets, plan, state, workshop, None)
+        search = _search(options, budgets, models, sets, plan, state, workshop, label_check)
         search.check(models)
     make_folder(options.work)
     state.open()
@@ -158,15 +169,23 @@ def build(options: BuildOptions) -> Built:
             for command in begun.making:
                 workshop.perform(command)
         models = _opened(options.but(checkpoints=(begun.file,)), val)
-        search = _search(options, budgets, models, sets, plan, state, workshop, begun)
+        search = _search(options, budgets, models, sets, plan, state, workshop, label_check, begun)
         search.check(models)
     front = Front(search, out, force=options.force, ours=ours)
     notes = [*(model.note for model in models if model.note), front.run(), *notes]
     if len(models) > 1 and not averaged(models):
         notes.append("the models share no start: their mean and its parts are left out")
+    suspects = None
+    if "suspects" in state.record:
+        suspects = Suspects(**state.record["suspects"])
+        notes.append(suspects.note)
     unpromised = {str(budget): why for budget, why in front.unpromised.items()}
     for budget, (why, _) in unpromised.items():
         notes.append(f"{budget}: written without {why}")
+    if options.crossed and options.without is not None:
+        notes.append(
+            "figures leave out the rows that --without lists, so rows to come will give worse ones"
+        )
     if options.crossed:
         notes.append(
             "figures and thresholds are estimates of five folds: the file promises nothing; --val 0.2 "
@@ -190,6 +209,7 @@ def build(options: BuildOptions) -> Built:
         summary=front.summary(),
         notes=tuple(dict.fromkeys(filter(None, notes))),
         interrupted=plan.interrupted,
+        suspects=suspects,
         unpromised=unpromised,
     )
 
@@ -210,6 +230,8 @@ def _plan(
     opened: Single,
     sets: Mapping[str, Sequence[Samples]],
     body: Single | None,
+    *,
+    judged: int,
 ) -> Plan:
     """Plan the stages of the command, with the time of each."""
     timed = budgets[0].unit == "time"
@@ -227,6 +249,7 @@ def _plan(
         body=body is not None,
         models=models,
         sizes=sizes,
+        judged=0 if options.crossed else judged,
     )
     seconds = seconds_of_a_pass(opened, sets["val"][0], options)
     return Plan(steps, seconds, options.progress, options.max_minutes)
@@ -240,7 +263,8 @@ def _search(
     plan: Plan,
     state: State,
     workshop: Workshop,
-    begun: Member | None,
+    label_check: LabelCheck | None,
+    begun: Member | None = None,
 ) -> Search:
     """Return the search space. `begun` is the probe of a body."""
     first, val = models[0], sets["val"][0]
@@ -270,6 +294,7 @@ def _search(
         state=state,
         clock=clock,
         probe=begun,
+        label_check=label_check,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 from torch import nn
+from word_tables import Row, texts, write, write_body
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.reading import open_checkpoint
@@ -24,36 +23,10 @@ from hydrasurgeon.problems import SINGLE
 from hydrasurgeon.tuning import probe
 from hydrasurgeon.tuning.losses import losses_of
 
-Row = dict[str, Any]
-WORD = [str(word) for word in WORDS[4:]]
-
-
-def texts(count: int, classes: int, seed: int = 0) -> list[Row]:
-    """Texts of which the first word tells the class."""
-    random = np.random.default_rng(seed)
-    return [
-        {
-            "text": f"{WORD[at % classes]} {' '.join(random.choice(WORD, 6))}",
-            "label": f"c{at % classes}",
-        }
-        for at in range(count)
-    ]
-
-
-def write(path: Path, rows: list[Row], **form: Any) -> Path:
-    with path.open("w", newline="", encoding=form.pop("encoding", "utf-8")) as file:
-        table = csv.DictWriter(file, [*rows[0]], **form)
-        table.writeheader()
-        table.writerows(rows)
-    return path
-
 
 @pytest.fixture(scope="module")
 def body(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "body"
-    transformers_model("BertModel", TEXT).save_pretrained(folder)
-    tokenizer(folder)
-    return folder
+    return write_body(tmp_path_factory.mktemp("tiny") / "body")
 
 
 def build(body: Path, table: Path, **more: Any) -> Any:
