@@ -54,9 +54,9 @@ class Suspects:
         """One line on the list, and how to leave its rows out."""
         if not self.rows:
             return f"none of {self.judged:,} labels looks wrong"
-        noun = "row looks" if self.rows == 1 else "rows look"
+        verb = "looks" if self.rows == 1 else "look"
         return (
-            f"{self.rows:,} of {self.judged:,} {noun} mislabelled: see {self.path}; "
+            f"{self.rows:,} of {self.judged:,} rows {verb} mislabelled: see {self.path}; "
             f"--without {self.path} trains on the others"
         )
 

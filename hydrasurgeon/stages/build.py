@@ -7,14 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, parse_budgets
 from hydrasurgeon.building.front import Front, claim_front, name_of
 from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of
-from hydrasurgeon.building.one_table import alone_note, with_val
+from hydrasurgeon.building.one_table import alone_note, judged_rows, with_val
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search import Search, averaged
 from hydrasurgeon.building.suspects import LabelCheck, Suspects, can_be_judged
@@ -24,7 +22,6 @@ from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.reading import Single, open_single, undecided
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.data import Samples, fit_classes, fit_held_out, read_data
-from hydrasurgeon.data.folds import NO_FOLD, folds_of
 from hydrasurgeon.data.label_check import (
     class_counts,
     collecting,
@@ -36,6 +33,7 @@ from hydrasurgeon.data.label_check import (
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.data.samples import left_out_note, part_of
 from hydrasurgeon.decision.fitting import FEWEST_OOD, check_count, too_few_ood
+from hydrasurgeon.decision.split import check_crossed
 from hydrasurgeon.errors import CheckFailed, DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
 from hydrasurgeon.files.manifest import Model
@@ -43,6 +41,7 @@ from hydrasurgeon.files.processes import process_count
 from hydrasurgeon.measuring.known import certifying
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.columns import SPLIT, DataSpec
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.making import THIRD, BuildOptions
 from hydrasurgeon.problems import problem_of
@@ -128,7 +127,9 @@ def build(options: BuildOptions) -> Built:
     options = _for_numbers(model, models[0].name, options)
     shared: list[str] = []
     if options.crossed:
-        val = data.at(np.flatnonzero(folds_of(data) != NO_FOLD))
+        val = judged_rows(data)
+        shared += alone_note(data, val)
+    elif parted is not None:
         shared += alone_note(data, val)
     for opened in models:  # calibrate would refuse, or leave out, the same after the work
         if options.crossed:
@@ -427,11 +428,13 @@ def _data(
         if options.risk is not None:
             need_feature(problem_of(model), "--risk", name, UsageError)
         chosen = part_of(val, f"0-{THIRD}")
-    if len(chosen) < FEWEST:
+    if options.crossed:
+        check_crossed(len(val))
+    elif len(chosen) < FEWEST:
         hint = f"--val needs at least {FEWEST} rows, as it is split into two halves."
+        if SPLIT in DataSpec.parse(str(options.val)).columns:
+            hint += " Where rows are few, --val cross takes five folds of all of them."
         message = f"--val {options.val}: has {len(val)} rows"
-        if options.crossed:
-            message = f"--data {options.data}: has {len(val)} rows whose class has other rows"
         if chosen is not val:
             message += f", of which {len(chosen)} choose and {len(val) - len(chosen)} certify"
         raise DataError(message, hint=hint)
