@@ -20,6 +20,7 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.statistics.confident_learning import count_confident, find_label_issues
+from hydrasurgeon.tuning import probe
 
 HEADS = [
     "row",
@@ -106,6 +107,12 @@ def test_the_rule_is_that_of_cleanlab(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def body(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_body(tmp_path_factory.mktemp("tiny") / "body")
+
+
+@pytest.fixture(autouse=True)
+def _few_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fit each probe with one penalty."""
+    monkeypatch.setattr(probe, "PENALTIES", ())
 
 
 WRONG = (4, 31, 62, 95)
