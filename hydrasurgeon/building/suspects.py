@@ -24,7 +24,7 @@ from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import last_layers
 from hydrasurgeon.statistics.confident_learning import find_label_issues
-from hydrasurgeon.tuning.probe import MOST, cross_fitted
+from hydrasurgeon.tuning.probe import MOST, PENALTY, cross_fitted
 
 FILE = "suspects.csv"
 JUDGED = ("single_label", "one_logit")
@@ -33,6 +33,8 @@ PROPOSED = ("proposed_label", "label_probability", "proposed_probability")
 """Columns behind the label."""
 SHARE = 0.25
 """Fraction of the time limit that reading the rows may take."""
+CELLS = 4_000_000
+"""Number of rows times classes that probes are fitted to."""
 FEWEST = 1024
 """Rows that are judged whatever time they take, if there are so many."""
 DIGITS = 6
@@ -95,6 +97,8 @@ class LabelCheck:
             if judged is None:
                 return
             rows, outputs = judged
+        if not len(rows):
+            return
         issues = self._write(path, rows, outputs)
         self.state.keep(suspects=asdict(Suspects(str(path), issues, len(rows))))
 
@@ -107,12 +111,12 @@ class LabelCheck:
         (layers,) = last_layers(model)
         if len(layers) > 1:
             return None
-        rows = _rows_in_time(self.samples, seconds, self.options.max_minutes)
+        rows = self._rows_in_time(seconds)
         samples, numbers = self.samples.at(rows), np.arange(len(rows))
         outputs = collected([model], samples, self.options, features=True, inputs=numbers)
         assert outputs.inputs is not None
         samples, rows = samples.at(outputs.inputs), rows[outputs.inputs]  # those that could be read
-        return rows[folds_of(samples) != NO_FOLD], cross_fitted(model, outputs, samples)
+        return rows[folds_of(samples) != NO_FOLD], cross_fitted(model, outputs, samples, (PENALTY,))
 
     def _write(self, path: Path, rows: ndarray, outputs: Outputs) -> int:
         """Write the rows whose label looks wrong, the most suspicious first; return their number."""
@@ -144,12 +148,12 @@ class LabelCheck:
         names = dict(enumerate(self.samples.classes or ()))
         return names | {int(classes[row]): key_of(self.table, row)[-1] for row in first.tolist()}
 
-
-def _rows_in_time(samples: Samples, seconds: float, minutes: float) -> ndarray:
-    """Return all rows; or as many as the time allows, those with the smallest hashes."""
-    count = MOST
-    while count > FEWEST and count * seconds > SHARE * 60 * minutes:
-        count //= 2
-    if len(samples) <= count:
-        return np.arange(len(samples))
-    return np.sort(np.argsort(samples.digests, kind="stable")[:count])
+    def _rows_in_time(self, seconds: float) -> ndarray:
+        """Return all rows; or as many as the time allows, those with the smallest hashes."""
+        samples, count = self.samples, MOST
+        while count > FEWEST and count * seconds > SHARE * 60 * self.options.max_minutes:
+            count //= 2
+        count = min(count, CELLS // max(2, len(samples.classes or ())))
+        if len(samples) <= count:
+            return np.arange(len(samples))
+        return np.sort(np.argsort(samples.digests, kind="stable")[:count])

@@ -108,13 +108,13 @@ def build(options: BuildOptions) -> Built:
     _check(options)
     out, ours = _output(options, several=len(budgets) > 1)
     body = _body(options)
-    whole = options.data
+    spec = options.data
     options, parted = with_val(
         options, lambda: read_data(options.data, options), body=body is not None
     )
     table = data = read_data(options.data, options)
-    if options.data != whole:  # held-out rows may have wrong labels too
-        table = read_data(whole, options)
+    if options.data != spec:  # held-out rows may have wrong labels too
+        table = read_data(spec, options)
     val = data if options.crossed else read_data(str(options.val), options)
     left_out = [left_out_note(samples) for samples in (data, val)]
     if body is None:

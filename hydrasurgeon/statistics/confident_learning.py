@@ -71,8 +71,8 @@ def _removals(counts: Counts, labels: Int[ndarray, " row"]) -> Int[ndarray, "lab
     scaled = scaled / scaled.sum() * sizes.sum()
     rounded = np.stack([_round_to_sum(row) for row in scaled])
     missing = np.maximum(FEWEST_KEPT - rounded.diagonal(), 0)
-    others = np.maximum(np.count_nonzero(rounded, axis=1) - 1, 1)
-    lowered = np.maximum(rounded - (missing / others)[:, None], 0).astype(np.int64)
+    off_diagonal = np.maximum(np.count_nonzero(rounded, axis=1) - 1, 1)
+    lowered = np.maximum(rounded - (missing / off_diagonal)[:, None], 0).astype(np.int64)
     np.fill_diagonal(lowered, 0)
     return lowered
 

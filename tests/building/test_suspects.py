@@ -167,6 +167,22 @@ def test_build_lists_wrong_labels(body: Path, tmp_path: Path, val: str) -> None:
 
 
 @pytest.mark.slow
+def test_of_many_rows_the_same_are_judged_in_any_order(
+    body: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydrasurgeon.building.suspects.MOST", 100)
+    lists = []
+    for name, rows in (("one", mislabelled()), ("two", mislabelled()[::-1])):
+        (tmp_path / name).mkdir()
+        table = write(tmp_path / name / "all.csv", rows)
+        built = build(body, table, tmp_path / name / "m.safetensors", val="0.2")
+        assert built.suspects.judged == 100
+        lists.append({(row["text"], row["label"]) for row in listed(built.suspects.path)})
+    assert lists[0] == lists[1]
+    assert lists[0]
+
+
+@pytest.mark.slow
 def test_a_repeated_build_keeps_the_list_and_writes_a_missing_one(
     body: Path, tmp_path: Path
 ) -> None:
