@@ -188,5 +188,5 @@ GPU = {
         validates=False,
     )
 }
-"""What `gpu.py` runs: the paper's recipe for CIFAR-100, with fewer steps."""
+"""Settings of `gpu.py`: the paper's recipe for CIFAR-100, with fewer steps."""
 SCALES = {"small": SMALL, "paper": PAPER}

@@ -354,9 +354,7 @@ def figures(result: Mapping[str, Any]) -> dict[str, float]:
                 values[name] = statistics.fmean(present)
     for figure, severity in itertools.product(("accuracy", "brier"), range(1, 6)):
         some = [
-            shift[figure]
-            for shift in result.get("shift") or []
-            if shift["severity"] == severity
+            shift[figure] for shift in result.get("shift") or [] if shift["severity"] == severity
         ]
         if some:
             values[f"{figure}_severity_{severity}"] = statistics.fmean(some)

@@ -42,7 +42,7 @@ from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.model_differences import Difference, compared
 from hydrasurgeon.measuring.results import COMPARED
-from hydrasurgeon.options.column_roles import LABELS, PART, SPLIT, DataSpec
+from hydrasurgeon.options.column_roles import LABELS, SELECTING, DataSpec
 from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 
@@ -166,8 +166,8 @@ class Front:
         if any(entry.choice.words == "cascade" for entry in self.rungs.values()):
             page = f" --cascade{page}"
         columns = dict(DataSpec.parse(options.data).columns)
-        for part in (SPLIT, PART):
-            columns.pop(part, None)
+        for role in SELECTING:
+            columns.pop(role, None)
         data = ["--data", "TEST", *typed("--labels", columns.pop(LABELS, None))]
         if columns:
             data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]

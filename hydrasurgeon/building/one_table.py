@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from hydrasurgeon.data import Samples
-from hydrasurgeon.errors import UsageError
+from hydrasurgeon.data.folds import NO_FOLD, folds_of
+from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.options.column_roles import CROSS, DataSpec
 from hydrasurgeon.options.making import BuildOptions
@@ -61,19 +62,40 @@ def with_val(
         how = f"--val {CROSS}: all rows train the model, which is judged by models of five folds"
         return options.but(val=CROSS), f"{how} ({rule or RULE})"
     spec = DataSpec.parse(options.data)
-    data, held_out = spec.split(0, 100 - percent), spec.split(100 - percent, 100)
+    # Held-out rows stay, whatever their label looks like: they stand for rows to come.
+    data, held_out = spec.split(0, 100 - percent), spec.without(None).split(100 - percent, 100)
     how = f"--val {percent / 100:g}: {percent} % of the rows of each class choose and calibrate"
     return options.but(data=str(data), val=str(held_out)), f"{how} ({rule or RULE})"
 
 
+def judged_rows(data: Samples) -> Samples:
+    """Return the rows that folds judge: those whose class has other rows."""
+    rows = np.flatnonzero(folds_of(data) != NO_FOLD)
+    if not len(rows):
+        raise DataError(
+            f"{visible(data.spec)}: each of its {len(data):,} rows has a class of its own",
+            hint="Is it a column of ids? Name the column of labels: --columns label=NAME.",
+        )
+    return data.at(rows)
+
+
 def alone_note(data: Samples, judged: Samples) -> list[str]:
-    """Return a note on classes that no fold can judge; empty where there are none."""
+    """Return a note on classes that no row judges; empty where there are none."""
     column, left = data.written, judged.written
-    if column is None or left is None or len(judged) == len(data) or column.names is None:
+    if column is None or left is None or column.names is None:
+        return []
+    if column.labels.ndim > 1 or column.labels.dtype.kind != "i":
         return []
     names = [column.names[at] for at in sorted({*column.labels.tolist()} - {*left.labels.tolist()})]
-    listed = ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
-    return [f"{visible(data.spec)}: no other row shows {listed}: learnt, and judged by no fold"]
+    if not names:
+        return []
+    listed, verbs = ", ".join(names[:NAMED]), "has {} and is"
+    if len(names) > 1:
+        verbs = "have {} and are"
+    if len(names) > NAMED:
+        listed = f"{len(names):,} classes ({listed}, …)"
+    why = verbs.format("too few rows to be judged")
+    return [f"{visible(data.spec)}: {listed} {why} learnt all the same"]
 
 
 def _percent(val: str) -> int | None:

@@ -215,15 +215,18 @@ def steps_of(
     body: bool,
     models: int,
     sizes: int,
+    judged: int = 0,
 ) -> list[PlannedStage]:
-    """Return the stages of a build, in order; `timed` are the seconds that a clock takes."""
+    """Return the stages of a build, in order; `timed` are the seconds that a clock takes, and
+    `judged` is the number of rows that are read once more to judge their labels.
+    """
     data, val = len(sets["data"][0]), len(sets["val"][0])
     scored = min(SCORED, data)
     seen = val
     if sets["ood"]:  # OOD scores are fitted on TRAIN
         seen += sum(map(len, sets["ood"])) + scored
     written = budgets * (data + seen)
-    quick = 2.0 * data + val + 2 * seen + written
+    quick = 2.0 * data + val + 2 * seen + written + judged
     steps = [PlannedStage("quick", "the model as it is, a probe, words", quick, timed)]
     if body:
         count = options.seeds or SEEDS

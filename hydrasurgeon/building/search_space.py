@@ -24,6 +24,7 @@ from hydrasurgeon.building.members import (
     tuned,
 )
 from hydrasurgeon.building.plan import Plan
+from hydrasurgeon.building.suspects import LabelCheck
 from hydrasurgeon.building.table import Candidate, Entry
 from hydrasurgeon.building.work import Workshop, WorkState
 from hydrasurgeon.checkpoints.checkpoint import Single, open_checkpoint, open_single, undecided
@@ -45,6 +46,7 @@ from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.surgery.means import check_common_start
 from hydrasurgeon.surgery.repair import sharing
+from hydrasurgeon.tasks.base import Outputs
 
 SLOWER = 0.7
 """A size of so much fewer multiply-adds is tried too: time falls more slowly than they do."""
@@ -81,6 +83,8 @@ class SearchSpace:
     clock: Clock | None = None
     """There for a budget of time."""
     probe: MemberModel | None = None
+    label_check: LabelCheck | None = None
+    """None where labels are no classes."""
     reads_words: bool = False
     """True once choices may have a bag-of-words model: a blend or a cascade."""
     tried: int = 1
@@ -101,11 +105,15 @@ class SearchSpace:
         if (probe := self._probed()) is not None:
             self.probe = probe
             self.plain.append(Candidate.of(probe, name=PROBE))
+            if self.options.crossed:  # the answers are there
+                self._check_labels()
             yield
         self.plan.tick("words", 0, 1)
         if self.words is not None:
             self.reads_words = True
             yield
+        if not self.options.crossed:
+            self._check_labels()
         if not self.models and not self.options.crossed:
             self.plan.begin("tuned")
             yield from self._tuned()
@@ -115,6 +123,18 @@ class SearchSpace:
         if self._cuts_some:
             self.plan.begin("sizes")
             yield from self._smaller()
+
+    def _check_labels(self) -> None:
+        """List the rows whose label looks wrong, by the probe."""
+        if self.label_check is not None and self.probe is not None:
+            self.plan.tick("labels", 0, 1)
+            self.label_check.run(self.probe, self._out_of_fold, self.plan.seconds)
+
+    def _out_of_fold(self) -> Outputs:
+        """Return what classifiers of the other folds answer, where a build cross-fits."""
+        assert self.probe is not None
+        choice = self.computed(Candidate.of(self.probe))[0]
+        return self.answer_store.read(self.probe, choice.engine).sets[0]
 
     @property
     def _cuts_some(self) -> bool:

@@ -215,13 +215,18 @@ def _repeated(samples: Samples) -> Iterator[str]:
     conflicts: Mapping[int, int] = {}
     if column is not None and column.labels.ndim == 1 and column.labels.dtype.kind == "i":
         labels = column.labels[rows]
-        other = np.flatnonzero(labels != labels[first[place]])
+        other = np.flatnonzero(labels != labels[first[place]])[::-1]
         conflicts = {int(first[place[at]]): int(at) for at in other}
     if conflicts:
-        at, differing = min(conflicts.items())
-        names = [_label(column, labels[row]) for row in (at, differing)]
-        shown = _beginning(samples, int(rows[at]))
-        yield f"{len(conflicts):,} {samples.contents} have two labels, such as {shown}({' and '.join(names)})"
+        shown = []
+        for at, differing in sorted(conflicts.items())[:NEAR]:
+            names = [
+                f"{_label(column, labels[row])} in row {samples.row(int(rows[row]))}"
+                for row in (at, differing)
+            ]
+            shown.append(f"{_beginning(samples, int(rows[at]))}({', '.join(names)})")
+        more = f" and {len(conflicts) - NEAR:,} more" if len(conflicts) > NEAR else ""
+        yield f"{len(conflicts):,} {samples.contents} have two labels: {'; '.join(shown)}{more}"
     yield f"{copies:,} of its {len(samples):,} rows are copies of others"
 
 

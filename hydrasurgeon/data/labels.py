@@ -110,6 +110,8 @@ def are_codes(names: Sequence[str]) -> bool:
 def labels_of(spec: str, values: Sequence[Any]) -> LabelColumn | None:
     """Return a column of numbers, of names, or of lists of them; None if every label is -1."""
     values = [sys.intern(value) if type(value) is str else value for value in values]
+    if any(type(value) is bool for value in values):  # names, as a CSV file has them
+        values = [str(value) if type(value) is bool else value for value in values]
     texts = all(isinstance(value, str) for value in values)
     if texts and values and all(map(JSON.fullmatch, values)):
         values = [_cell(spec, row, value) for row, value in enumerate(values)]

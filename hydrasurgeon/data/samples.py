@@ -387,6 +387,9 @@ class Subset(Samples):
     def name(self, i: int) -> str | int:
         return self.parent.name(int(self.index[i]))
 
+    def row(self, i: int) -> int:
+        return self.parent.row(int(self.index[i]))
+
     def carried(self, name: str, i: int) -> Any:
         return self.parent.carried(name, int(self.index[i]))
 

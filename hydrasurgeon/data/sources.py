@@ -20,6 +20,7 @@ from hydrasurgeon.data.labels import (
     is_label_array,
     named,
 )
+from hydrasurgeon.data.listed import Listed
 from hydrasurgeon.data.places import PICTURES, TABLES, ending, is_url, located
 from hydrasurgeon.data.remote import read_hub, read_remote
 from hydrasurgeon.data.samples import (
@@ -51,7 +52,7 @@ from hydrasurgeon.files.untrusted import (
     unrooted,
 )
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.options.column_roles import LABELS, PART, SPLIT, DataSpec
+from hydrasurgeon.options.column_roles import LABELS, SELECTING, DataSpec
 
 if TYPE_CHECKING:
     from hydrasurgeon.options.shared import Run
@@ -83,7 +84,7 @@ def open_data(
     """
     place, roles = DataSpec.parse(spec)
     roles = dict(roles)
-    split, part = roles.pop(SPLIT, None), roles.pop(PART, None)
+    split, part, without = (roles.pop(role, None) for role in SELECTING)
     paths = located(place)
     columns = ColumnSelection(roles, carried, limit, labelled=labelled, skip_bad=skip_bad)
     tables = _tables(spec, place, paths, columns)
@@ -106,11 +107,17 @@ def open_data(
     samples.spec = unrooted(spec)
     if LABELS in roles and samples.written is not None:
         samples.written = replace(samples.written, reading=roles[LABELS])
+    listed = None
+    if without is not None:  # rows of another part may be the ones that are listed
+        listed = Listed.read(without)
+        listed.check(samples)
     samples = limited(samples, limit, seed)
     if split is not None:
         samples = split_of(samples, split)
     if part is not None:
         samples = part_of(samples, part)
+    if listed is not None:
+        samples = listed.left_out_of(samples)
     return samples if model is None else fit_classes(samples, model)
 
 
@@ -150,7 +157,7 @@ def in_pieces(
     columns = ColumnSelection(roles, carried, at_once=at_once, labelled=False)
     paths = located(place)
     tables = _tables(spec, place, paths, columns)
-    if tables is None or roles.keys() & {PART, SPLIT}:
+    if tables is None or roles.keys() & {*SELECTING}:
         samples = open_data(spec, carried=carried, labelled=False)
         return len(samples), iter([samples])
     counts = [count_table(path) for path in paths] if count else []

@@ -17,7 +17,15 @@ from numpy import ndarray
 
 from hydrasurgeon.decision.ood_score import Grounds, choose, classifiers_of, evidence_of
 from hydrasurgeon.decision.promising import check_risk, promised, set_aside, with_copies
-from hydrasurgeon.decision.split import FEWEST, certified, check_enough, copies, split, unsplit
+from hydrasurgeon.decision.split import (
+    FEWEST,
+    certified,
+    check_crossed,
+    check_enough,
+    copies,
+    split,
+    unsplit,
+)
 from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import (
@@ -45,7 +53,7 @@ def halves(count: int, seed: int, groups: ndarray | None = None) -> tuple[ndarra
     """Draw two disjoint halves of the rows, in no order: a part of one is as random. Where there are
     groups enough, each has half of the groups. `build` judges each by what the other chose.
     """
-    check_enough(count)
+    check_crossed(count)
     random = Drawing(seed)
     if groups is not None and len(numbers := np.unique(groups)) >= FEWEST:
         some = numbers[random.order(len(numbers))[: len(numbers) // 2]]
@@ -119,7 +127,7 @@ def fit_state(
     scores = [
         model.at(part).scores(choice.kind, choice.fitted) for part in (rows.fitting, *rows.parts)
     ]
-    threshold = flag_threshold(scores[1:], promise.id_flagged)
+    threshold = flag_threshold(scores[1:], promise.id_flagged, estimated=promise.cross)
     fitted, *parts = (
         Part(val.at(part), task.answers(val.logits[part], fit.constants), score <= threshold)
         for part, score in zip((rows.fitting, *rows.parts), scores, strict=True)
@@ -174,10 +182,13 @@ def _sizes(fitted: EnsembleScore | None) -> dict[str, Any]:
     return kept_sizes | ({"neighbours": fitted.neighbours} if fitted.kind == "knn" else {})
 
 
-def flag_threshold(parts: Sequence[ndarray], flagged: float) -> float:
+def flag_threshold(parts: Sequence[ndarray], flagged: float, *, estimated: bool = False) -> float:
     """Take the OOD score above which, on average over calibrations, at most such a fraction of
-    samples lies that are like those of any part.
+    samples lies that are like those of any part. Where too few samples are known for that, an
+    estimate is the highest score.
     """
+    if estimated and any(len(scores) < 1 / flagged - 1 for scores in parts):
+        return float(max(scores.max() for scores in parts))
     try:
         return max(quantile(scores, 1 - flagged) for scores in parts)
     except DataError as error:

@@ -25,6 +25,8 @@ FITS = 3
 """One row in so many fits."""
 FEWEST = 20
 """Fewer rows than this tell nothing, whatever is promised."""
+FEWEST_CROSSED = 10
+"""Rows that estimates of folds are taken from at least: all of them fit, and none certifies."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def split(outputs: Outputs, seed: int) -> Split:
 
 def unsplit(outputs: Outputs, seed: int) -> Split:
     """Let all rows fit, and take thresholds on the same ones: they are estimates then."""
-    check_enough(len(outputs.logits))
+    check_crossed(len(outputs.logits))
     order = Drawing(seed).order(len(outputs.logits))
     first = np.arange(len(order)) if outputs.inputs is None else first_rows(outputs.inputs)
     return Split(order, order, order[first[order] == order])
@@ -111,6 +113,15 @@ def check_enough(count: int) -> None:
         raise DataError(
             f"{count} validation rows are too few: at least {FEWEST} are needed, of which a third "
             "fits and two thirds certify",
+            hint="Give more --data.",
+        )
+
+
+def check_crossed(count: int) -> None:
+    """Refuse rows that are too few to estimate anything by folds."""
+    if count < FEWEST_CROSSED:
+        raise DataError(
+            f"{count} rows are too few: five folds need at least {FEWEST_CROSSED} whose class has other rows",
             hint="Give more --data.",
         )
 

@@ -33,6 +33,8 @@ SCHEME = re.compile(r"[A-Za-z][\w.+-]*:")
 """Scheme in front of a name that is no path: `hf:`, `demo:`, `timm:`."""
 ENTRY = re.compile(r"(?P<name>[^/=#]*=)(?P<spec>.+)", re.DOTALL)
 """NAME=D, near:NAME=D or NAME:SEVERITY=D."""
+LISTED = re.compile(r"(#without,)[^#]*(?:/|%2F)")
+"""Folders of a table that a spec names behind a data set."""
 Error = type[HydraError]
 
 
@@ -205,6 +207,7 @@ def unrooted(text: str) -> str:
     """Return the name of an absolute path, a URL without its password and signature, and any other
     text as it is.
     """
+    text = LISTED.sub(r"\1", text)
     return portable(text) if os.path.isabs(text) or "://" in text else text
 
 
@@ -213,6 +216,7 @@ def portable(spec: str) -> str:
     a URL without its password and signature. Columns behind a path stay, and so do names with a
     scheme.
     """
+    spec = LISTED.sub(r"\1", spec)
     if "://" in spec:
         scheme, _, rest = spec.partition("://")
         host, slash, path = rest.partition("/")

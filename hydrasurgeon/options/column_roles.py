@@ -13,7 +13,15 @@ from pydantic import BeforeValidator, model_validator
 
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.options.base import LABELLED, READ, UNLABELLED, Options, about, option
+from hydrasurgeon.options.base import (
+    LABELLED,
+    READ,
+    UNLABELLED,
+    Options,
+    PathLike,
+    about,
+    option,
+)
 
 ROLES = ("text", "text_pair", "label", "image", "group")
 """Roles of a column."""
@@ -23,6 +31,10 @@ PART = "part"
 """Key beside the roles: the rows to use, `0-33`, in percent of a fixed random order."""
 SPLIT = "split"
 """Beside the roles: which rows of each class, `80-100`, in percent of their order by a hash of the content."""
+WITHOUT = "without"
+"""Key beside the roles: a table whose rows are left out, matched by content and label."""
+SELECTING = (SPLIT, PART, WITHOUT)
+"""Keys beside the roles that select rows, in the order in which they apply."""
 CROSS = "cross"
 """Value of --val for cross-fitting: models of folds answer for the rows that they were not fitted to."""
 SHARE = re.compile(r"[0-9]*\.?[0-9]+")
@@ -72,7 +84,7 @@ class DataSpec(NamedTuple):
         columns = {}
         for part in parts:
             role, _, name = part.partition(",")
-            if role not in (*ROLES, LABELS, SPLIT, PART) or not name:
+            if role not in (*ROLES, LABELS, *SELECTING) or not name:
                 raise UsageError(
                     f"{text}: #{part} names no column",
                     hint="Write --columns text=NAME,label=NAME; or behind one data set "
@@ -93,16 +105,14 @@ class DataSpec(NamedTuple):
         names = {
             role: quote(name, safe="+").replace(".", "%2E") for role, name in self.columns.items()
         }
-        parts = [
-            f"#{role},{names[role]}" for role in (*ROLES, LABELS, SPLIT, PART) if role in names
-        ]
+        parts = [f"#{role},{names[role]}" for role in (*ROLES, LABELS, *SELECTING) if role in names]
         return "".join([self.place, *parts])
 
     def reading(self, columns: Mapping[str, str]) -> DataSpec:
         """Return the spec with these columns, unless it names its own."""
         return (
             self
-            if {*self.columns} - {SPLIT, PART}
+            if {*self.columns} - {*SELECTING}
             else DataSpec(self.place, {**columns, **self.columns})
         )
 
@@ -113,6 +123,13 @@ class DataSpec(NamedTuple):
     def split(self, first: int, last: int) -> DataSpec:
         """Return the rows of each class between these percentages of their order by content."""
         return self._narrowed(SPLIT, first, last)
+
+    def without(self, table: str | None) -> DataSpec:
+        """Return the spec without the rows of another table; with all rows for None."""
+        columns = {role: name for role, name in self.columns.items() if role != WITHOUT}
+        if table is not None:
+            columns[WITHOUT] = table
+        return DataSpec(self.place, columns)
 
     def _narrowed(self, role: str, first: int, last: int) -> DataSpec:
         part = f"{first}-{last}"
@@ -189,3 +206,23 @@ class ColumnOptions(Options):
             named = [str(DataSpec.parse(spec).reading(read)) for spec in specs]
             changed[name] = named[0] if isinstance(value, str) else named
         return values | changed
+
+
+class Without(Options):
+    """Training rows that are left out."""
+
+    without: PathLike | None = option(
+        None,
+        metavar="F",
+        group=READ,
+        help="Leave out the training rows that this table lists, such as suspects.csv of build. Text and label must match.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _write_behind_data(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Write the table behind --data, so that history, fingerprints and replay include it."""
+        data, table = values.get("data"), values.get("without")
+        if data is None or table is None:
+            return values
+        return values | {"data": str(DataSpec.parse(data).without(str(table)))}

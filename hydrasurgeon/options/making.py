@@ -23,7 +23,7 @@ from hydrasurgeon.options.base import (
     argument,
     option,
 )
-from hydrasurgeon.options.column_roles import CROSS, DataSpec
+from hydrasurgeon.options.column_roles import CROSS, DataSpec, Without
 from hydrasurgeon.options.shared import (
     CHECKPOINT,
     OUT,
@@ -210,14 +210,14 @@ class PruneOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Fo
         return kept
 
 
-class FinetuneOptions(CheckpointArgument, ClassNames, BareOptions, Run, Force):
+class FinetuneOptions(CheckpointArgument, Without, ClassNames, BareOptions, Run, Force):
     """Fine-tune a member before it is fused, or any model; or fit only a classifier (`--recipe probe`).
 
     CKPT may be init:timm:NAME,key=value… to start from random weights.
     """
 
     writes_manifest: ClassVar[bool] = True
-    requires: ClassVar = {"unlabelled": ("teacher",)}
+    requires: ClassVar = {"unlabelled": ("teacher",), "without": ("data",)}
 
     data: str | None = option(
         None,
@@ -409,7 +409,7 @@ class FuseOptions(ClassNames, BareOptions, Run, Force):
         return {name: value for name, value in kept.items() if name not in without}
 
 
-class BuildOptions(ClassNames, BareOptions, Run, Force):
+class BuildOptions(Without, ClassNames, BareOptions, Run, Force):
     """Make the best classifier within a budget: the checkpoint itself, a smaller one, the mean of
     several, or a hydra.
 

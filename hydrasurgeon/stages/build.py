@@ -7,23 +7,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.budgets import Budget, parse_budgets
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.front import Front, claim_front, name_of
 from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, MemberModel, probe_of
-from hydrasurgeon.building.one_table import alone_note, with_val
+from hydrasurgeon.building.one_table import alone_note, judged_rows, with_val
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search_space import SearchSpace, averaged
+from hydrasurgeon.building.suspects import LabelCheck, Suspects, can_be_judged
 from hydrasurgeon.building.table import TableRow
 from hydrasurgeon.building.work import STATE, Workshop, WorkState, unfinished
 from hydrasurgeon.checkpoints.checkpoint import Single, open_single, undecided
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
 from hydrasurgeon.checkpoints.writing import claim_checkpoint
 from hydrasurgeon.data import Samples, fit_classes, fit_held_out, read_data
-from hydrasurgeon.data.folds import NO_FOLD, folds_of
 from hydrasurgeon.data.label_check import (
     class_counts,
     collecting,
@@ -35,6 +33,7 @@ from hydrasurgeon.data.label_check import (
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.data.samples import left_out_note, part_of
 from hydrasurgeon.decision.fitting import FEWEST_OOD, check_count, too_few_ood
+from hydrasurgeon.decision.split import check_crossed
 from hydrasurgeon.errors import CheckFailed, DataError, OutputError, UsageError
 from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
 from hydrasurgeon.files.manifest import Model
@@ -42,6 +41,7 @@ from hydrasurgeon.files.torchrun import process_count
 from hydrasurgeon.measuring.known import certifying
 from hydrasurgeon.measuring.sets import apart
 from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.column_roles import SPLIT, DataSpec
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.making import THIRD, BuildOptions
 from hydrasurgeon.stages.fuse import fusable, with_common_names
@@ -81,6 +81,8 @@ class Built:
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     """True if a signal ended it, with the best so far."""
+    suspects: Suspects | None = None
+    """Rows whose label looks wrong; None if labels were not judged."""
     unpromised: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Budgets whose file does not keep --risk; why, and what to do."""
 
@@ -106,10 +108,13 @@ def build(options: BuildOptions) -> Built:
     _check(options)
     out, is_unfinished = _output(options, several=len(budgets) > 1)
     body = _body(options)
+    spec = options.data
     options, parted = with_val(
         options, lambda: read_data(options.data, options), body=body is not None
     )
-    data = read_data(options.data, options)
+    table = data = read_data(options.data, options)
+    if options.data != spec:  # held-out rows may have wrong labels too
+        table = read_data(spec, options)
     val = data if options.crossed else read_data(str(options.val), options)
     left_out = [left_out_note(samples) for samples in (data, val)]
     if body is None:
@@ -122,7 +127,9 @@ def build(options: BuildOptions) -> Built:
     options = _for_numbers(model, models[0].name, options)
     shared: list[str] = []
     if options.crossed:
-        val = data.at(np.flatnonzero(folds_of(data) != NO_FOLD))
+        val = judged_rows(data)
+        shared += alone_note(data, val)
+    elif parted is not None:
         shared += alone_note(data, val)
     for opened in models:  # calibrate would refuse, or leave out, the same after the work
         if options.crossed:
@@ -139,15 +146,20 @@ def build(options: BuildOptions) -> Built:
     for counts in filter(None, map(class_counts, [data] if options.crossed else [data, val])):
         options.note(counts)
     options.note(_rows(data, sets["val"][0], len(val), options))
-    plan = _plan(options, budgets, models[0], sets, body)
+    judged = can_be_judged(task_of(model), table)
+    plan = _plan(options, budgets, models[0], sets, body, judged=len(table) * judged)
     if options.dry_run:
         return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
     for line in plan.lines:
         options.note(line)
     state = WorkState(options.work / STATE, _identity(models, sets, options))
     workshop = Workshop(options, plan.tick)
+    label_check = None
+    if judged:
+        fitted = fit_classes(table, model)
+        label_check = LabelCheck(table, fitted, options, state, task_of(model))
     if body is None:
-        search = _search(options, budgets, models, sets, plan, state, workshop, None)
+        search = _search(options, budgets, models, sets, plan, state, workshop, label_check)
         search.check(models)
     make_folder(options.work)
     state.open()
@@ -158,15 +170,23 @@ def build(options: BuildOptions) -> Built:
             for command in probe.making:
                 workshop.perform(command)
         models = _opened(options.but(checkpoints=(probe.file,)), val)
-        search = _search(options, budgets, models, sets, plan, state, workshop, probe)
+        search = _search(options, budgets, models, sets, plan, state, workshop, label_check, probe)
         search.check(models)
     front = Front(search, out, force=options.force, is_unfinished=is_unfinished)
     notes = [*(model.note for model in models if model.note), front.run(), *notes]
     if len(models) > 1 and not averaged(models):
         notes.append("the models share no start: their mean and its parts are left out")
+    suspects = None
+    if "suspects" in state.record:
+        suspects = Suspects(**state.record["suspects"])
+        notes.append(suspects.note)
     unpromised = {str(budget): why for budget, why in front.unpromised.items()}
     for budget, (why, _) in unpromised.items():
         notes.append(f"{budget}: written without {why}")
+    if options.crossed and options.without is not None:
+        notes.append(
+            "figures leave out the rows that --without lists, so rows to come will give worse ones"
+        )
     if options.crossed:
         notes.append(
             "figures and thresholds are estimates of five folds: the file promises nothing; --val 0.2 "
@@ -190,6 +210,7 @@ def build(options: BuildOptions) -> Built:
         summary=front.summary(),
         notes=tuple(dict.fromkeys(filter(None, notes))),
         interrupted=plan.interrupted,
+        suspects=suspects,
         unpromised=unpromised,
     )
 
@@ -210,6 +231,8 @@ def _plan(
     opened: Single,
     sets: Mapping[str, Sequence[Samples]],
     body: Single | None,
+    *,
+    judged: int,
 ) -> Plan:
     """Plan the stages of the command, with the time of each."""
     timed = budgets[0].unit == "time"
@@ -227,6 +250,7 @@ def _plan(
         body=body is not None,
         models=models,
         sizes=sizes,
+        judged=0 if options.crossed else judged,
     )
     seconds = seconds_of_a_pass(opened, sets["val"][0], options)
     return Plan(steps, seconds, options.progress, options.max_minutes)
@@ -240,7 +264,8 @@ def _search(
     plan: Plan,
     state: WorkState,
     workshop: Workshop,
-    probe: MemberModel | None,
+    label_check: LabelCheck | None,
+    probe: MemberModel | None = None,
 ) -> SearchSpace:
     """Return the search space. `probe` is the probe of a body."""
     first, val = models[0], sets["val"][0]
@@ -270,6 +295,7 @@ def _search(
         state=state,
         clock=clock,
         probe=probe,
+        label_check=label_check,
     )
 
 
@@ -400,11 +426,13 @@ def _data(
         if options.risk is not None:
             need_feature(task_of(model), "--risk", name, UsageError)
         chosen = part_of(val, f"0-{THIRD}")
-    if len(chosen) < FEWEST:
+    if options.crossed:
+        check_crossed(len(val))
+    elif len(chosen) < FEWEST:
         hint = f"--val needs at least {FEWEST} rows, as it is split into two halves."
+        if SPLIT in DataSpec.parse(str(options.val)).columns:
+            hint += " Where rows are few, --val cross takes five folds of all of them."
         message = f"--val {options.val}: has {len(val)} rows"
-        if options.crossed:
-            message = f"--data {options.data}: has {len(val)} rows whose class has other rows"
         if chosen is not val:
             message += f", of which {len(chosen)} choose and {len(val) - len(chosen)} certify"
         raise DataError(message, hint=hint)

@@ -121,12 +121,13 @@ def out_of_fold(
     folds: NDArray[np.int64],
     layer: nn.Linear,
     losses: Callable[[Tensor, Tensor], Tensor],
+    penalties: Sequence[float] | None = None,
 ) -> tuple[float, Tensor]:
     """Return the penalty of least loss on rows that the fits do not see, and the logits that it gives
-    them; those of rows without a fold stay 0.
+    them; those of rows without a fold stay 0. All penalties are tried unless some are given.
     """
     judged = torch.from_numpy(folds != NO_FOLD)
-    penalties = (PENALTY, *PENALTIES)
+    penalties = penalties or (PENALTY, *PENALTIES)
     logits = features.new_zeros(len(penalties), len(features), layer.out_features)
     for fold in range(FOLDS):
         held = torch.from_numpy(folds == fold)
@@ -140,7 +141,12 @@ def out_of_fold(
     return penalties[best], logits[best]
 
 
-def cross_fitted(model: LiveModel, outputs: Outputs, samples: Samples) -> Outputs:
+def cross_fitted(
+    model: LiveModel,
+    outputs: Outputs,
+    samples: Samples,
+    penalties: Sequence[float] | None = None,
+) -> Outputs:
     """Return the outputs of a probe on the samples that it was fitted to, with the logits of
     classifiers that were fitted to the other folds; rows without a fold are left out.
     """
@@ -151,7 +157,8 @@ def cross_fitted(model: LiveModel, outputs: Outputs, samples: Samples) -> Output
     folds = folds_of(samples)
     features = torch.from_numpy(outputs.features[:, 0].astype(np.float64))
     truth = torch.from_numpy(np.asarray(samples.written.held))
-    _, logits = out_of_fold(features, truth, folds, layers[0], losses_of(task).losses)
+    losses = losses_of(task).losses
+    _, logits = out_of_fold(features, truth, folds, layers[0], losses, penalties)
     shape = outputs.logits.shape
     answers = logits.numpy().reshape(shape).astype(outputs.logits.dtype)
     return replace(outputs, logits=answers).at(np.flatnonzero(folds != NO_FOLD))

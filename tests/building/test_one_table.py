@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import csv
+import itertools
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 from torch import nn
+from word_tables import WORD, Row, texts, write, write_body
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
@@ -24,41 +25,25 @@ from hydrasurgeon.tasks import SINGLE
 from hydrasurgeon.tuning import probe
 from hydrasurgeon.tuning.losses import losses_of
 
-Row = dict[str, Any]
-WORD = [str(word) for word in WORDS[4:]]
-
-
-def texts(count: int, classes: int, seed: int = 0) -> list[Row]:
-    """Texts of which the first word tells the class."""
-    random = np.random.default_rng(seed)
-    return [
-        {
-            "text": f"{WORD[at % classes]} {' '.join(random.choice(WORD, 6))}",
-            "label": f"c{at % classes}",
-        }
-        for at in range(count)
-    ]
-
-
-def write(path: Path, rows: list[Row], **form: Any) -> Path:
-    with path.open("w", newline="", encoding=form.pop("encoding", "utf-8")) as file:
-        table = csv.DictWriter(file, [*rows[0]], **form)
-        table.writeheader()
-        table.writerows(rows)
-    return path
-
 
 @pytest.fixture(scope="module")
 def body(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "body"
-    transformers_model("BertModel", TEXT).save_pretrained(folder)
-    tokenizer(folder)
-    return folder
+    return write_body(tmp_path_factory.mktemp("tiny") / "body")
 
 
 def build(body: Path, table: Path, **more: Any) -> Any:
     settings: dict[str, Any] = {"data": str(table), "device": "cpu", "out": table.parent / "chosen"}
     return hs.build(body, **settings | more)
+
+
+def many_classes(count: int, rows: int) -> list[Row]:
+    """Return texts of which the first four words tell the class."""
+    starts = [" ".join(words) for words in itertools.product(WORD, repeat=4)][:count]
+    return [
+        {"text": f"{start} {start} {WORD[row]}", "label": f"c{at:03d}"}
+        for row in range(rows)
+        for at, start in enumerate(starts)
+    ]
 
 
 def contents(spec: str) -> list[str]:
@@ -197,8 +182,17 @@ def test_only_a_probe_of_these_rows_is_cross_fitted(body: Path, tmp_path: Path) 
 
 
 TABLES: dict[str, tuple[Callable[[], list[Row]], str]] = {
+    "eight rows of two classes": (lambda: texts(16, 2), "promises nothing"),
     "thirty rows": (lambda: texts(30, 3), ""),
-    "a class with one row": (lambda: [*texts(40, 2), {"text": "alone", "label": "rare"}], "rare"),
+    "three hundred classes": (lambda: many_classes(300, 3), ""),
+    "a class with one row": (
+        lambda: [*texts(40, 2), {"text": "alone", "label": "rare"}],
+        "all.csv: rare has too few rows to be judged and is learnt all the same",
+    ),
+    "classes with one row": (
+        lambda: [*texts(40, 2), *({"text": f"alone {at}", "label": f"r{at}"} for at in range(4))],
+        "all.csv: 4 classes (r0, r1, r2, …) have too few rows to be judged",
+    ),
     "three of five rows in one class": (
         lambda: [*texts(24, 2), *({**row, "label": "c0"} for row in texts(36, 1, seed=3))],
         "",
@@ -207,7 +201,8 @@ TABLES: dict[str, tuple[Callable[[], list[Row]], str]] = {
     "booleans": (lambda: [{**row, "label": row["label"] == "c0"} for row in texts(40, 2)], ""),
     "contradicting copies": (
         lambda: [*texts(40, 2), *({**row, "label": "c1"} for row in texts(4, 2))],
-        "2 texts have two labels",
+        "2 texts have two labels: 'film the not not plot plot film' (c0 in row 0, c1 in row 40); "
+        "'film not not the a not not' (c0 in row 2, c1 in row 42)",
     ),
     "short and long texts": (
         lambda: [
@@ -233,7 +228,14 @@ TABLES: dict[str, tuple[Callable[[], list[Row]], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "note"), TABLES.values(), ids=TABLES)
-def test_any_table(body: Path, tmp_path: Path, rows: Callable[[], list[Row]], note: str) -> None:
+def test_any_table(
+    body: Path,
+    tmp_path: Path,
+    rows: Callable[[], list[Row]],
+    note: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probe, "PENALTIES", ())  # a sixth of the fits
     table = write(tmp_path / "all.csv", rows())
     built = build(body, table)
     assert note in " ".join(built.notes)
@@ -242,7 +244,11 @@ def test_any_table(body: Path, tmp_path: Path, rows: Callable[[], list[Row]], no
 
 
 BAD = {
-    "eight rows of two classes": (lambda: texts(16, 2), "16 rows"),
+    "four rows of two classes": (lambda: texts(8, 2), "8 rows are too few"),
+    "ids": (
+        lambda: [{**row, "label": f"id{at}"} for at, row in enumerate(texts(40, 2))],
+        "each of its 40 rows has a class of its own",
+    ),
     "one class": (lambda: texts(40, 1), "one class"),
     "an empty label": (
         lambda: [*texts(40, 2), {"text": "alone", "label": ""}],
@@ -263,6 +269,38 @@ def test_bad_tables(
     assert run(["build", str(body), "--data", str(table), "-o", str(tmp_path / "chosen")]) == 5
     assert says in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"all.csv"}
+
+
+def test_a_small_part_of_one_table(
+    body: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write(tmp_path / "all.csv", texts(40, 2))
+    words = ["--data", str(table), "--val", "0.2", "-o", str(tmp_path / "chosen")]
+    assert run(["build", str(body), *words]) == 5
+    assert "--val cross takes five folds" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_a_class_with_one_row_where_rows_are_held_out(body: Path, tmp_path: Path) -> None:
+    table = write(tmp_path / "all.csv", [*texts(150, 3), {"text": "alone", "label": "rare"}])
+    built = build(body, table, val="0.2", seeds=1)
+    assert any("rare has too few rows to be judged" in note for note in built.notes)
+    manifest = open_checkpoint(built.path).manifest
+    assert manifest.model.labels == ("c0", "c1", "c2", "rare")
+
+
+@pytest.mark.slow
+def test_labels_that_are_booleans(body: Path, tmp_path: Path) -> None:
+    """JSON has them, and a CSV file of pandas has their names."""
+    rows = [{**row, "label": row["label"] == "c0"} for row in texts(40, 2)]
+    table = tmp_path / "all.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    built = build(body, table)
+    assert open_checkpoint(built.path).manifest.model.labels == ("False", "True")
+    same = write(tmp_path / "all.csv", rows)
+    settings: Row = {"data": str(same), "device": "cpu"}
+    (result,) = hs.evaluate([built.path], **settings).report.results
+    assert result.id.accuracy > 0.6
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_repeated_texts(tmp_path: Path) -> None:
     texts += [texts[1], "stop", "stop"]
     labels = ["praise", "lost", "praise", "end", "stolen", "praise", "end"]
     assert notes(tmp_path, labels, texts) == [
-        "2 texts have two labels, such as 'my card is lost and I cannot find it any…' (lost and stolen)",
+        "2 texts have two labels: 'my card is lost and I cannot find it any…' (lost in row 1, stolen in row 4); 'stop' (end in row 3, praise in row 5)",
         "4 of its 7 rows are copies of others",
     ]
     numbers = [1.5, 2.0, 1.5, 3.0, 4.5, 3.0, 3.0]  # two measurements of one text may differ
@@ -96,7 +96,7 @@ def test_repeated_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", images=pixels, labels=np.arange(6) % 2)
     said = label_notes(open_data(str(tmp_path / "d.npz")))
     assert said == [
-        "d.npz: 1 images have two labels, such as (0 and 1)",
+        "d.npz: 1 images have two labels: (0 in row 0, 1 in row 3)",
         "d.npz: 1 of its 6 rows are copies of others",
     ]
 

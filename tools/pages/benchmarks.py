@@ -31,6 +31,8 @@ def page(result: Callable[[str], Any]) -> str:
         decision_settings=decision_settings,
         tuned_tasks=tuned_tasks,
         words_rows=words_rows,
+        suspects_rows=suspects_rows,
+        learnt_rows=learnt_rows,
     )
 
 
@@ -129,3 +131,33 @@ def words_rows(words: dict[str, Any]) -> Iterator[list[str]]:
                 kept = f" ({100 * rules[rule]['kept']:.0f} %)" if rule == "new" else ""
                 cells.append(f"{rules[rule]['nll']:.3f}{kept}")
             yield [task, f"{int(rows):,}", *cells]
+
+
+SUSPECTS = (
+    "precision",
+    "recall",
+    "first",
+    "first_recall",
+    "plain",
+    "cleanlab_precision",
+    "cleanlab_recall",
+)
+"""Figures of lists of labels that look wrong."""
+
+
+def suspects_rows(results: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield for each task its rows, and the figures of the lists of labels that look wrong."""
+    for task, figures in results["tasks"].items():
+        counts = [f"{figures[name][0]:,.0f}" for name in ("rows", "flipped", "listed")]
+        shares = [f"{figures[name][0]:.2f}" if name in figures else "–" for name in SUSPECTS]
+        yield [task, *counts, *shares]
+
+
+def learnt_rows(results: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield for each task the accuracy and NLL of probes that learn all rows, some, or true labels."""
+    for task, figures in results["tasks"].items():
+        pairs = [
+            (figures[f"{name}_accuracy"][0], figures[f"{name}_nll"][0])
+            for name in ("all", "without", "true")
+        ]
+        yield [task, *(f"{100 * accuracy:.1f} %, {nll:.3f}" for accuracy, nll in pairs)]
