@@ -229,6 +229,11 @@ class Table:
         self._entries: dict[Choice, Entry] = {}
         self._worth: dict[tuple[object, ...], float] = {}
 
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """Entries of all choices that were measured."""
+        return [*self._entries.values()]
+
     def entry(self, choice: Choice) -> Entry:
         """Return the measured entry of a choice."""
         if choice not in self._entries:

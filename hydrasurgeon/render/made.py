@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.processes import is_main_process
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import (
+    COLUMNS,
     Part,
     as_json,
     fields,
@@ -21,7 +23,14 @@ from hydrasurgeon.render.console import (
     show_wrapped,
     view,
 )
-from hydrasurgeon.render.tables import Head, bounded, picture, show_table, size
+from hydrasurgeon.render.tables import (
+    Head,
+    bounded,
+    numbers_width,
+    picture,
+    show_table,
+    size,
+)
 
 if TYPE_CHECKING:
     from hydrasurgeon.building.table import Row as BuildRow
@@ -296,8 +305,15 @@ def _table(title: str, rows: Sequence[BuildRow]) -> None:
     for row in rows:
         worth = [f"{row.worth[n] * WORTH[n][1]:.{WORTH[n][2]}f}" for n in measures]
         cost = [f"{row.cost[name]:.2f}" if name in row.cost else "" for name in costs]
-        lines.append([row.name, str(row.members), *worth, *cost])
-    show_table(title, heads, lines)
+        numbers = [str(row.members), *worth, *cost]
+        lines.append([row.name, *numbers])
+    room = COLUMNS - numbers_width(heads, lines)
+    wrapped: list[list[str]] = []
+    for name, *numbers in lines:
+        first, *rest = textwrap.wrap(name, room, subsequent_indent="  ") or [""]
+        wrapped.append([first, *numbers])
+        wrapped += [[part, *("" for _ in numbers)] for part in rest]
+    show_table(title, heads, wrapped)
 
 
 @view(

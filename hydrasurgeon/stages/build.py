@@ -13,7 +13,7 @@ from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.cost import Budget, parse_budgets
 from hydrasurgeon.building.front import Front, claim_front, name_of
-from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, Member, probe_of
+from hydrasurgeon.building.members import QUICK, SCORED, SEEDS, WHOLE, Member, is_large, probe_of
 from hydrasurgeon.building.one_table import alone_note, with_val
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search import Search, averaged
@@ -139,6 +139,11 @@ def build(options: BuildOptions) -> Built:
     for counts in filter(None, map(class_counts, [data] if options.crossed else [data, val])):
         options.note(counts)
     options.note(_rows(data, sets["val"][0], len(val), options))
+    if body is not None and is_large(data, options):
+        options.note(
+            f"the first probe reads {QUICK:,} rows, chosen by a hash of their content; the bag-of-words "
+            "model reads all, later stages read more"
+        )
     plan = _plan(options, budgets, models[0], sets, body)
     if options.dry_run:
         return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
@@ -152,7 +157,8 @@ def build(options: BuildOptions) -> Built:
     make_folder(options.work)
     state.open()
     if body is not None:
-        begun = probe_of(options.paths[0], options)
+        rows = QUICK if is_large(data, options) else None
+        begun = probe_of(options.paths[0], options, rows=rows)
         plan.begin("quick")
         with plan.moving():
             for command in begun.making:

@@ -53,6 +53,9 @@ LEARNT = ("--fit-data", "--unlabelled")
 """Options whose rows anything is fitted on."""
 
 
+MOST_GATHERED = 8_000
+"""Rows of --fit-data that OOD scores are fitted on at most, chosen by a hash of their content."""
+
 @dataclass(frozen=True)
 class Calibrated:
     """A fitted decision state, and the file it was written to."""
@@ -493,10 +496,12 @@ def _gathered(
     skipped: list[str],
 ) -> list[Evidence]:
     """Collect the statistics that OOD scores are fitted on, in one pass that keeps no features."""
+    from hydrasurgeon.data.folds import some_of
     from hydrasurgeon.runtime.answering import Answering
     from hydrasurgeon.statistics.scores.evidence import Gathering
 
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
+    samples = samples.at(some_of(samples, MOST_GATHERED))
     answering = Answering([engine], samples, arguments, features=True)
     for piece in answering:
         outputs = engine.problem.outputs(piece.outputs)

@@ -266,6 +266,7 @@ def _begun(
         material.held_out,
         arguments,
         cross=arguments.val == CROSS,
+        most=material.recipe.probe_rows,
     )
 
 
