@@ -173,6 +173,16 @@ class Front:
             lines.append(self._to_abstain(data[2:]))
         return "\n".join(lines)
 
+    def recommendation(self) -> str:
+        """Return one sentence that names the file of the best value, the cheapest of equals."""
+        budget, entry = max(self.rungs.items(), key=lambda rung: rung[1].value)
+        cost = f"{entry.cost[budget.unit]:.2f}x the {budget.unit} of the unpruned model"
+        worth = f"{entry.objective.name} {abs(entry.value):.3f}"
+        file = str(self.out)
+        if len(self.search.budgets) > 1:
+            file = f"{file.rstrip('/')}/{budget.unit}-{budget.most:g}{SUFFIX}"
+        return f"recommended: {file}, {_describe(entry)}, {worth} at {cost}"
+
     def _promise(self, risk: float, budget: Budget, entry: Entry) -> str:
         """Return a sentence on what the file of a rung promises, measured on the certifying rows."""
         if budget in self.unpromised:
@@ -469,7 +479,12 @@ def _is_front(folder: Path) -> bool:
     if isinstance(record, dict):
         listed = record.get("rungs")
     paths = [folder / str(rung.get("path")) for rung in listed or () if isinstance(rung, dict)]
-    ours = {NAME, picture.NAME, *(path.name for path in paths), *(sidecar(path).name for path in paths)}
+    ours = {
+        NAME,
+        picture.NAME,
+        *(path.name for path in paths),
+        *(sidecar(path).name for path in paths),
+    }
     return {path.name for path in folder.iterdir()} <= ours
 
 

@@ -95,7 +95,7 @@ def draw(
 
 
 def measured(tried: Iterable[Entry]) -> list[Entry]:
-    """Leave out entries with assumed figures that were measured later."""
+    """Omit entries with assumed figures that were measured later."""
     entries = [*tried]
     choices = {entry.choice for entry in entries}
     return [

@@ -20,11 +20,11 @@ from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.building.members import QUICK, SCORED, SEEDS, is_large
 from hydrasurgeon.checkpoints.reading import Single
 from hydrasurgeon.data import Samples, first_batch, moved
+from hydrasurgeon.decision.ood_score import MOST_GATHERED
 from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
 from hydrasurgeon.runtime.pruned import LoadedBackbone
-from hydrasurgeon.stages.calibrate import MOST_GATHERED
 from hydrasurgeon.tuning.probe import MOST
 from hydrasurgeon.tuning.recipes import load_recipe
 from hydrasurgeon.tuning.start import usual_recipe
@@ -86,6 +86,8 @@ class Plan:
         self.where, self.began = "", now()
         self.step = 0
         """Number of the current stage."""
+        self._announced = ""
+        """Stage whose line a log has."""
         self.best = ""
         """The best file so far, with its figures."""
         self.last: tuple[str, int, int] = ("", 0, 1)
@@ -113,8 +115,9 @@ class Plan:
         self.step = keys.index(key)
         name = self.steps[self.step].name
         line = getattr(self.tell, "line", None)
-        if line is not None and not self._has_bar:
-            line(f"{self.where}: {name}; {self.left}")
+        if line is not None and not self._has_bar and self.where != self._announced:
+            self._announced = self.where
+            line(f"{self.where}; {name}, {self.left}")
         self.tick(name, 0, 1)
 
     def tick(self, name: str, done: int, total: int) -> None:

@@ -21,7 +21,6 @@ from hydrasurgeon.files import decided
 from hydrasurgeon.problems.base import Outputs, Problem
 from hydrasurgeon.run.words import Floats, Words
 
-
 MANY_TEXTS = 20_000
 """Texts from which on their tokens are kept for the next file that build writes."""
 _LAST_SEEN: dict[str, Any] = {}
@@ -172,11 +171,7 @@ def fit_reading(
         samples, model_outputs = train.more
         scale = scaled(kind, logits[fitting], truth[fitting])
         answers, unlabelled = means(kind, scale * model_outputs.astype(np.float64)), see(samples)
-        every.append(
-            fit_candidate(
-                [*train_seen, *unlabelled], np.concatenate([learnt, answers])
-            )
-        )
+        every.append(fit_candidate([*train_seen, *unlabelled], np.concatenate([learnt, answers])))
     best = int(np.argmin([candidate[0] for candidate in every]))
     _, reader, worth = every[best]
     record = _record(reader, tokenizer, logits.shape[-1], worth)

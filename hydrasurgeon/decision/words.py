@@ -27,8 +27,8 @@ LARGE = 500_000
 """Texts × outputs above which weights are learnt in passes."""
 PASSES = 3
 """Passes over the texts; VAL chooses after which to stop."""
-AT_ONCE = 512
-"""Texts of one step of a pass."""
+LEAST_AT_ONCE, AT_ONCE, STEPS = 16, 512, 400
+"""Texts of one step of a pass, so that a pass has about so many steps."""
 RATE = 0.3
 """Length of the first step of each weight (AdaGrad, Duchi et al. 2011)."""
 STRENGTH = 10.0
@@ -168,23 +168,22 @@ def _passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> Iterator[Words
     seen = np.bincount(word_counts.columns, minlength=width)
     idf = np.log((1 + len(texts)) / (1 + seen)) + 1
     values = unit(word_counts, idf).astype(np.float32)
-    table = csr_matrix(
-        (values, (word_counts.rows, word_counts.columns)), shape=(len(texts), width)
-    )
+    table = csr_matrix((values, (word_counts.rows, word_counts.columns)), shape=(len(texts), width))
     order = np.argsort([zlib.crc32(text.tobytes()) for text in texts], kind="stable")
     table = table[order]
+    at_once = min(max(len(texts) // STEPS, LEAST_AT_ONCE), AT_ONCE)
     # The penalty of a column is spread over the steps that it takes part in.
-    penalty = 1 / STRENGTH / np.clip(seen, 1, 1 + len(texts) / AT_ONCE)
+    penalty = 1 / STRENGTH / np.clip(seen, 1, 1 + len(texts) / at_once)
     weight, squares = (np.full((width, outputs), value, np.float32) for value in (0, 1e-4))
     bias = np.zeros(outputs, np.float32)
     for _ in range(PASSES):
-        for start in range(0, len(texts), AT_ONCE):
-            some = table[start : start + AT_ONCE]
+        for start in range(0, len(texts), at_once):
+            some = table[start : start + at_once]
             columns, places = np.unique(some.indices, return_inverse=True)
             shape = (some.shape[0], len(columns))
             part = csr_matrix((some.data, places.reshape(-1), some.indptr), shape=shape)
             at = weight[columns]
-            _, slope = LOSSES[kind](part @ at + bias, targets[order[start : start + AT_ONCE]])
+            _, slope = LOSSES[kind](part @ at + bias, targets[order[start : start + at_once]])
             slope = slope.astype(np.float32)
             gradient = part.T @ slope + at * penalty[columns, None].astype(np.float32)
             squares[columns] += gradient**2

@@ -281,9 +281,7 @@ def _bar() -> Iterator[Tick]:
         TextColumn("{task.fields[counts]}", markup=False),
         TimeRemainingColumn(compact=True),
     )
-    with Bar(
-        *columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS
-    ) as bar:
+    with Bar(*columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS) as bar:
         task = bar.add_task("", total=None, visible=False, counts="")
 
         def show_counts(task_name: str, done: int, total: int, counts: str) -> None:
@@ -306,6 +304,7 @@ def _bar() -> Iterator[Tick]:
             console.print(styled(text))
 
         tick = _ticking(show_counts)
+
         def show_status(text: str) -> None:
             bar.status = text
 

@@ -281,10 +281,12 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
         return raw("\n".join(result.plan))
     if quiet:
         return None
-    _table("baselines, calibrated (no row is scored by what was fitted on it)", result.rows)
+    title = "baselines, calibrated, then what is chosen for each budget (no row is scored by what was fitted on it)"
+    show_wrapped(title, "")
+    _table([*result.rows, *result.front])
     show("")
-    _table("chosen for each budget", result.front)
-    show("")
+    if result.recommendation:
+        show_wrapped(result.recommendation, "")
     show(f"it contains: {', '.join(result.members)}")
     notes(result.notes)
     show("")
@@ -293,7 +295,7 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     return show("written ", (str(result.path), "bold"))
 
 
-def _table(title: str, rows: Sequence[BuildRow]) -> None:
+def _table(rows: Sequence[BuildRow]) -> None:
     measures = [name for name in WORTH if name in rows[0].worth]
     costs = [name for name in COST if name in rows[0].cost]
     heads: list[Head] = [
@@ -313,7 +315,7 @@ def _table(title: str, rows: Sequence[BuildRow]) -> None:
         first, *rest = textwrap.wrap(name, room, subsequent_indent="  ") or [""]
         wrapped.append([first, *numbers])
         wrapped += [[part, *("" for _ in numbers)] for part in rest]
-    show_table(title, heads, wrapped)
+    show_table("", heads, wrapped)
 
 
 @view(

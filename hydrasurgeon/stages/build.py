@@ -76,6 +76,8 @@ class Built:
     """The objective of the last, by the figures of its row."""
     plan: tuple[str, ...] = ()
     """The stages, and what each takes on this machine."""
+    recommendation: str = ""
+    """One sentence on the file to use."""
     summary: str = ""
     """All of it in one paragraph."""
     notes: tuple[str, ...] = ()
@@ -193,6 +195,7 @@ def build(options: BuildOptions) -> Built:
         members=tuple(member.label for member in last.choice.members),
         estimate=last.value,
         plan=plan.lines,
+        recommendation=front.recommendation(),
         summary=front.summary(),
         notes=tuple(dict.fromkeys(filter(None, notes))),
         interrupted=plan.interrupted,

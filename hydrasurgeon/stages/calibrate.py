@@ -53,9 +53,6 @@ LEARNT = ("--fit-data", "--unlabelled")
 """Options whose rows anything is fitted on."""
 
 
-MOST_GATHERED = 8_000
-"""Rows of --fit-data that OOD scores are fitted on at most, chosen by a hash of their content."""
-
 @dataclass(frozen=True)
 class Calibrated:
     """A fitted decision state, and the file it was written to."""
@@ -497,6 +494,7 @@ def _gathered(
 ) -> list[Evidence]:
     """Collect the statistics that OOD scores are fitted on, in one pass that keeps no features."""
     from hydrasurgeon.data.folds import some_of
+    from hydrasurgeon.decision.ood_score import MOST_GATHERED
     from hydrasurgeon.runtime.answering import Answering
     from hydrasurgeon.statistics.scores.evidence import Gathering
 
