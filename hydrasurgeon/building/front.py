@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from hydrasurgeon.building import picture
 from hydrasurgeon.building.budgets import Budget
 from hydrasurgeon.building.choosing import decide, propose
 from hydrasurgeon.building.clock import EIGHT_BITS
@@ -179,6 +180,16 @@ class Front:
             lines.append(self._to_abstain(data[2:]))
         return "\n".join(lines)
 
+    def recommendation(self) -> str:
+        """Return one sentence that names the file of the best value, the cheapest of equals."""
+        budget, entry = max(self.rungs.items(), key=lambda rung: rung[1].value)
+        cost = f"{entry.cost[budget.unit]:.2f}x the {budget.unit} of the unpruned model"
+        worth = f"{entry.objective.name} {abs(entry.value):.3f}"
+        file = str(self.out)
+        if len(self.search.budgets) > 1:
+            file = f"{file.rstrip('/')}/{budget.unit}-{budget.most:g}{SUFFIX}"
+        return f"recommended: {file}, {_describe(entry)}, {worth} at {cost}"
+
     def _promise(self, risk: float, budget: Budget, entry: Entry) -> str:
         """Return a sentence on what the file of a rung promises, measured on the certifying rows."""
         if budget in self.unpromised:
@@ -218,6 +229,7 @@ class Front:
             description = f"{_describe(entry)} at {entry.cost[budget.unit]:.2f}x, {worth}"
             self.options.note(f"written {budget}: {description}")
             self.rungs, self.force = rungs, True
+            self.search.plan.best = f"{budget}: {description}"
             self.search.plan.may_end = len(rungs) == len(self.search.budgets)
             self.search.state.keep(unfinished=mark_of(self.out))
 
@@ -225,6 +237,7 @@ class Front:
         """Record all rivals; where everything was tried, a budget that nothing is within is an error."""
         if len(self.search.budgets) > 1 and self.rungs:
             self._write(self.rungs, done=not early)
+        self._draw()
         self.search.state.keep(unfinished=mark_of(self.out) if early else None)
         for budget in self.search.budgets:
             if not early and budget not in self.rungs:
@@ -232,6 +245,21 @@ class Front:
                     if refusing == budget:
                         raise error
                 self._refuse(budget)
+
+    def _draw(self) -> None:
+        """Write front.svg beside the result, or among the rungs; a file of somebody else stays."""
+        several = len(self.search.budgets) > 1
+        place = (self.out if several else self.out.absolute().parent) / picture.NAME
+        if place.exists() and not place.read_bytes().startswith(picture.BEGIN.encode()):
+            self.options.note(f"note: {place} is not a picture of build, and stays")
+            return
+        unit = self.search.budgets[0].unit
+        names = {entry: name_of(budget, entry) for budget, entry in self.rungs.items()}
+        drawing = picture.draw(
+            self.table.entries, [*names], unit, lambda entry: names.get(entry) or _describe(entry)
+        )
+        if drawing is not None and self.rungs:
+            write_text(place, drawing)
 
     def _decided_next(self) -> Rungs:
         """Return the current entries with the first new one, which also serves larger budgets that
@@ -461,7 +489,12 @@ def _is_front(folder: Path) -> bool:
     if isinstance(record, dict):
         listed = record.get("rungs")
     paths = [folder / str(rung.get("path")) for rung in listed or () if isinstance(rung, dict)]
-    our_files = {NAME, *(path.name for path in paths), *(sidecar(path).name for path in paths)}
+    our_files = {
+        NAME,
+        picture.NAME,
+        *(path.name for path in paths),
+        *(sidecar(path).name for path in paths),
+    }
     return {path.name for path in folder.iterdir()} <= our_files
 
 

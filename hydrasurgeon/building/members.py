@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ CUT_BY = "taylor"
 """The criterion that chooses heads and neurons of smaller models."""
 SCORED = 1000
 """Samples of TRAIN that heads are scored, members repaired, and OOD scores fitted on."""
+QUICK = 5000
+"""Rows of a larger table that the first probe reads, so that the first file does not wait."""
 SEEDS = 3
 """Models that are tuned from a body where no number is given."""
 WHOLE: Mapping[Unit, float] = {"macs": 1.0, "params": 1.0}
@@ -69,11 +71,25 @@ def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> 
     return CommandLine("finetune", (source,), usual | words, file)
 
 
-def probe_of(source: Path, options: BuildOptions, task: str | None = None) -> MemberModel:
-    """Return a member made of an unchanged body with a classifier in closed form."""
-    file, kind = options.work / f"probe{SUFFIX}", None if task is None else {"task": task}
-    fit = finetuned(options, source, file, recipe="probe", set=kind, arch=options.arch)
-    return MemberModel("the probe", file, WHOLE, -1, (fit,))
+def is_large(data: Sized, options: BuildOptions) -> bool:
+    """Return True if the first probe reads a part of the training rows."""
+    return len(data) > 2 * QUICK and not options.crossed
+
+
+def probe_of(
+    source: Path, options: BuildOptions, task: str | None = None, *, rows: int | None = None
+) -> MemberModel:
+    """Return a member made of an unchanged body with a classifier in closed form; `rows` limits the
+    rows that it is fitted to.
+    """
+    settings = {} if task is None else {"task": task}
+    name, label = "probe", "the probe"
+    if rows is not None:
+        settings["probe_rows"] = str(rows)
+        name, label = f"probe-{rows}", f"the probe on {rows:,} rows"
+    file = options.work / f"{name}{SUFFIX}"
+    fit = finetuned(options, source, file, recipe="probe", set=settings or None, arch=options.arch)
+    return MemberModel(label, file, WHOLE, -1, (fit,))
 
 
 def tuned(number: int, options: BuildOptions) -> MemberModel:

@@ -15,6 +15,8 @@ from hydrasurgeon.options.making import BuildOptions
 
 HELD_OUT = 20
 """Percent of the rows of each class that are held out."""
+MOST_HELD_OUT = 5000
+"""Rows that are held out at most of a large table, or one percent of it."""
 ENOUGH = 1500
 """Rows from which on some are held out: a fifth is then 300."""
 PER_CLASS = 20
@@ -47,6 +49,8 @@ def with_val(
             rule += RULE
             few = count < ENOUGH or (classes and count / classes < PER_CLASS)
             percent = None if few and not _has_tags(samples) else percent
+        if percent is not None:
+            percent = max(1, min(percent, 100 * MOST_HELD_OUT // count))
     if percent is None:
         if not body:
             raise UsageError(

@@ -17,13 +17,15 @@ from typing import Any
 import torch
 
 from hydrasurgeon.anatomy.layers import run_block
-from hydrasurgeon.building.members import SCORED, SEEDS
+from hydrasurgeon.building.members import QUICK, SCORED, SEEDS, is_large
 from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.data import Samples, first_batch, moved
+from hydrasurgeon.decision.ood_score import MOST_GATHERED
 from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.options.shared import Progress
 from hydrasurgeon.runtime.pruned import LoadedBackbone
+from hydrasurgeon.tuning.probe import MOST
 from hydrasurgeon.tuning.recipes import load_recipe
 from hydrasurgeon.tuning.start import usual_recipe
 
@@ -82,6 +84,12 @@ class Plan:
         """True until that ends the work."""
         self._alone = threading.Lock()
         self.where, self.began = "", now()
+        self.step = 0
+        """Number of the current stage."""
+        self._announced = ""
+        """Stage whose line a log has."""
+        self.best = ""
+        """The best file so far, with its figures."""
         self.last: tuple[str, int, int] = ("", 0, 1)
         self.shown_at = now()
 
@@ -104,7 +112,13 @@ class Plan:
         """Enter a stage and show it."""
         keys = [step.key for step in self.steps]
         self.where, self.began = f"stage {keys.index(key) + 1} of {len(keys)}", now()
-        self.tick(self.steps[keys.index(key)].name, 0, 1)
+        self.step = keys.index(key)
+        name = self.steps[self.step].name
+        line = getattr(self.tell, "line", None)
+        if line is not None and not self._has_bar and self.where != self._announced:
+            self._announced = self.where
+            line(f"{self.where}; {name}, {self.left}")
+        self.tick(name, 0, 1)
 
     def tick(self, name: str, done: int, total: int) -> None:
         """Show the progress of this stage; end the build if its time is up."""
@@ -138,9 +152,26 @@ class Plan:
             return "interrupted"
         return None
 
+    @property
+    def _has_bar(self) -> bool:
+        """True on a terminal; a log gets one line per event instead."""
+        return hasattr(self.tell, "status")
+
+    @property
+    def left(self) -> str:
+        """Estimate of the remaining time, which --max-minutes limits once each budget has a file."""
+        times = [step.passes * self.seconds + step.seconds for step in self.steps[self.step :]]
+        seconds = max(0.0, times[0] - (now() - self.began)) + sum(times[1:])
+        return f"{in_words(min(seconds, max(1.0, self.ends - now())))} left"
+
     def _say(self) -> None:
         name, done, total = self.last
         self.shown_at = now()
+        if self.tell is not None and hasattr(self.tell, "line") and not self._has_bar:
+            return
+        if self._has_bar:
+            best = f"best so far: {self.best}; " if self.best else ""
+            self.tell.status(f"{best}{self.left}")  # type: ignore[union-attr]
         if self.tell is not None and total:
             # The end of a name that is too long for the line is what is shown.
             self.tell(f"{self.where}; {name}, {now() - self.began:.0f} s", done, total)
@@ -225,9 +256,14 @@ def steps_of(
     seen = val
     if sets["ood"]:  # OOD scores are fitted on TRAIN
         seen += sum(map(len, sets["ood"])) + scored
-    written = budgets * (data + seen)
-    quick = 2.0 * data + val + 2 * seen + written + judged
+    written = budgets * (min(data, MOST_GATHERED) + seen)
+    large = body and is_large(sets["data"][0], options)
+    read = min(data, QUICK if large else MOST)
+    quick = 2.0 * read + val + 2 * seen + written + judged
     steps = [PlannedStage("quick", "the model as it is, a probe, words", quick, timed)]
+    if large:
+        name = "the probe on more rows"
+        steps.append(PlannedStage("wide", name, min(data, MOST) + val + 2 * seen + written, timed))
     if body:
         count = options.seeds or SEEDS
         recipe = usual_recipe(options.paths[0], options.arch)

@@ -112,6 +112,9 @@ class SearchSpace:
         if self.words is not None:
             self.reads_words = True
             yield
+        if self._is_quick:
+            self.plan.begin("wide")
+            yield from self._wider()
         if not self.options.crossed:
             self._check_labels()
         if not self.models and not self.options.crossed:
@@ -160,6 +163,18 @@ class SearchSpace:
         if fitted.num_classes != model.num_classes or model.labels not in (None, fitted.labels):
             return None
         return member
+
+    @property
+    def _is_quick(self) -> bool:
+        """True if the first probe of a body did not read all rows that a probe reads."""
+        return any(step.key == "wide" for step in self.plan.steps)
+
+    def _wider(self) -> Iterator[None]:
+        """Fit the probe of a body to more rows."""
+        self.probe = probe_of(self.options.paths[0], self.options)
+        self._make(self.probe)
+        self.plain.append(Candidate.of(self.probe, name=f"{PROBE} on more rows"))
+        yield
 
     def _tuned(self) -> Iterator[None]:
         """Tune models of a body; if none improves on its start, the probe is the only model."""

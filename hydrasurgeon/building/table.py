@@ -228,6 +228,11 @@ class CandidateTable:
         self._entries: dict[Candidate, Entry] = {}
         self._worth: dict[tuple[object, ...], float] = {}
 
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """Entries of all choices that were measured."""
+        return [*self._entries.values()]
+
     def entry(self, choice: Candidate) -> Entry:
         """Return the measured entry of a choice."""
         if choice not in self._entries:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FOLDS = 5
 """Folds of a cross-fitting."""
+FEWEST_OF_CLASS = 5
+"""Rows that a part of a large table keeps of each class, where it has them."""
 NO_FOLD = -1
 """The fold of rows that are trained on in every fold: no other row shows their class."""
 
@@ -68,6 +70,24 @@ def positions(samples: Samples) -> NDArray[np.float64]:
         ends = np.cumsum(sizes[members])
         middles[members] = 100 * (ends - sizes[members] / 2) / ends[-1]
     return middles[unit_of.reshape(-1)]
+
+
+def some_of(samples: Samples, most: int) -> NDArray[np.int64]:
+    """Return at most so many rows, the first of each class in its order by content; more where
+    classes would have fewer than `FEWEST_OF_CLASS`.
+    """
+    if len(samples) <= most:
+        return np.arange(len(samples))
+    places, strata = positions(samples), _strata(samples)
+    # Rows of a unit stand at one place: the hash alone decides between places that are equal.
+    order = np.lexsort((_units(samples), places))
+    chosen = np.zeros(len(samples), dtype=bool)
+    chosen[order[:most]] = True
+    by_class = order[np.argsort(strata[order], kind="stable")]
+    ordered = strata[by_class]
+    starts = np.searchsorted(ordered, ordered)
+    chosen[by_class[np.arange(len(ordered)) - starts < FEWEST_OF_CLASS]] = True
+    return np.flatnonzero(chosen)
 
 
 def _units(samples: Samples) -> NDArray[np.int64]:

@@ -45,7 +45,7 @@ class Listed:
         cells = zip(*(table.columns[name] for name in (*names, LABEL)), strict=True)
         keys = frozenset(tuple(map(str, row)) for row in cells)
         if not keys:
-            raise DataError(f"{visible(spec)}: lists no rows", hint="Leave out --without.")
+            raise DataError(f"{visible(spec)}: lists no rows", hint="Leave this file out.")
         return cls(spec, keys)
 
     def rows_of(self, samples: Samples) -> NDArray[np.bool_]:
@@ -53,7 +53,7 @@ class Listed:
         column = samples.written
         if column is None or column.names is None or column.labels.ndim != 1:
             raise DataError(
-                f"{visible(samples.spec)}: --without requires one label for each row",
+                f"{visible(samples.spec)}: rows can be left out only of data with one label for each row",
                 hint="Delete the rows from the table, or name its labels: --columns label=NAME.",
             )
         keys = (key_of(samples, row) for row in range(len(samples)))

@@ -400,6 +400,13 @@ class Subset(Samples):
             return None
         return tuple(groups[i] for i in self.index)
 
+    @cached_property
+    def digests(self) -> NDArray[np.void]:
+        """Sha256 of each sample's content: the parent's, unless samples are changed."""
+        if type(self).content is not Subset.content:
+            return Samples.digests.func(self)  # type: ignore[attr-defined,no-any-return]
+        return self.parent.digests[np.asarray(self.index, dtype=np.int64)]
+
     def read(self, i: int) -> Decoded:
         return self.parent.read(int(self.index[i]))
 

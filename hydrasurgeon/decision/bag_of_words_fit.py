@@ -1,8 +1,12 @@
-"""Fit the bag-of-words model: a convex problem without a seed, solved by L-BFGS."""
+"""Fit the bag-of-words model: a convex problem without a seed, solved by L-BFGS; for large tables by
+passes over the texts in the order of a hash of their content.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +23,18 @@ FEWEST = 50
 """Samples that a reader is fitted on at least."""
 STOP = {"maxiter": 200, "ftol": 1e-6}
 """When L-BFGS ends: the loss then falls by less than a millionth a step."""
+LARGE = 500_000
+"""Texts × outputs above which weights are learnt in passes."""
+PASSES = 3
+"""Passes over the texts; VAL chooses after which to stop."""
+LEAST_AT_ONCE, AT_ONCE, STEPS = 16, 512, 400
+"""Texts of one step of a pass, so that a pass has about so many steps."""
+RATE = 0.3
+"""Length of the first step of each weight (AdaGrad, Duchi et al. 2011)."""
+STRENGTH = 10.0
+"""Weight of the texts' loss against that of the penalty, in passes."""
+MOST_PAIRED = 1 << 22
+"""Largest number of weights of pairs in passes."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +56,10 @@ def fit_words(
     """Fit the bag-of-words model with the least loss of its outputs on VAL.
 
     All strengths are tried, and the best one again with pairs of words. Targets are [text, output]:
-    probabilities, or numbers.
+    probabilities, or numbers. For a large table the readers after each of `PASSES` are tried.
     """
+    if kind != "square" and targets.size > LARGE:
+        return chosen(dict(enumerate(passes(texts, targets, kind), 1)), loss, val)
     ids = np.unique(np.concatenate(texts))
     alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
     pairs = path(texts, targets, kind, ids, (alone.strength,), pairs=True)
@@ -120,6 +138,58 @@ def path(
         weight = at.reshape(-1, outputs)
         readers[strength] = BagOfWords(ids, idf, weight[:-1].copy(), weight[-1].copy())
     return readers
+
+
+_LAST_PASSES: dict[str, list[BagOfWords]] = {}
+"""Readers of the last texts: build fits the same ones for its table and for each file."""
+
+
+def passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> list[BagOfWords]:
+    """Return the readers after each pass, learnt by AdaGrad: time grows with the texts, and memory with
+    columns × outputs. The order of the texts is that of a hash of their ids.
+    """
+    about = hashlib.sha256(np.concatenate(texts).tobytes())
+    about.update(np.array([len(text) for text in texts]).tobytes())
+    about.update(np.ascontiguousarray(targets).tobytes())
+    key = f"{about.hexdigest()} {kind}"
+    if key not in _LAST_PASSES:
+        _LAST_PASSES.clear()
+        _LAST_PASSES[key] = [*_passes(texts, targets, kind)]
+    return _LAST_PASSES[key]
+
+
+def _passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> Iterator[BagOfWords]:
+    from scipy.sparse import csr_matrix
+
+    outputs = targets.shape[1]
+    pairs = BUCKETS * outputs <= MOST_PAIRED
+    ids = np.unique(np.concatenate(texts))
+    word_counts, width = counted(texts, ids, pairs=pairs), len(ids) + BUCKETS * pairs
+    seen = np.bincount(word_counts.columns, minlength=width)
+    idf = np.log((1 + len(texts)) / (1 + seen)) + 1
+    values = unit(word_counts, idf).astype(np.float32)
+    table = csr_matrix((values, (word_counts.rows, word_counts.columns)), shape=(len(texts), width))
+    order = np.argsort([zlib.crc32(text.tobytes()) for text in texts], kind="stable")
+    table = table[order]
+    at_once = min(max(len(texts) // STEPS, LEAST_AT_ONCE), AT_ONCE)
+    # The penalty of a column is spread over the steps that it takes part in.
+    penalty = 1 / STRENGTH / np.clip(seen, 1, 1 + len(texts) / at_once)
+    weight, squares = (np.full((width, outputs), value, np.float32) for value in (0, 1e-4))
+    bias = np.zeros(outputs, np.float32)
+    for _ in range(PASSES):
+        for start in range(0, len(texts), at_once):
+            some = table[start : start + at_once]
+            columns, places = np.unique(some.indices, return_inverse=True)
+            shape = (some.shape[0], len(columns))
+            part = csr_matrix((some.data, places.reshape(-1), some.indptr), shape=shape)
+            at = weight[columns]
+            _, slope = LOSSES[kind](part @ at + bias, targets[order[start : start + at_once]])
+            slope = slope.astype(np.float32)
+            gradient = part.T @ slope + at * penalty[columns, None].astype(np.float32)
+            squares[columns] += gradient**2
+            weight[columns] = at - RATE * gradient / np.sqrt(squares[columns])
+            bias -= RATE / 10 * slope.mean(axis=0)
+        yield BagOfWords(ids, idf, weight.astype(np.float64), bias.astype(np.float64))
 
 
 def solved(table: Any, targets: Floats, kind: Kind, strength: float, at: Floats) -> Floats:

@@ -50,6 +50,9 @@ PARTS = 4
 SUREST = 1e-3
 """Distance from 0 and 1 to which AUROCs are clipped: 1,000 samples tell no more."""
 
+MOST_GATHERED = 8_000
+"""Rows of --fit-data that OOD scores are fitted on at most, chosen by a hash of their content."""
+
 
 @dataclass(frozen=True)
 class Grounds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,11 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
 from hydrasurgeon.run.bag_of_words import BagOfWords, Floats
 from hydrasurgeon.tasks.base import Outputs, Task
+
+MANY_TEXTS = 20_000
+"""Texts from which on their tokens are kept for the next file that build writes."""
+_LAST_SEEN: dict[str, Any] = {}
+"""Token ids of the last large table."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,9 @@ def fit_reading(
     if kind == "softmax" and train.chances is not None:
         targets = train.chances.astype(np.float64)
     seen = see(train.samples)
-    train_seen = [seen[row] for row in labelled_train]
+    train_seen, learnt = seen, targets
+    if len(labelled_train) < len(targets):
+        train_seen, learnt = [seen[row] for row in labelled_train], targets[labelled_train]
     labelled, truth = targets_of(val.labels, kind, logits.shape[-1])
     val_seen = see(val.samples)
     fitting = np.intersect1d(fitting, labelled)
@@ -152,21 +160,19 @@ def fit_reading(
         return fitted.loss if first else worth.fitted, reader, worth
 
     if train.folds is not None:
-        folds, learnt = train.folds[labelled_train], targets[labelled_train]
+        folds = train.folds[labelled_train]
         fitted, read = fit_words_in_folds(train_seen, learnt, kind, loss, folds)
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         worth = fit_blend(kind, logits, read[:, :-1], truth, fitting, certifying)
         record = _record(reader_of(parts), tokenizer, logits.shape[-1], worth)
         return Reading(record, reader_of(parts), see, out_of_fold=(val.samples, read)), worth
-    candidates = [fit_candidate(train_seen, targets[labelled_train])]
+    candidates = [fit_candidate(train_seen, learnt)]
     if train.more is not None:
         samples, model_outputs = train.more
         scale = scaled(kind, logits[fitting], truth[fitting])
         answers, unlabelled = means(kind, scale * model_outputs.astype(np.float64)), see(samples)
         candidates.append(
-            fit_candidate(
-                [*train_seen, *unlabelled], np.concatenate([targets[labelled_train], answers])
-            )
+            fit_candidate([*train_seen, *unlabelled], np.concatenate([learnt, answers]))
         )
     best = int(np.argmin([candidate[0] for candidate in candidates]))
     _, reader, worth = candidates[best]
@@ -212,10 +218,17 @@ def _record(
 def seer(transform: Any) -> Callable[[Samples], Any]:
     """Return a function that turns samples into the token ids of their texts."""
     tokens = TokenIds(transform.tokenizer)
+    tokenizer = hashlib.sha256(tokens.inner.to_str().encode()).hexdigest()
 
     def see(samples: Samples) -> Any:
         texts: list[Any] = [samples.read(i) for i in range(len(samples))]
-        return tokens(texts)
+        if len(texts) < MANY_TEXTS:
+            return tokens(texts)
+        key = hashlib.sha256("\0".join([tokenizer, *map(repr, texts)]).encode()).hexdigest()
+        if key not in _LAST_SEEN:
+            _LAST_SEEN.clear()
+            _LAST_SEEN[key] = tokens(texts)
+        return _LAST_SEEN[key]
 
     return see
 
@@ -225,7 +238,8 @@ def targets_of(labels: Any, kind: Kind, outputs: int) -> tuple[NDArray[np.int64]
     labels = np.asarray(labels)
     labelled = np.flatnonzero((labels.reshape(len(labels), -1) != -1).all(axis=1))
     if kind == "softmax":
-        targets = np.zeros((len(labels), outputs))
+        # Zeros and ones are exact in float32, and a table of many classes is large.
+        targets: NDArray[Any] = np.zeros((len(labels), outputs), np.float32)
         targets[labelled, labels[labelled].astype(int)] = 1
         return labelled, targets
     return labelled, labels.reshape(len(labels), outputs).astype(np.float64)

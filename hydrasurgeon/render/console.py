@@ -264,6 +264,16 @@ def _bar() -> Iterator[Tick]:
 
     from hydrasurgeon.render.terminal import Terminal, styled
 
+    class Bar(Progress):
+        """Progress bar with a line below it."""
+
+        status = ""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield from super().get_renderables()
+            if self.status:
+                yield styled(self.status[: console.width - 1])
+
     console = Terminal(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -271,9 +281,7 @@ def _bar() -> Iterator[Tick]:
         TextColumn("{task.fields[counts]}", markup=False),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(
-        *columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS
-    ) as bar:
+    with Bar(*columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS) as bar:
         task = bar.add_task("", total=None, visible=False, counts="")
 
         def show_counts(task_name: str, done: int, total: int, counts: str) -> None:
@@ -296,7 +304,12 @@ def _bar() -> Iterator[Tick]:
             console.print(styled(text))
 
         tick = _ticking(show_counts)
+
+        def show_status(text: str) -> None:
+            bar.status = text
+
         tick.line = line  # type: ignore[attr-defined]
+        tick.status = show_status  # type: ignore[attr-defined]
         yield tick
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import (
+    COLUMNS,
     Part,
     as_json,
     fields,
@@ -21,7 +23,14 @@ from hydrasurgeon.render.console import (
     show_wrapped,
     view,
 )
-from hydrasurgeon.render.terminal_tables import Head, bounded, picture, show_table, size
+from hydrasurgeon.render.terminal_tables import (
+    Head,
+    bounded,
+    numbers_width,
+    picture,
+    show_table,
+    size,
+)
 
 if TYPE_CHECKING:
     from hydrasurgeon.building.table import TableRow
@@ -272,10 +281,12 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
         return raw("\n".join(result.plan))
     if quiet:
         return None
-    _table("baselines, calibrated (no row is scored by what was fitted on it)", result.rows)
+    title = "baselines, calibrated, then what is chosen for each budget (no row is scored by what was fitted on it)"
+    show_wrapped(title, "")
+    _table([*result.rows, *result.front])
     show("")
-    _table("chosen for each budget", result.front)
-    show("")
+    if result.recommendation:
+        show_wrapped(result.recommendation, "")
     show(f"it contains: {', '.join(result.members)}")
     notes(result.notes)
     show("")
@@ -284,7 +295,7 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     return show("written ", (str(result.path), "bold"))
 
 
-def _table(title: str, rows: Sequence[TableRow]) -> None:
+def _table(rows: Sequence[TableRow]) -> None:
     measures = [name for name in WORTH if name in rows[0].worth]
     costs = [name for name in COST if name in rows[0].cost]
     heads: list[Head] = [
@@ -296,8 +307,15 @@ def _table(title: str, rows: Sequence[TableRow]) -> None:
     for row in rows:
         worth = [f"{row.worth[n] * WORTH[n][1]:.{WORTH[n][2]}f}" for n in measures]
         cost = [f"{row.cost[name]:.2f}" if name in row.cost else "" for name in costs]
-        lines.append([row.name, str(row.members), *worth, *cost])
-    show_table(title, heads, lines)
+        numbers = [str(row.members), *worth, *cost]
+        lines.append([row.name, *numbers])
+    room = COLUMNS - numbers_width(heads, lines)
+    wrapped: list[list[str]] = []
+    for name, *numbers in lines:
+        first, *rest = textwrap.wrap(name, room, subsequent_indent="  ") or [""]
+        wrapped.append([first, *numbers])
+        wrapped += [[part, *("" for _ in numbers)] for part in rest]
+    show_table("", heads, wrapped)
 
 
 @view(

@@ -53,6 +53,16 @@ def show_table(title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]]
     put(grid, Measurement.get(console, console.options, grid).maximum)
 
 
+def numbers_width(heads: Sequence[Head], rows: Sequence[Sequence[str]]) -> int:
+    """Return the columns of a terminal that the numbers of a table take, with their gaps."""
+    pairs = [("", head) if isinstance(head, str) else head for head in heads]
+    widths = [
+        max(len(text) for text in (*pair, *(row[at] for row in rows)))
+        for at, pair in enumerate(pairs, 1)
+    ]
+    return sum(widths) + len(GAP) * len(widths)
+
+
 def picture(kept: Kept, towers: Mapping[str, Tower]) -> None:
     """Show a row for each layer: ■ kept, · removed."""
     widest = max(map(len, kept), default=0)

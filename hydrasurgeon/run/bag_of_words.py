@@ -28,6 +28,9 @@ BUCKETS = 1 << 14
 FACTOR = 1_000_003
 """Prime factor of a pair's first id, in the hash modulo the number of buckets."""
 
+AT_ONCE = 1 << 18
+"""Texts × outputs that are read at once, so that memory is bounded."""
+
 MOST = 1 << 24
 """Upper limit of ids, which float32 can represent."""
 
@@ -103,6 +106,10 @@ class BagOfWords:
         weight on ids without a column, 1 for a text without ids. An unknown id weighs as much as
         the rarest known one.
         """
+        piece = 1 + AT_ONCE // len(self.bias)
+        if len(texts) > piece:
+            firsts = range(0, len(texts), piece)
+            return np.concatenate([self.read(texts[at : at + piece]) for at in firsts])
         text_counts = counted(texts, self.ids, pairs=self.pairs)
         read = np.zeros((len(texts), len(self.bias) + 1))
         if len(text_counts.rows):

@@ -11,7 +11,15 @@ from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.budgets import Budget, parse_budgets
 from hydrasurgeon.building.clock import Clock
 from hydrasurgeon.building.front import Front, claim_front, name_of
-from hydrasurgeon.building.members import SCORED, SEEDS, WHOLE, MemberModel, probe_of
+from hydrasurgeon.building.members import (
+    QUICK,
+    SCORED,
+    SEEDS,
+    WHOLE,
+    MemberModel,
+    is_large,
+    probe_of,
+)
 from hydrasurgeon.building.one_table import alone_note, judged_rows, with_val
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search_space import SearchSpace, averaged
@@ -76,6 +84,8 @@ class Built:
     """The objective of the last, by the figures of its row."""
     plan: tuple[str, ...] = ()
     """The stages, and what each takes on this machine."""
+    recommendation: str = ""
+    """One sentence on the file to use."""
     summary: str = ""
     """All of it in one paragraph."""
     notes: tuple[str, ...] = ()
@@ -146,6 +156,11 @@ def build(options: BuildOptions) -> Built:
     for counts in filter(None, map(class_counts, [data] if options.crossed else [data, val])):
         options.note(counts)
     options.note(_rows(data, sets["val"][0], len(val), options))
+    if body is not None and is_large(data, options):
+        options.note(
+            f"the first probe reads {QUICK:,} rows, chosen by a hash of their content; the bag-of-words "
+            "model reads all, later stages read more"
+        )
     judged = can_be_judged(task_of(model), table)
     plan = _plan(options, budgets, models[0], sets, body, judged=len(table) * judged)
     if options.dry_run:
@@ -164,7 +179,8 @@ def build(options: BuildOptions) -> Built:
     make_folder(options.work)
     state.open()
     if body is not None:
-        probe = probe_of(options.paths[0], options)
+        rows = QUICK if is_large(data, options) else None
+        probe = probe_of(options.paths[0], options, rows=rows)
         plan.begin("quick")
         with plan.moving():
             for command in probe.making:
@@ -207,6 +223,7 @@ def build(options: BuildOptions) -> Built:
         members=tuple(member.label for member in last.choice.members),
         estimate=last.value,
         plan=plan.lines,
+        recommendation=front.recommendation(),
         summary=front.summary(),
         notes=tuple(dict.fromkeys(filter(None, notes))),
         interrupted=plan.interrupted,

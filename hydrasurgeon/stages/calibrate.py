@@ -493,10 +493,13 @@ def _gathered(
     skipped: list[str],
 ) -> list[Evidence]:
     """Collect the statistics that OOD scores are fitted on, in one pass that keeps no features."""
+    from hydrasurgeon.data.folds import some_of
+    from hydrasurgeon.decision.ood_score import MOST_GATHERED
     from hydrasurgeon.runtime.answering import Answering
     from hydrasurgeon.statistics.scores.evidence import Gathering
 
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
+    samples = samples.at(some_of(samples, MOST_GATHERED))
     answering = Answering([engine], samples, arguments, features=True)
     for piece in answering:
         outputs = engine.task.outputs(piece.outputs)

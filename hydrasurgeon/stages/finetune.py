@@ -268,6 +268,7 @@ def _prepare_training(
         material.held_out,
         arguments,
         cross=arguments.val == CROSS,
+        most=material.recipe.probe_rows,
     )
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hydrasurgeon.anatomy.word_logits import are_there
 from hydrasurgeon.data import Batches, by_length, moved
-from hydrasurgeon.data.folds import FOLDS, NO_FOLD, folds_of
+from hydrasurgeon.data.folds import FOLDS, NO_FOLD, folds_of, some_of
 from hydrasurgeon.data.samples import UNLABELLED, Samples
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.shared import Run
@@ -41,7 +41,10 @@ PENALTY = 0.01
 PENALTIES = (0.1, 0.03, 0.003, 0.001, 0.0003)
 """Further values of λ that a validation set chooses from."""
 MOST = 20_000
-"""Samples that a classifier is fitted to at most, evenly spaced over the data."""
+"""Samples that a classifier is fitted to at most, chosen by a hash of their content."""
+WORK = 1e11
+"""Multiplications of a fit, about: many rows and classes get fewer steps."""
+FEWEST_STEPS = 25
 SOME = 64
 """Samples that the length of features is measured on."""
 ITERATIONS = 200
@@ -54,7 +57,13 @@ Fit = tuple[Float[Tensor, "klass width"], Float[Tensor, " klass"]]
 
 @torch.no_grad()
 def probe(
-    model: LiveModel, samples: Samples, held_out: Samples | None, run: Run, *, cross: bool = False
+    model: LiveModel,
+    samples: Samples,
+    held_out: Samples | None,
+    run: Run,
+    *,
+    cross: bool = False,
+    most: int = MOST,
 ) -> Callable[[], None]:
     """Fit a single model's last layer to labelled samples, in place; its penalty is chosen on
     `held_out`, or by folds of the samples if it is to `cross`.
@@ -67,7 +76,7 @@ def probe(
             "--set classifier=probe: is fitted to labels, and the data has none",
             hint="Give labelled data; to learn from --teacher alone, --recipe text --set classifier=fresh.",
         )
-    features, labels, rows = read(model, samples, run)
+    features, labels, rows = read(model, samples, run, most)
     (layers,), task = last_layers(model), task_of(model.manifest.model)
     losses = losses_of(task).losses
 
@@ -165,12 +174,12 @@ def cross_fitted(
 
 
 def read(
-    model: LiveModel, samples: Samples, run: Run
+    model: LiveModel, samples: Samples, run: Run, most: int = MOST
 ) -> tuple[Float[Tensor, "row width"], Tensor, NDArray[np.int64]]:
     """Return the features that the classifiers read of labelled samples, the labels, and the number of each sample."""
     device = device_of(own_device(run.device))
     model.to(device).eval()
-    order = np.unique(np.linspace(0, len(samples) - 1, MOST).round().astype(int))
+    order = some_of(samples, most)
     longest = by_length(samples)
     if longest is not None:  # so that batches hold little padding
         order = longest[np.isin(longest, order)]
@@ -230,8 +239,10 @@ def logistic(
     if start is not None:
         weight, bias = start[0] * scale, start[1] + start[0] @ mean
     solved = [weight.requires_grad_(), *([bias.requires_grad_()] if intercept else [])]
+    steps = int(WORK / max(1, len(features) * weight.numel()))
+    steps = min(max(steps, FEWEST_STEPS), ITERATIONS)
     solver = torch.optim.LBFGS(
-        solved, max_iter=ITERATIONS, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+        solved, max_iter=steps, tolerance_change=1e-12, line_search_fn="strong_wolfe"
     )
 
     def loss() -> Tensor:

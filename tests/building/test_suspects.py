@@ -350,7 +350,7 @@ def test_an_empty_list_and_labels_that_are_no_classes(tmp_path: Path) -> None:
             json.dumps({"text": f"t{at}", "labels": ["a", "b"][: at % 3]}) + "\n" for at in range(9)
         )
     )
-    with pytest.raises(DataError, match="requires one label for each row"):
+    with pytest.raises(DataError, match="only of data with one label for each row"):
         open_data(f"{tmp_path / 'many.jsonl'}#without,{table}")
 
 

@@ -111,6 +111,8 @@ class Recipe(BaseModel):
     """Anything but keep adapts the model to the classes of the data; probe fits the new one to the
     data's features, as that of a model without a classifier always is.
     """
+    probe_rows: Count = 20_000
+    """Rows that a new classifier is fitted to at most, chosen by a hash of their content."""
     task: TaskName | None = None
     """Task of a new classifier; null: by the labels, which are numbers or names, fractions, or
     lists.
