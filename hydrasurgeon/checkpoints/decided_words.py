@@ -12,11 +12,13 @@ from hydrasurgeon.lookup import format_number, percent
 
 CHOSEN = {
     "option": "",
-    "ood": " (the best score on the OOD data)",
-    "perturbed": " (the best score on perturbed validation rows)",
+    "ood": " (of all scores it separates the OOD data best)",
+    "perturbed": " (of all scores it separates perturbed validation rows best)",
     "default": "",
 }
 """Phrases for what the OOD score was chosen by."""
+SURE_OF_NOTHING = 0.005
+"""A threshold below this leaves no familiar input unanswered."""
 CALIBRATED = 0.05
 """A temperature as near to 1 as this changes hardly any probability."""
 
@@ -46,8 +48,11 @@ def decision_lines(decision: DecisionRecord) -> list[str]:
         ]
     if abstain is not None:
         rows = "entities" if decision.entities else "rows"
+        sure = f"answers if it is at least {percent(abstain.threshold)} sure, which is the case for"
+        if abstain.threshold < SURE_OF_NOTHING:
+            sure = "answers every familiar input:"
         lines.append(
-            f"answers if it is at least {percent(abstain.threshold)} sure, which is the case for {percent(abstain.coverage)} of {rows}; at most {percent(abstain.risk)} of these answers are wrong ({percent(1 - abstain.delta)} confidence)"
+            f"{sure} {percent(abstain.coverage)} of {rows}; at most {percent(abstain.risk)} of these answers are wrong ({percent(1 - abstain.delta)} confidence)"
         )
     if decision.cover is not None:
         cover = decision.cover

@@ -93,8 +93,8 @@ def set_aside(task: Task, by: Certifying, abstain: Abstention) -> str | None:
     if needed is None:
         than = "more than" if 1 - accuracy > abstain.risk else "nearly"
         return (
-            f"{left}: {percent(1 - accuracy)} of answers are wrong, {than} the "
-            f"{percent(abstain.risk)} that you allow, so some rows must always be left unanswered"
+            f"{left}: if it answered all, {percent(1 - accuracy)} would be wrong, {than} the "
+            f"{percent(abstain.risk)} that you allow"
         )
     return f"{left}: give about {two_digits(needed)} rows in all to answer nearly all of them"
 

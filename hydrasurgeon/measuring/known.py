@@ -60,6 +60,8 @@ def is_seen(samples: Samples, seen: str) -> tuple[Flags, Flags]:
 
 TRAINED = "trained the model"
 """Use of rows that a weight, or a part of the decision state, was learnt from."""
+REFITTED = "refitted the model in `prune --data`"
+"""Use of rows that the remaining heads and neurons were repaired on."""
 CHOSE = "chose "
 CHOSE_MODEL = f"{CHOSE}the model"
 CHOSE_HEADS = f"{CHOSE}the model's heads"
@@ -80,7 +82,9 @@ def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
             if data.seen is None:
                 continue
             use = TRAINED
-            if step.command == "score":
+            if step.command == "prune":
+                use = REFITTED
+            elif step.command == "score":
                 use = CHOSE_HEADS
             elif step.command == "calibrate":
                 is_last = number == len(step.data) - 1
@@ -94,7 +98,7 @@ def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
     """Return a note on the samples that the model was trained on; None if there are none."""
     rows = np.zeros(len(samples), dtype=bool)
     for use, seen in _uses(history):
-        if use == TRAINED:
+        if use in (TRAINED, REFITTED):
             rows |= is_seen(samples, seen)[0]
     if not rows.any():
         return None

@@ -383,7 +383,7 @@ class ServeOptions(Engines, ClassNames, BareOptions):
         None,
         metavar="F.jsonl",
         group=WRITTEN,
-        help="Append every answer to this file, without its input, to this file for `monitor`.",
+        help="Append every answer, without its input, to this file for `monitor`.",
     )
     say: Callable[[str], None] = lambda _: None
     """Function that is called with a line about each action."""

@@ -350,7 +350,7 @@ class FuseOptions(ClassNames, BareOptions, Run, Force):
     conflicts: ClassVar = [("mean", "mlp"), ("mean", "norms"), ("mean", "mean_trunk")]
 
     members: Paths = argument(
-        reads=CHECKPOINTS, metavar="M1 M2 ...", help="Two or more members of one backbone."
+        reads=CHECKPOINTS, metavar="M1 M2 ...", help="Two or more members of one architecture."
     )
     mlp: Literal["average", "separate"] | None = option(
         None,

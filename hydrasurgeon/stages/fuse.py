@@ -35,6 +35,7 @@ from hydrasurgeon.options.making import FuseOptions
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.surgery.fusion import FusionPlan, names_to_average, plan_fusion, plan_mean
 from hydrasurgeon.surgery.means import (
+    FAR,
     averaged,
     behind_mean_trunk,
     check_common_start,
@@ -199,8 +200,13 @@ def _notes(
     if compared or not written.fusion.averaged:
         return
     distance = spread(opened, sorted(names_to_average(opened[0].weights, written.fusion)))
-    if distance:
-        averaged = " and ".join(written.fusion.averaged)
+    averaged = " and ".join(written.fusion.averaged)
+    if distance > FAR:
+        yield (
+            f"the members' {averaged} were trained separately (they differ by {100 * distance:.0f} %): "
+            "their average is useless. Fuse with --mlp separate"
+        )
+    elif distance:
         yield (
             f"the members' {averaged} differ by {100 * distance:.1f} % and are replaced by their "
             "average: --check D measures what this changes, separate keeps them as they are"
@@ -255,7 +261,7 @@ def _checked(
         raise CheckFailed(error.message, hint=error.hint) from error
     # `not <=`: NaN is larger than nothing.
     if not agreement.mean_difference <= arguments.tolerance:
-        hint = "Fuse with --mlp separate, tune members with `finetune --freeze mlp`, or allow more with --tolerance."
+        hint = "The file is written. Fuse with --mlp separate, tune members with `finetune --freeze mlp`, or allow more with --tolerance."
         if arguments.mean:
             hint = "Raise --tolerance, or fuse them into a hydra."
         if arguments.mean_trunk is not None:

@@ -107,7 +107,9 @@ def test_a_note_says_why_rows_are_left_unanswered() -> None:
         return note
 
     wrong = noted(drawn(600, 0, noise=1.9), 0.05)
-    assert re.search(r"leaves \d+ % .*: 6.68 % of answers are wrong, more than the 5 % that", wrong)
+    assert re.search(
+        r"leaves \d+ % .*: if it answered all, 6.68 % would be wrong, more than the 5 % that", wrong
+    )
     assert "some rows must always be left unanswered" in wrong
     few = noted(drawn(150, 0, noise=1.3), 0.05)
     more = re.search(r"give about ([\d,]+) rows in all", few)
