@@ -134,6 +134,7 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
     assert len(paths) == len(budgets) - len(said["no_better"])
     assert {path.name for path in built.path.iterdir()} == {
         "front.json",
+        "front.svg",
         *paths,
         *(path.replace(".safetensors", ".heads.json") for path in paths),
     }
