@@ -116,7 +116,7 @@ def test_scores_and_repairs_record_their_rows(tmp_path: Path) -> None:
     assert any("60 of its 90 rows chose the model's heads" in note for note in again.notes)
     fitted = {"data": data, "device": "cpu", "out": tmp_path / "refitted.safetensors"}
     refitted = hs.prune(scored, method="taylor", keep=2, **fitted).path
-    with pytest.raises(DataError, match="67 % of these rows trained the model"):
+    with pytest.raises(DataError, match="67 % of these rows refitted the model in `prune --data`"):
         calibrated(refitted, tmp_path, texts(60, 1) + texts(30, 3))
 
 
