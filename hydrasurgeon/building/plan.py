@@ -259,7 +259,7 @@ def steps_of(
     written = budgets * (min(data, MOST_GATHERED) + seen)
     large = body and is_large(sets["data"][0], options)
     read = min(data, QUICK if large else MOST)
-    quick = 2.0 * read + val + 2 * seen + written + judged
+    quick = 2.0 * read + val + 2 * seen + written + min(judged, MOST)
     steps = [PlannedStage("quick", "the model as it is, a probe, words", quick, timed)]
     if large:
         name = "the probe on more rows"

@@ -131,7 +131,7 @@ class SearchSpace:
         """List the rows whose label looks wrong, by the probe."""
         if self.label_check is not None and self.probe is not None:
             self.plan.tick("labels", 0, 1)
-            self.label_check.run(self.probe, self._out_of_fold, self.plan.seconds)
+            self.label_check.run(self.probe, self._out_of_fold)
 
     def _out_of_fold(self) -> Outputs:
         """Return what classifiers of the other folds answer, where a build cross-fits."""

@@ -27,16 +27,12 @@ from hydrasurgeon.tasks.base import Outputs, Task
 from hydrasurgeon.tuning.probe import MOST, PENALTY, cross_fitted
 
 FILE = "suspects.csv"
-JUDGED = ("single_label", "one_logit")
-"""Problems with one class for each row."""
+JUDGED = ("single_label", "binary")
+"""Tasks with one class for each row."""
 PROPOSED = ("proposed_label", "label_probability", "proposed_probability")
 """Columns behind the label."""
-SHARE = 0.25
-"""Fraction of the time limit that reading the rows may take."""
 CELLS = 4_000_000
 """Number of rows times classes that probes are fitted to."""
-FEWEST = 1024
-"""Rows that are judged whatever time they take, if there are so many."""
 DIGITS = 6
 """Decimals of probabilities."""
 
@@ -83,17 +79,15 @@ class LabelCheck:
     state: WorkState
     task: Task
 
-    def run(self, probe: MemberModel, crossed: Callable[[], Outputs], seconds: float) -> None:
-        """Write the list of a build once; `crossed` returns the answers of a build that cross-fits,
-        and a pass of one row takes so many `seconds`.
-        """
+    def run(self, probe: MemberModel, crossed: Callable[[], Outputs]) -> None:
+        """Write the list of a build once; `crossed` returns the answers of a build that cross-fits."""
         path = self.options.work / FILE
         if path.exists() and "suspects" in self.state.record:
             return
         if self.options.crossed:
             rows, outputs = np.flatnonzero(folds_of(self.samples) != NO_FOLD), crossed()
         else:
-            judged = self._judged(probe, seconds)
+            judged = self._judged(probe)
             if judged is None:
                 return
             rows, outputs = judged
@@ -102,7 +96,7 @@ class LabelCheck:
         issues = self._write(path, rows, outputs)
         self.state.keep(suspects=asdict(Suspects(str(path), issues, len(rows))))
 
-    def _judged(self, probe: MemberModel, seconds: float) -> tuple[ndarray, Outputs] | None:
+    def _judged(self, probe: MemberModel) -> tuple[ndarray, Outputs] | None:
         """Return rows that belong to a fold, and the answers of probes of the other folds; None if
         the classifier cannot be cross-fitted.
         """
@@ -111,7 +105,7 @@ class LabelCheck:
         (layers,) = last_layers(model)
         if len(layers) > 1:
             return None
-        rows = self._rows_in_time(seconds)
+        rows = self._judged_rows()
         samples, numbers = self.samples.at(rows), np.arange(len(rows))
         outputs = collected([model], samples, self.options, features=True, inputs=numbers)
         assert outputs.inputs is not None
@@ -148,12 +142,10 @@ class LabelCheck:
         names = dict(enumerate(self.samples.classes or ()))
         return names | {int(classes[row]): key_of(self.table, row)[-1] for row in first.tolist()}
 
-    def _rows_in_time(self, seconds: float) -> ndarray:
-        """Return all rows; or as many as the time allows, those with the smallest hashes."""
-        samples, count = self.samples, MOST
-        while count > FEWEST and count * seconds > SHARE * 60 * self.options.max_minutes:
-            count //= 2
-        count = min(count, CELLS // max(2, len(samples.classes or ())))
+    def _judged_rows(self) -> ndarray:
+        """Return all rows; of a large table those with the smallest hashes."""
+        samples = self.samples
+        count = min(MOST, CELLS // max(2, len(samples.classes or ())))
         if len(samples) <= count:
             return np.arange(len(samples))
         return np.sort(np.argsort(samples.digests, kind="stable")[:count])

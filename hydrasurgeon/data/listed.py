@@ -16,7 +16,7 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.untrusted import portable, visible
 
 NAME, TEXTS, LABEL = "name", ("text", "text_pair"), "label"
-"""ColumnSelection that rows are matched by: the name of an image or the texts, and the label."""
+"""Columns that rows are matched by: the name of an image or the texts, and the label."""
 HINT = "Rows are matched by text (images by name) and label: give suspects.csv of a build of this table."
 """Hint for a list of other rows."""
 Key = tuple[str, ...]

@@ -229,6 +229,24 @@ def test_build_without_the_list_trains_on_the_rest(
 
 
 @pytest.mark.slow
+def test_wrong_answers_to_a_yes_or_no_question_are_listed(body: Path, tmp_path: Path) -> None:
+    rows = texts(150, 2)
+    for at, row in enumerate(rows):
+        row["text"] = f"{4 * (WORD[at % 2] + ' ')}{row['text']}"
+        row["label"] = ("no", "yes")[(at + (at in WRONG)) % 2]
+    table = write(tmp_path / "all.csv", rows)
+    settings: Row = {"recipe": "probe", "set": {"task": "binary"}, "data": str(table)}
+    model = hs.finetune(body, device="cpu", out=tmp_path / "binary.safetensors", **settings).path
+    val = write(tmp_path / "val.csv", [{**row, "text": f"the {row['text']}"} for row in rows])
+    built = hs.build(
+        model, data=str(table), val=str(val), device="cpu", out=tmp_path / "chosen.safetensors"
+    )
+    found = listed(built.suspects.path)
+    assert {int(row["row"]) for row in found} == {*WRONG}
+    assert all({row["label"], row["proposed_label"]} == {"no", "yes"} for row in found)
+
+
+@pytest.mark.slow
 def test_tasks_without_one_class_per_row_write_no_list(body: Path, tmp_path: Path) -> None:
     rows = [{**row, "label": 0.1 * int(row["label"][1:]) + 0.05} for row in texts(60, 3)]
     table = write(tmp_path / "all.csv", rows)
