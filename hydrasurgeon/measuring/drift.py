@@ -74,7 +74,7 @@ class Drift:
     def sentence(self) -> str:
         """Verdict in one sentence."""
         if not self.drifted:
-            return f"no drift is shown by {self.looks:,} looks at alpha {self.alpha:g} for all"
+            return f"no drift is shown by {self.looks:,} runs together (--alpha {self.alpha:g})"
         return "drifted: " + "; ".join(test.sentence for test in self.tests if test.drifted)
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class _Question:
         drifted, sentence = p_value <= level, ""
         if drifted:
             first = int((path >= -math.log(level)).argmax())
-            sentence = f"since look {first + 1} {self.says(first)}"
+            sentence = f"in run {first + 1} of {len(path)}, {self.says(first)}"
         log10_e = tuple((path / math.log(10)).round(6).tolist())
         return DriftTest(self.name, p_value, drifted, sentence, log10_e)
 
@@ -162,7 +162,7 @@ def _unfamiliar(nights: Sequence[Seen], decision: DecisionRecord, level: float) 
 
     def says(look: int) -> str:
         share = nights[look].unfamiliar / nights[look].rows
-        return f"{share:.1%} of the inputs look unfamiliar, at most {promised:.1%} were promised"
+        return f"{share:.1%} of the inputs were flagged as unfamiliar; --id-flagged promises at most {promised:.1%}"
 
     flagged, rows = (_column(getattr(n, name) for n in nights) for name in ("unfamiliar", "rows"))
     return _Question("unfamiliar", flagged, rows, [limit], says)
@@ -195,7 +195,7 @@ def _risk(looks: Sequence[Look], promises: Mapping[str, float]) -> _Question:
 
     def says(look: int) -> str:
         sentences = [
-            f"{broken} of {rows} answers break the promised {name} of {most:.1%}"
+            f"{broken} of {rows} labelled answers break the promised {name} of {most:.1%}"
             for (name, most), (rows, broken) in zip(promises.items(), kept[look], strict=True)
         ]
         return " and ".join(sentences)

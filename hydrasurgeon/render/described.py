@@ -175,8 +175,8 @@ def monitored(result: Monitored) -> None:
         rows.append(
             [f"{name}, of {labelled:,} labelled", f"{broken / labelled:.3f}", ABSENT, limit]
         )
-    title = f"{answers.rows:,} answers, look {result.drift.looks}"
-    show_table(title, ["", "answers", "validation", "promised"], rows)
+    title = f"{answers.rows:,} answers of run {result.drift.looks}"
+    show_table(title, ["", "answers", "validation rows", "limit"], rows)
     for test in result.drift.tests:
         mark, style = ("drifted", "bold red") if test.drifted else ("no drift", "green")
         p_value = f"p = {test.p_value:.2g}" if test.p_value >= SMALLEST_P else f"p < {SMALLEST_P:g}"

@@ -81,8 +81,8 @@ def test_thirty_percent_unfamiliar_show_within_days(healthy: int) -> None:
     assert not healthy or not watched(nights[:healthy], 0.01, before).drifted
     found = watched(nights, 0.01, before)
     assert [test.drifted for test in found.tests] == [True, False]
-    assert "of the inputs look unfamiliar, at most 5.0% were promised" in found.sentence
-    first = int(found.sentence.removeprefix("drifted: since look ").split()[0])
+    assert "flagged as unfamiliar; --id-flagged promises at most 5.0%" in found.sentence
+    first = int(found.sentence.removeprefix("drifted: in run ").split()[0])
     assert healthy < first <= healthy + 2
     assert found.tests[0].p_value == pytest.approx(10 ** -max(found.tests[0].log10_e), rel=1e-4)
 
@@ -101,7 +101,7 @@ def test_an_alarm_stands() -> None:
     found = watched(nights, 0.01)
     assert found.drifted
     assert found.tests[0].log10_e[-1] < found.bar < found.tests[0].log10_e[0]
-    assert found.sentence.startswith("drifted: since look 1 60.0%")
+    assert found.sentence.startswith("drifted: in run 1 of 21, 60.0%")
 
 
 def risk(broken: Sequence[int], rows: int, alpha: float = 0.01) -> Drift:
@@ -138,6 +138,6 @@ def test_labels_may_be_late_or_missing() -> None:
     found = drift_over(looks, decision(None), "abc", {"risk": 0.1}, alpha=0.01)
     assert [test.drifted for test in found.tests] == [False, True]
     assert found.sentence == (
-        "drifted: since look 2 40 of 80 answers break the promised risk of 10.0%"
+        "drifted: in run 2 of 2, 40 of 80 labelled answers break the promised risk of 10.0%"
     )
     assert found.answers == night
