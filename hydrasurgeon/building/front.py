@@ -138,7 +138,10 @@ class Front:
         references = {item.choice.name: item for item in self.references}
         single = references.get(SINGLE, references.get(PROBE))
         assert single is not None
-        reference = "your model" if single.choice.name == SINGLE else "the probe"
+        is_made = bool(single.choice.members[0].making)  # of a body, which answers nothing itself
+        reference = "your model"
+        if is_made:
+            reference = "the probe" if single.choice.name == PROBE else "the first tuned model"
         lines = [f"Compared with {reference} on {rows}:"]
         below: Entry | None = None
         for budget, entry in self.rungs.items():
@@ -160,10 +163,8 @@ class Front:
         if len(self.search.budgets) > 1:
             folder = shlex.quote(str(options.out).rstrip("/"))
             files, page = f"{folder}/*.safetensors", " --html front.html"
-        models = " ".join(shlex.quote(str(path)) for path in options.checkpoints)
-        first = single.choice.members[0]
-        if first.making:  # of a body, which answers nothing itself
-            models = shlex.quote(str(first.file))
+        if not is_made:
+            files += "".join(f" {shlex.quote(str(path))}" for path in options.checkpoints)
         if any(entry.choice.words == "cascade" for entry in self.rungs.values()):
             page = f" --cascade{page}"
         columns = dict(DataSpec.parse(options.data).columns)
@@ -174,7 +175,7 @@ class Front:
             data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
         data += ["--skip-bad"] * options.skip_bad
         lines.append(
-            f"next, on rows that were not used so far (TEST): hydrasurgeon eval {files} {models} {shlex.join(data)}{page}"
+            f"next, on rows that were not used so far (TEST): hydrasurgeon eval {files} {shlex.join(data)}{page}"
         )
         if options.certifying is None and "--risk" not in self.search.answer_store.task.lacks:
             lines.append(self._to_abstain(data[2:]))

@@ -63,7 +63,10 @@ def check_risk(rows: int, promise: CalibrateOptions, *, certifying: int | None =
     smallest = math.ceil(1000 * least_risk(familiar)) / 1000
     raise DataError(
         f"--risk {promise.risk:g}: {rows:,} rows cannot promise it, even if no answer is wrong",
-        hint=f"{_possible(rows, smallest)} {_more(promise.risk, rows, needed)}",
+        hint=(
+            f"With these {rows:,} rows at best {percent(smallest)} can be promised, if no answer is wrong. "
+            f"{_more(promise.risk, rows, needed)}"
+        ),
     )
 
 
@@ -78,7 +81,7 @@ def _possible(rows: int, smallest: float | None) -> str:
 def _more(risk: float, rows: int, needed: int | None) -> str:
     if needed is None:
         return f"More rows do not help: even the surest answers are wrong in about {percent(risk)} of cases or more."
-    return f"For {percent(risk)} give about {two_digits(max(needed, rows + rows // 5))} rows."
+    return f"A risk of {percent(risk)} needs about {two_digits(max(needed, rows + rows // 5))} such rows."
 
 
 def set_aside(task: Task, by: Certifying, abstain: Abstention) -> str | None:

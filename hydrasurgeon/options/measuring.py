@@ -87,7 +87,7 @@ class EvaluateOptions(Engines, BareOptions, Run, Force):
         (),
         metavar="near:NAME=D",
         group=UNLABELLED,
-        help="OOD data, near:NAME=D or far:NAME=D; repeatable.",
+        help="OOD data, near:NAME=D or far:NAME=D (NAME=D counts as far); repeatable.",
     )
     shift: Texts = option(
         (),

@@ -203,7 +203,7 @@ def fewer(rows: int) -> Callable[[Place], str]:
     [
         (55, ["--risk", "0.2"], "has 55 rows, of which 18 choose and 37 certify"),
         (55, ["--coverage", "0.8"], "has 55 rows, of which 18 choose and 37 certify"),
-        (90, ["--risk", "0.01"], "the smallest risk that can be promised is"),
+        (90, ["--risk", "0.01"], "can be promised, if no answer is wrong"),
     ],
 )
 def test_too_few_rows_are_refused_before_any_work(

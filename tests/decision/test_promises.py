@@ -132,7 +132,7 @@ def test_a_refusal_says_what_can_be_promised_and_what_would_do() -> None:
     assert error.message == "--risk 0.02: 200 rows cannot promise it"
     hint = re.fullmatch(
         r"With these 200 rows the smallest risk that can be promised is ([\d.]+) %\. "
-        r"For 2 % give about ([\d,]+) rows\.",
+        r"A risk of 2 % needs about ([\d,]+) such rows\.",
         str(error.hint),
     )
     assert hint is not None
@@ -155,8 +155,8 @@ def test_too_few_rows_for_any_model_are_told_how_many_do() -> None:
     with pytest.raises(DataError, match="60 rows cannot promise it, even if no answer") as refused:
         check_count(60, promise(risk=0.05))
     hint = re.fullmatch(
-        r"With these 60 rows the smallest risk that can be promised is ([\d.]+) %\. "
-        r"For 5 % give about (\d+) rows\.",
+        r"With these 60 rows at best ([\d.]+) % can be promised, if no answer is wrong\. "
+        r"A risk of 5 % needs about (\d+) such rows\.",
         str(refused.value.hint),
     )
     assert hint is not None
