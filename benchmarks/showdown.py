@@ -123,19 +123,9 @@ def measured(model: Any, read: dict[str, np.ndarray], ood_kinds: Sequence[str]) 
     """
     val, truth = (read["val"], read["val labels"]), read["test labels"]
     model.calibrate(*val, RISKS[0])
-    chances, score, *_ = model.decide(read["test"])
-    best, right = chances.max(axis=1), chances.argmax(axis=1) == truth
-    bins = np.minimum((best * BINS).astype(int), BINS - 1)
-    gaps = [abs(float((right[bins == b] - best[bins == b]).sum())) for b in range(BINS)]
-    true_chances = chances[np.arange(len(truth)), truth]
-    figures: dict[str, Any] = {
-        "accuracy": float(right.mean()),
-        "nll": float(-np.log(true_chances.clip(1e-12)).mean()),
-        "ece": sum(gaps) / len(truth),
-    }
-    threshold = np.quantile(score, 1 - FALSE_ALARMS)
-    for kind in ood_kinds:
-        figures[f"refused {kind}"] = float((model.decide(read[kind])[1] > threshold).mean())
+    decided = {kind: model.decide(read[kind]) for kind in ("test", *ood_kinds)}
+    chances = {kind: parts[0] for kind, parts in decided.items()}
+    figures = quality(chances, {kind: parts[1] for kind, parts in decided.items()}, truth)
     pooled = np.concatenate([read["val"], read["test"]])
     labels = np.concatenate([read["val labels"], truth])
     for risk in RISKS:
@@ -155,6 +145,26 @@ def measured(model: Any, read: dict[str, np.ndarray], ood_kinds: Sequence[str]) 
             answered = model.decide(read[kind])[2]
             figures[f"risk {risk}"][f"answered {kind}"] = float(answered.mean())
     figures["sets"] = {"covered": statistics.fmean(covered), "size": statistics.fmean(sizes)}
+    return figures
+
+
+def quality(
+    answers: dict[str, np.ndarray], scores: dict[str, np.ndarray], truth: np.ndarray
+) -> dict[str, Any]:
+    """Return the quality of the probabilities on TEST, and the refused fractions of the other sets."""
+    chances = answers["test"]
+    best, right = chances.max(axis=1), chances.argmax(axis=1) == truth
+    bins = np.minimum((best * BINS).astype(int), BINS - 1)
+    gaps = [abs(float((right[bins == b] - best[bins == b]).sum())) for b in range(BINS)]
+    true_chances = chances[np.arange(len(truth)), truth]
+    figures: dict[str, Any] = {
+        "accuracy": float(right.mean()),
+        "nll": float(-np.log(true_chances.clip(1e-12)).mean()),
+        "ece": sum(gaps) / len(truth),
+    }
+    threshold = np.quantile(scores["test"], 1 - FALSE_ALARMS)
+    for kind in scores.keys() - {"test"}:
+        figures[f"refused {kind}"] = float((scores[kind] > threshold).mean())
     return figures
 
 
