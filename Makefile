@@ -74,6 +74,7 @@ OTHERS := build/others
 showdown: $(STAMP)  ## the demonstration: SetFit, Trainer and build on the same data, for DATA=folder (an hour or two)
 	[ -f $(OTHERS)/ready ] || { $(PYTHON) -m venv $(OTHERS) && $(OTHERS)/bin/python -m pip install -q -r benchmarks/showdown/requirements.txt && touch $(OTHERS)/ready; }
 	$(BIN)/python benchmarks/showdown.py --data $(DATA) --cache build/showdown --others $(OTHERS) --times
+	$(BIN)/python benchmarks/few.py --data $(DATA) --cache build/few --others $(OTHERS)
 	$(BIN)/python tools/render_docs.py
 
 TABLE ?= all

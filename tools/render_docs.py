@@ -70,11 +70,11 @@ def write_pages() -> None:
         front.plot(costs, DOCS / "front.svg")
         (DOCS / "reference" / "front.md").write_text(front.page(costs), encoding="utf-8")
     (DOCS / "reference" / "benchmarks.md").write_text(benchmarks.page(result), encoding="utf-8")
-    shown = result("showdown")
-    if shown is not None:
+    shown, few = result("showdown"), result("few")
+    if shown is not None and few is not None:
         showdown.plot(shown, DOCS / "showdown.svg")
-        (DOCS / "reference" / "showdown.md").write_text(showdown.page(shown), encoding="utf-8")
-        put_between(ROOT / "README.md", showdown.MARKS, showdown.lead(shown))
+        (DOCS / "reference" / "showdown.md").write_text(showdown.page(shown, few), encoding="utf-8")
+        put_between(ROOT / "README.md", showdown.MARKS, showdown.lead(shown, few))
     tagged = result("entities")
     if tagged is not None:
         (DOCS / "reference" / "entities.md").write_text(entities.page(tagged), encoding="utf-8")

@@ -13,12 +13,9 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 
 def tuned(texts, labels, start, out, steps, seed):
-    """Tune a body and its head; README's batch and epochs, without its evaluation set, or `steps`."""
+    """Tune a body and its head with SetFit's defaults, or for as many steps."""
     model = SetFitModel.from_pretrained(start)
-    amount = {"max_steps": steps} if steps else {"num_epochs": 4}
-    args = TrainingArguments(
-        out, batch_size=16, seed=seed, save_strategy="no", report_to="none", **amount
-    )
+    args = TrainingArguments(out, max_steps=steps, seed=seed, save_strategy="no", report_to="none")
     rows = Dataset.from_dict({"text": list(texts), "label": labels.tolist()})
     Trainer(model=model, args=args, train_dataset=rows).train()
     return lambda asked: np.log(model.predict_proba([*asked], as_numpy=True).clip(1e-12))
@@ -30,12 +27,13 @@ def setfit(texts, labels, asked, start, out, steps, folds, seed):
     seconds = [time.process_time()]
     answers = {name: answer(table) for name, table in asked.items()}
     splits = [*StratifiedKFold(5, shuffle=True, random_state=seed).split(texts, labels)][:folds]
-    held, began = [], time.process_time()
+    began = time.process_time()
+    held = [np.zeros((0, answers["test"].shape[1]))]
     for seen, unseen in splits:
         answer = tuned(np.array(texts)[seen], labels[seen], start, out, steps, seed)
         held.append(answer(np.array(texts)[unseen]))
     answers["held"] = np.concatenate(held)
-    answers["held labels"] = labels[np.concatenate([unseen for _, unseen in splits])]
+    answers["held labels"] = labels[[row for _, unseen in splits for row in unseen]]
     seconds.append(seconds[0] + time.process_time() - began)
     return answers | {"seconds": np.array(seconds)}
 

@@ -75,7 +75,7 @@ def test_ci_runs_the_commands_that_the_readme_names() -> None:
         ("benchmarks", lambda: benchmarks.page(result)),
         ("entities", lambda: entities.page(result("entities"))),
         ("front", lambda: front.page(result("front"))),
-        ("showdown", lambda: showdown.page(result("showdown"))),
+        ("showdown", lambda: showdown.page(result("showdown"), result("few"))),
     ],
 )
 def test_the_figures_of_a_page_are_those_measured(name: str, page: Callable[[], str]) -> None:
@@ -86,7 +86,9 @@ def test_the_figures_of_a_page_are_those_measured(name: str, page: Callable[[], 
 def test_the_figures_of_the_readme_are_those_measured() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     begin, end = showdown.MARKS
-    assert text.split(begin)[1].split(end)[0].strip() == showdown.lead(result("showdown"))
+    assert text.split(begin)[1].split(end)[0].strip() == showdown.lead(
+        result("showdown"), result("few")
+    )
 
 
 def commands_of(text: str) -> Iterator[list[str]]:

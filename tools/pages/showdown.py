@@ -1,12 +1,15 @@
-"""docs/reference/showdown.md, docs/showdown.svg and README's lead table, from benchmarks/results/showdown.json."""
+"""docs/reference/showdown.md, docs/showdown.svg and README's lead table, from showdown.json and few.json of
+benchmarks/results.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
+from pages import tables
 from pages.front import saved
 from pages.template import rendered
 
@@ -70,19 +73,76 @@ DRAWN = ("ms/1", "accuracy", "risk 0.02/answered", "risk 0.02/broken")
 LEAD_WAYS = [way for way in WAYS if way != "ours 1"]
 LEAD = ("seeds", "lines", "start", "ms/1", "accuracy", "nll", *DRAWN[2:], "refused far-scope")
 """The rows that README has room for."""
+FEW_WAYS = {
+    "setfit": "SetFit",
+    "setfit temperature": "… temperature",
+    "regression temperature": "regression, temperature",
+    "ours": "`build`",
+}
+FEW_ROWS = (
+    ("accuracy ↑, %", "accuracy", 100, 1),
+    ("NLL ↓", "nll", 1, 3),
+    ("ECE ↓", "ece", 1, 3),
+    ("CPU minutes", "minutes", 1, 1),
+    ("out-of-scope refused ↑, %", "refused far-scope", 100, 1),
+    ("other intents refused ↑, %", "refused near-intents", 100, 1),
+)
+"""Title, name, factor and decimals."""
+FEW_TASKS = {"movie": "movies", "clinc": "CLINC150"}
 Results = dict[str, Any]
 
 
-def page(results: Results) -> str:
+def page(results: Results, few: Results) -> str:
     """Return the page."""
-    tables = {task: table(results, task) for task in results["tasks"]}
-    return rendered("showdown", results=results, tables=tables, claim=claim(results))
+    by_task = {task: table(results, task) for task in results["tasks"]}
+    return rendered(
+        "showdown", results=results, tables=by_task, claim=claim(results), few=few_table(few)
+    )
 
 
-def lead(results: Results) -> str:
-    """Return README's table, with the claim below it."""
+def lead(results: Results, few: Results) -> str:
+    """Return README's table, with the claims below it."""
     rows = [row for row in ROWS if row[1] in LEAD]
-    return f"{table(results, 'clinc', rows, LEAD_WAYS)}\n\n{claim(results)}"
+    return f"{table(results, 'clinc', rows, LEAD_WAYS)}\n\n{claim(results)} {few_claim(few)}"
+
+
+def few_table(few: Results) -> str:
+    """Return the table of few rows: means ± standard errors."""
+    lines = []
+    for case, ways in few["cases"].items():
+        if "setfit" not in ways or "ours" not in ways:
+            continue
+        task, shots = case.split()
+        seeds = len(ways["ours"])
+        lines.append(
+            [f"**{FEW_TASKS[task]}, {shots} a class, {seeds} seeds**", *[""] * len(FEW_ROWS)]
+        )
+        for way, title in FEW_WAYS.items():
+            cells = [few_figure(ways.get(way, []), *row[1:]) for row in FEW_ROWS]
+            lines.append([title, *cells])
+    return "\n".join(tables.table(["", *(row[0] for row in FEW_ROWS)], lines))
+
+
+def few_figure(runs: list[dict[str, float]], name: str, factor: float, decimals: int) -> str:
+    """Return a mean and its standard error; – if it was not measured."""
+    values = [factor * run[name] for run in runs if name in run]
+    if not values:
+        return "–"
+    error = f"±{stdev(values) / len(values) ** 0.5:.{decimals}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{decimals}f}{error}"
+
+
+def few_claim(few: Results) -> str:
+    """Return accuracy and NLL with the fewest rows of CLINC150."""
+    ways = few["cases"]["clinc 8"]
+    ours, setfit, temperature = (
+        [mean(run[name] for run in ways[way]) for name in ("accuracy", "nll")]
+        for way in ("ours", "setfit", "setfit temperature")
+    )
+    return (
+        f"With 8 texts a class: {ours[0]:.1%} accuracy, NLL {ours[1]:.2f} (SetFit {setfit[0]:.1%}, {setfit[1]:.2f};"
+        f" with a temperature {temperature[1]:.2f})."
+    ).replace("%", " %")
 
 
 def figure(results: Results, task: str, way: str, path: str) -> float | None:
