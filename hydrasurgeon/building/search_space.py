@@ -323,8 +323,9 @@ class SearchSpace:
         if self.options.crossed:
             learnt = replace(learnt, folds=folds_of(self.data))
         lessons = learnt, lesson(val), outputs, parts
-        tokenizer = model.preprocess.get("files_sha256")
-        return fit_reading(self.answer_store.task, seer(self._transform), tokenizer, *lessons)[0]
+        tokenizer, memo = model.preprocess.get("files_sha256"), self.options.memo
+        see = seer(self._transform, memo)
+        return fit_reading(self.answer_store.task, see, tokenizer, *lessons, memo=memo)[0]
 
     def ways(self, choice: Candidate, budget: Budget) -> list[Candidate]:
         """Return a choice in each engine, with words and without."""

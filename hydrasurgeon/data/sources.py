@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -55,6 +56,7 @@ from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.options.column_roles import LABELS, SELECTING, DataSpec
 
 if TYPE_CHECKING:
+    from hydrasurgeon.memo import Memo
     from hydrasurgeon.options.shared import Run
 
 
@@ -68,6 +70,7 @@ def open_data(
     labelled: bool = True,
     skip_bad: bool = False,
     empty: bool = False,
+    memo: Memo | None = None,
 ) -> Samples:
     """Open the samples behind a spec.
 
@@ -81,7 +84,22 @@ def open_data(
         skip_bad: Leave out rows of a table without a readable text, or without a label where labels
             are needed; `left_out` lists them.
         empty: A table may have no rows.
+        memo: Holds the samples for the next step that reads them.
     """
+    if memo is not None:
+        read = partial(
+            open_data,
+            spec,
+            limit=limit,
+            seed=seed,
+            carried=carried,
+            labelled=labelled,
+            skip_bad=skip_bad,
+            empty=empty,
+        )
+        key = (limit, seed, *carried, labelled, skip_bad, empty)
+        samples = memo.value(f"data {spec}", key, read)
+        return samples if model is None else fit_classes(samples, model)
     place, roles = DataSpec.parse(spec)
     roles = dict(roles)
     split, part, without = (roles.pop(role, None) for role in SELECTING)
@@ -130,6 +148,7 @@ def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool
         model=model,
         labelled=labelled,
         skip_bad=run.skip_bad,
+        memo=run.memo,
     )
 
 
