@@ -53,7 +53,7 @@ from hydrasurgeon.files.untrusted import (
     unrooted,
 )
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.options.column_roles import LABELS, SELECTING, DataSpec
+from hydrasurgeon.options.column_roles import LABELS, PART, SELECTING, SPLIT, WITHOUT, DataSpec
 
 if TYPE_CHECKING:
     from hydrasurgeon.memo import Memo
@@ -98,6 +98,11 @@ def open_data(
             empty=empty,
         )
         key = (limit, seed, *carried, labelled, skip_bad, empty)
+        place, roles = DataSpec.parse(spec)
+        if SPLIT in roles and WITHOUT not in roles and PART not in roles:
+            # Both parts of one table come from one reading of it.
+            columns = {role: name for role, name in roles.items() if role != SPLIT}
+            read = partial(_parted, read, DataSpec(place, columns), spec, roles[SPLIT], memo)
         samples = memo.value(f"data {spec}", key, read)
         return samples if model is None else fit_classes(samples, model)
     place, roles = DataSpec.parse(spec)
@@ -137,6 +142,13 @@ def open_data(
     if listed is not None:
         samples = listed.left_out_of(samples)
     return samples if model is None else fit_classes(samples, model)
+
+
+def _parted(read: partial[Samples], table: DataSpec, spec: str, split: str, memo: Memo) -> Samples:
+    """Return a part of a table that the memo holds, or will hold."""
+    samples = split_of(read.func(str(table), **read.keywords, memo=memo), split)
+    samples.spec = unrooted(spec)
+    return samples
 
 
 def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool = True) -> Samples:
