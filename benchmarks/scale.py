@@ -51,6 +51,7 @@ def write_table(path: Path, body: Path, rows: int, classes: int) -> None:
 
 
 def cpu_of(pid: int) -> float:
+    """Return the processor seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

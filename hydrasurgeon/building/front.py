@@ -116,6 +116,8 @@ class Front:
             try:
                 for _ in self.search.stages():
                     self.settle()
+                    budgets = self.search.budgets
+                    self.search.missing = [item for item in budgets if item not in self.rungs]
                 self.search.plan.hold()
             except BaseException as error:
                 why = self.search.plan.why_ended(error)

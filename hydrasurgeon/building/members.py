@@ -19,8 +19,10 @@ CUT_BY = "taylor"
 """The criterion that chooses heads and neurons of smaller models."""
 SCORED = 1000
 """Samples of TRAIN that heads are scored, members repaired, and OOD scores fitted on."""
-QUICK = 5000
-"""Rows of a larger table that the first probe reads, so that the first file does not wait."""
+LARGE = 10_000
+"""Rows above which a table is large."""
+QUICK = 4000
+"""Rows of a large table that the first probe reads, so that the first file does not wait."""
 SEEDS = 3
 """Models that are tuned from a body where no number is given."""
 WHOLE: Mapping[Unit, float] = {"macs": 1.0, "params": 1.0}
@@ -73,7 +75,7 @@ def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> 
 
 def is_large(data: Sized, options: BuildOptions) -> bool:
     """Return True if the first probe reads a part of the training rows."""
-    return len(data) > 2 * QUICK and not options.crossed
+    return len(data) > LARGE and not options.crossed
 
 
 def probe_of(

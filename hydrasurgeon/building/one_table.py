@@ -11,12 +11,12 @@ from hydrasurgeon.data.folds import NO_FOLD, folds_of
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.options.column_roles import CROSS, DataSpec
-from hydrasurgeon.options.making import BuildOptions
+from hydrasurgeon.options.making import THIRD, BuildOptions
 
 HELD_OUT = 20
 """Percent of the rows of each class that are held out."""
-MOST_HELD_OUT = 5000
-"""Rows that are held out at most of a large table, or one percent of it."""
+MOST_HELD_OUT = 2000
+"""Rows that choose at most, of a large table; one percent of it if that is more."""
 ENOUGH = 1500
 """Rows from which on some are held out: a fifth is then 300."""
 PER_CLASS = 20
@@ -50,7 +50,10 @@ def with_val(
             few = count < ENOUGH or (classes and count / classes < PER_CLASS)
             percent = None if few and not _has_tags(samples) else percent
         if percent is not None:
-            percent = max(1, min(percent, 100 * MOST_HELD_OUT // count))
+            most = MOST_HELD_OUT
+            if options.certifying is not None:  # the rest of the rows certifies
+                most = 100 * most // THIRD
+            percent = max(1, min(percent, 100 * most // count))
     if percent is None:
         if not body:
             raise UsageError(

@@ -87,6 +87,8 @@ class SearchSpace:
     """None where labels are no classes."""
     reads_words: bool = False
     """True once choices may have a bag-of-words model: a blend or a cascade."""
+    missing: Sequence[Budget] = ()
+    """Budgets that have no file yet."""
     tried: int = 1
     """Number of models that take part so far."""
     cuts: list[MemberModel] = field(default_factory=list)
@@ -113,6 +115,8 @@ class SearchSpace:
             self.reads_words = True
             yield
         if self._is_quick:
+            if self.missing and self._cuts_some:
+                yield from self._smaller_probe()
             self.plan.begin("wide")
             yield from self._wider()
         if not self.options.crossed:
@@ -125,7 +129,7 @@ class SearchSpace:
             yield from self._together()
         if self._cuts_some:
             self.plan.begin("sizes")
-            yield from self._smaller()
+            yield from self._smaller(self.budgets, self.models, [*self.mean, *self.models])
 
     def _check_labels(self) -> None:
         """List the rows whose label looks wrong, by the probe."""
@@ -201,7 +205,7 @@ class SearchSpace:
         count = self.tried = len(self.models)
         self.plain.append(Candidate.of(*self.models, name=f"ensemble of {count}"))
         yield
-        cuts = self._cuts()
+        cuts = self._cuts(self.models)
         if not averaged(cuts.opened):
             return
         self._make(mean := cuts.mean())
@@ -225,11 +229,22 @@ class SearchSpace:
             cost = cost_of(open_checkpoint(hydra.file), self._one, self.sizes.full, self.options)
             yield replace(hydra, cost=cost)
 
-    def _smaller(self) -> Iterator[None]:
-        """Cut each model, and their mean, to every size that fills a budget."""
-        costs, cuts = in_macs(self.budgets, self.sizes, self.clock), self._cuts()
-        sizes = self.sizes.ladder(costs, len(self.models))
-        unpruned = [*self.mean, *self.models]
+    def _smaller_probe(self) -> Iterator[None]:
+        """Cut the probe for budgets that have no file yet: to tune models of a large table takes long."""
+        assert self.probe is not None
+        for budget in self.missing:
+            self.options.note(f"{budget}: no file yet; the probe is cut to smaller sizes")
+        yield from self._smaller(self.missing, [self.probe], [self.probe])
+
+    def _smaller(
+        self,
+        budgets: Sequence[Budget],
+        models: Sequence[MemberModel],
+        unpruned: Sequence[MemberModel],
+    ) -> Iterator[None]:
+        """Cut models, and their mean, to every size that fills a budget."""
+        costs, cuts = in_macs(budgets, self.sizes, self.clock), self._cuts(models)
+        sizes = self.sizes.ladder(costs, len(models))
         with sharing():
             for number, member in enumerate(unpruned):
                 self.plan.tick(
@@ -237,18 +252,19 @@ class SearchSpace:
                 )
                 for size in sizes:
                     cut = cuts.cut(member, size, self.sizes)
-                    self._make(cut)
-                    self.cuts.append(cut)
-                    yield
+                    if cut not in self.cuts:
+                        self._make(cut)
+                        self.cuts.append(cut)
+                        yield
 
     def _make(self, member: MemberModel) -> None:
         for command in member.making:
             self.workshop.perform(command)
 
-    def _cuts(self) -> Cuts:
+    def _cuts(self, models: Sequence[MemberModel]) -> Cuts:
         arch = self.options.arch
-        opened = [undecided(open_single(model.file, arch=arch)) for model in self.models]
-        return Cuts(self.models, opened, self.options)
+        opened = [undecided(open_single(model.file, arch=arch)) for model in models]
+        return Cuts(models, opened, self.options)
 
     @property
     def _transform(self) -> Callable[[Any], Any]:
@@ -323,8 +339,9 @@ class SearchSpace:
         if self.options.crossed:
             learnt = replace(learnt, folds=folds_of(self.data))
         lessons = learnt, lesson(val), outputs, parts
-        tokenizer = model.preprocess.get("files_sha256")
-        return fit_reading(self.answer_store.task, seer(self._transform), tokenizer, *lessons)[0]
+        tokenizer, memo = model.preprocess.get("files_sha256"), self.options.memo
+        see = seer(self._transform, memo)
+        return fit_reading(self.answer_store.task, see, tokenizer, *lessons, memo=memo)[0]
 
     def ways(self, choice: Candidate, budget: Budget) -> list[Candidate]:
         """Return a choice in each engine, with words and without."""

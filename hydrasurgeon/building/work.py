@@ -103,4 +103,5 @@ class Workshop:
         if command.stage == "finetune":
             training_state = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
             more = {"resume": training_state.exists(), "save_every": SAVED}
-        command.run(device=self.options.device, progress=self.progress, **more)
+        shared = {"device": self.options.device, "memo": self.options.memo}
+        command.run(progress=self.progress, **shared, **more)

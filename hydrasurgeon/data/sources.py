@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -52,9 +53,10 @@ from hydrasurgeon.files.untrusted import (
     unrooted,
 )
 from hydrasurgeon.lookup import did_you_mean
-from hydrasurgeon.options.column_roles import LABELS, SELECTING, DataSpec
+from hydrasurgeon.options.column_roles import LABELS, PART, SELECTING, SPLIT, WITHOUT, DataSpec
 
 if TYPE_CHECKING:
+    from hydrasurgeon.memo import Memo
     from hydrasurgeon.options.shared import Run
 
 
@@ -68,6 +70,7 @@ def open_data(
     labelled: bool = True,
     skip_bad: bool = False,
     empty: bool = False,
+    memo: Memo | None = None,
 ) -> Samples:
     """Open the samples behind a spec.
 
@@ -81,7 +84,27 @@ def open_data(
         skip_bad: Leave out rows of a table without a readable text, or without a label where labels
             are needed; `left_out` lists them.
         empty: A table may have no rows.
+        memo: Holds the samples for the next step that reads them.
     """
+    if memo is not None:
+        read = partial(
+            open_data,
+            spec,
+            limit=limit,
+            seed=seed,
+            carried=carried,
+            labelled=labelled,
+            skip_bad=skip_bad,
+            empty=empty,
+        )
+        key = (limit, seed, *carried, labelled, skip_bad, empty)
+        place, roles = DataSpec.parse(spec)
+        if SPLIT in roles and WITHOUT not in roles and PART not in roles:
+            # Both parts of one table come from one reading of it.
+            columns = {role: name for role, name in roles.items() if role != SPLIT}
+            read = partial(_parted, read, DataSpec(place, columns), spec, roles[SPLIT], memo)
+        samples = memo.value(f"data {spec}", key, read)
+        return samples if model is None else fit_classes(samples, model)
     place, roles = DataSpec.parse(spec)
     roles = dict(roles)
     split, part, without = (roles.pop(role, None) for role in SELECTING)
@@ -121,6 +144,13 @@ def open_data(
     return samples if model is None else fit_classes(samples, model)
 
 
+def _parted(read: partial[Samples], table: DataSpec, spec: str, split: str, memo: Memo) -> Samples:
+    """Return a part of a table that the memo holds, or will hold."""
+    samples = split_of(read.func(str(table), **read.keywords, memo=memo), split)
+    samples.spec = unrooted(spec)
+    return samples
+
+
 def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool = True) -> Samples:
     """Open data with the options of a command: limit, seed, and whether bad rows are skipped."""
     return open_data(
@@ -130,6 +160,7 @@ def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool
         model=model,
         labelled=labelled,
         skip_bad=run.skip_bad,
+        memo=run.memo,
     )
 
 

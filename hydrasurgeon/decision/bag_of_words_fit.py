@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hydrasurgeon.memo import Memo
 from hydrasurgeon.run.bag_of_words import BUCKETS, BagOfWords, Floats, Ids, counted, unit
 
 Kind = Literal["softmax", "sigmoid", "square"]
@@ -25,16 +26,14 @@ STOP = {"maxiter": 200, "ftol": 1e-6}
 """When L-BFGS ends: the loss then falls by less than a millionth a step."""
 LARGE = 500_000
 """Texts × outputs above which weights are learnt in passes."""
-PASSES = 3
-"""Passes over the texts; VAL chooses after which to stop."""
+PASSES = 5
+"""Passes over the texts."""
 LEAST_AT_ONCE, AT_ONCE, STEPS = 16, 512, 400
 """Texts of one step of a pass, so that a pass has about so many steps."""
-RATE = 0.3
+RATE = 0.6
 """Length of the first step of each weight (AdaGrad, Duchi et al. 2011)."""
 STRENGTH = 10.0
 """Weight of the texts' loss against that of the penalty, in passes."""
-MOST_PAIRED = 1 << 22
-"""Largest number of weights of pairs in passes."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,17 @@ def fit_words(
     kind: Kind,
     loss: Callable[[Floats], float],
     val: Sequence[Ids],
+    memo: Memo | None = None,
 ) -> Fitted:
     """Fit the bag-of-words model with the least loss of its outputs on VAL.
 
     All strengths are tried, and the best one again with pairs of words. Targets are [text, output]:
-    probabilities, or numbers. For a large table the readers after each of `PASSES` are tried.
+    probabilities, or numbers. A large table is learnt in `passes`; `memo` holds the
+    reader for the next call.
     """
     if kind != "square" and targets.size > LARGE:
-        return chosen(dict(enumerate(passes(texts, targets, kind), 1)), loss, val)
+        reader = _remembered(texts, targets, kind, memo or Memo())
+        return chosen({STRENGTH: reader}, loss, val)
     ids = np.unique(np.concatenate(texts))
     alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
     pairs = path(texts, targets, kind, ids, (alone.strength,), pairs=True)
@@ -140,31 +142,24 @@ def path(
     return readers
 
 
-_LAST_PASSES: dict[str, list[BagOfWords]] = {}
-"""Readers of the last texts: build fits the same ones for its table and for each file."""
-
-
-def passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> list[BagOfWords]:
-    """Return the readers after each pass, learnt by AdaGrad: time grows with the texts, and memory with
-    columns × outputs. The order of the texts is that of a hash of their ids.
-    """
+def _remembered(texts: Sequence[Ids], targets: Floats, kind: Kind, memo: Memo) -> BagOfWords:
+    """Return the reader that `passes` learns: build fits the same for its table and for each file."""
     about = hashlib.sha256(np.concatenate(texts).tobytes())
     about.update(np.array([len(text) for text in texts]).tobytes())
     about.update(np.ascontiguousarray(targets).tobytes())
-    key = f"{about.hexdigest()} {kind}"
-    if key not in _LAST_PASSES:
-        _LAST_PASSES.clear()
-        _LAST_PASSES[key] = [*_passes(texts, targets, kind)]
-    return _LAST_PASSES[key]
+    key = (about.hexdigest(), kind)
+    return memo.value("reader", key, lambda: passes(texts, targets, kind))
 
 
-def _passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> Iterator[BagOfWords]:
+def passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> BagOfWords:
+    """Return the reader of single tokens that AdaGrad learns in `PASSES` passes: time grows with the texts, and memory with
+    columns × outputs. The order of the texts is that of a hash of their ids.
+    """
     from scipy.sparse import csr_matrix
 
     outputs = targets.shape[1]
-    pairs = BUCKETS * outputs <= MOST_PAIRED
     ids = np.unique(np.concatenate(texts))
-    word_counts, width = counted(texts, ids, pairs=pairs), len(ids) + BUCKETS * pairs
+    word_counts, width = counted(texts, ids, pairs=False), len(ids)
     seen = np.bincount(word_counts.columns, minlength=width)
     idf = np.log((1 + len(texts)) / (1 + seen)) + 1
     values = unit(word_counts, idf).astype(np.float32)
@@ -189,7 +184,7 @@ def _passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> Iterator[BagOf
             squares[columns] += gradient**2
             weight[columns] = at - RATE * gradient / np.sqrt(squares[columns])
             bias -= RATE / 10 * slope.mean(axis=0)
-        yield BagOfWords(ids, idf, weight.astype(np.float64), bias.astype(np.float64))
+    return BagOfWords(ids, idf, weight.astype(np.float64), bias.astype(np.float64))
 
 
 def solved(table: Any, targets: Floats, kind: Kind, strength: float, at: Floats) -> Floats:

@@ -50,7 +50,7 @@ PARTS = 4
 SUREST = 1e-3
 """Distance from 0 and 1 to which AUROCs are clipped: 1,000 samples tell no more."""
 
-MOST_GATHERED = 8_000
+MOST_GATHERED = 4_000
 """Rows of --fit-data that OOD scores are fitted on at most, chosen by a hash of their content."""
 
 

@@ -18,13 +18,12 @@ from hydrasurgeon.decision.blend import Blend, fit_blend, losses, means, scaled
 from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
+from hydrasurgeon.memo import Memo
 from hydrasurgeon.run.bag_of_words import BagOfWords, Floats
 from hydrasurgeon.tasks.base import Outputs, Task
 
 MANY_TEXTS = 20_000
-"""Texts from which on their tokens are kept for the next file that build writes."""
-_LAST_SEEN: dict[str, Any] = {}
-"""Token ids of the last large table."""
+"""Texts from which on their token ids are kept for the next file that build writes."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +124,13 @@ def fit_reading(
     halves: tuple[ndarray, ndarray],
     *,
     first: bool = False,
+    memo: Memo | None = None,
 ) -> tuple[Reading, Blend]:
     """Fit the bag-of-words model with the least loss on the fitting half of VAL, and its weights.
 
     The loss is that of the blend, or of the bag-of-words model alone if it is the `first` stage.
-    `tokenizer` is the hash of the tokenizer that makes ids of texts.
+    `tokenizer` is the hash of the tokenizer that makes ids of texts. `memo` holds readers of a large
+    table for the next call.
     """
     kind, logits = task.link or "softmax", outputs.logits.astype(np.float64)
     fitting, certifying = halves
@@ -151,7 +152,7 @@ def fit_reading(
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
     def fit_candidate(seen: Any, targets: Floats) -> tuple[float, BagOfWords, Blend]:
-        fitted = fit_words(seen, targets, kind, loss, val_seen)
+        fitted = fit_words(seen, targets, kind, loss, val_seen, memo)
         # As a file stores it: what is weighed is what will answer.
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         reader = reader_of(parts)
@@ -215,22 +216,24 @@ def _record(
     )
 
 
-def seer(transform: Any) -> Callable[[Samples], Any]:
-    """Return a function that turns samples into the token ids of their texts."""
+def seer(transform: Any, memo: Memo | None = None) -> Callable[[Samples], Any]:
+    """Return a function that turns samples into the token ids of their texts. `memo` holds those of a
+    large table for the next call.
+    """
     tokens = TokenIds(transform.tokenizer)
     tokenizer = hashlib.sha256(tokens.inner.to_str().encode()).hexdigest()
 
     def see(samples: Samples) -> Any:
         texts: list[Any] = [samples.read(i) for i in range(len(samples))]
-        if len(texts) < MANY_TEXTS:
-            return tokens(texts)
-        key = hashlib.sha256("\0".join([tokenizer, *map(repr, texts)]).encode()).hexdigest()
-        if key not in _LAST_SEEN:
-            _LAST_SEEN.clear()
-            _LAST_SEEN[key] = tokens(texts)
-        return _LAST_SEEN[key]
+        return tokens(texts)
 
-    return see
+    def remembered(samples: Samples) -> Any:
+        if memo is None or len(samples) < MANY_TEXTS:
+            return see(samples)
+        key = (tokenizer, hashlib.sha256(samples.digests.tobytes()).hexdigest())
+        return memo.value("token ids", key, lambda: see(samples))
+
+    return remembered
 
 
 def targets_of(labels: Any, kind: Kind, outputs: int) -> tuple[NDArray[np.int64], Floats]:

@@ -70,12 +70,13 @@ def reading_of(
     text = getattr(engine.transform, "kind", "image") == "text"
     if mode == "off" or not text or (mode == "auto" and stored is None and train is None):
         return None, None
+    see = seer(engine.transform, arguments.memo)
     if stored is not None:
         rows = split(outputs, arguments.seed)
-        parts = seer(engine.transform), lesson(val), outputs, (rows.fitting, rows.certifying)
+        parts = see, lesson(val), outputs, (rows.fitting, rows.certifying)
         reading, _ = weigh(stored, *parts)
         return reading, "the bag-of-words model of the file is kept, as no --fit-data is given"
-    about = seer(engine.transform), model.preprocess.get("files_sha256")
+    about = see, model.preprocess.get("files_sha256")
     learnt = None if train is None else lesson(train)
     if arguments.cross and learnt is not None and train is not None:
         learnt = replace(learnt, folds=folds_of(train))
@@ -138,7 +139,7 @@ def _weighed(
     rows = split(outputs, arguments.seed)
     parts = rows.fitting, rows.certifying
     about = (task, see, tokenizer, train, val, outputs, parts)
-    reading, worth = fit_reading(*about, first=mode == "cascade")
+    reading, worth = fit_reading(*about, first=mode == "cascade", memo=arguments.memo)
     if worth.pays or mode != "auto":
         source = (
             "also learnt from --unlabelled"

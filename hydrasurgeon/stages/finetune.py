@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.features import LiveModel
     from hydrasurgeon.tuning.learning import Teacher
     from hydrasurgeon.tuning.loop import Trained, Training
+    from hydrasurgeon.tuning.probe import Probed
     from hydrasurgeon.tuning.recipes import Recipe
 
 
@@ -148,7 +149,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         plan = replace(material, recipe=material.recipe.model_copy(update={"lr": rate}))
         if rate is None:
             plan = material
-        candidate, begin = _prepare_training(
+        candidate, start = _prepare_training(
             plan, arguments, again=arguments.resume and interrupted
         )
         left_out = None
@@ -159,7 +160,7 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         try:
             run = train(
                 candidate,
-                _training(candidate, plan, arguments, begin),
+                _training(candidate, plan, arguments, start),
                 arguments,
                 state,
                 save_every=arguments.save_every,
@@ -252,16 +253,16 @@ def _label_notes(material: _Material, arguments: FinetuneOptions) -> list[str]:
 
 def _prepare_training(
     material: _Material, arguments: FinetuneOptions, *, again: bool
-) -> tuple[nn.Module, Callable[[], None]]:
-    """Return the module to train, and a function that prepares it before the first step. A resumed
-    training takes its weights from the saved state.
+) -> tuple[nn.Module, Probed]:
+    """Return the module to train, and what a probe found. A resumed training takes its weights from
+    the saved state.
     """
-    from hydrasurgeon.tuning.probe import probe
+    from hydrasurgeon.tuning.probe import Probed, probe
 
     classifier = material.recipe.classifier
     module = starting_module(material.source, material.model, classifier, arguments.seed)
     if classifier != "probe" or again:
-        return module, lambda: None
+        return module, Probed()
     return module, probe(
         material.live(module),
         material.samples,
@@ -335,7 +336,8 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     from hydrasurgeon.data.samples import Subset
 
     source = starting_point(arguments.checkpoint, arguments.arch)
-    read = partial(open_data, seed=arguments.seed, skip_bad=arguments.skip_bad)
+    common: dict[str, Any] = {"seed": arguments.seed, "skip_bad": arguments.skip_bad}
+    read = partial(open_data, **common, memo=arguments.memo)
     if arguments.val == CROSS and recipe.classifier != "probe":
         raise UsageError(
             f"--val {CROSS}: chooses the penalty of a probe, and the recipe trains the body",
@@ -424,7 +426,7 @@ def _with_teachers(material: _Material, arguments: FinetuneOptions) -> _Material
 
 
 def _training(
-    module: nn.Module, material: _Material, arguments: FinetuneOptions, begin: Callable[[], None]
+    module: nn.Module, material: _Material, arguments: FinetuneOptions, start: Probed
 ) -> Training:
     """Return the batches, the trainable weights and the loss."""
     from hydrasurgeon.data import Batches
@@ -480,7 +482,8 @@ def _training(
         pace=_pace(module, material, arguments),
         label=f"training by {arguments.recipe}",
         task=task,
-        begin=begin,
+        begin=start.begin,
+        start=start.figures if arguments.dtype == "float32" else None,
     )
 
 

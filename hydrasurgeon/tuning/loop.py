@@ -52,6 +52,8 @@ class Training:
     """Task by which the logits on validation data are measured."""
     begin: Callable[[], None] = lambda: None
     """Done to the model after the start is measured and before the first step."""
+    start: Mapping[str, float] | None = None
+    """Figures of the start on the validation data, if they are known."""
     label: str = "training"
     """Name of the training in progress lines."""
 
@@ -167,7 +169,8 @@ def train(
     if tracking is not None:
         tracking.begin(accelerator, training.recipe)
     if training.validation is not None and not standing.log:
-        standing.log.append({"epoch": 0.0, **loop.validate()})
+        figures = loop.validate() if training.start is None else training.start
+        standing.log.append({"epoch": 0.0, **figures})
         check_selection(standing.log[0], training.recipe)
         best.close_epoch(standing)
         run.note(_line(standing.log[0]))

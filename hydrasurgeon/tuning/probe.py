@@ -12,8 +12,8 @@ not survive dropout. A classifier that starts at random first pulls the body awa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -45,6 +45,8 @@ MOST = 20_000
 WORK = 1e11
 """Multiplications of a fit, about: many rows and classes get fewer steps."""
 FEWEST_STEPS = 25
+MANY = 4_000
+"""Rows from which on a fit ends at a change of 1e-9 in place of 1e-12."""
 SOME = 64
 """Samples that the length of features is measured on."""
 ITERATIONS = 200
@@ -53,6 +55,16 @@ ITERATIONS = 200
 
 Fit = tuple[Float[Tensor, "klass width"], Float[Tensor, " klass"]]
 """Weight and bias of a linear classifier."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Result of `probe`; that of no probe by default."""
+
+    begin: Callable[[], None] = lambda: None
+    """Puts the fit by `PENALTY` into the model, which training goes on from."""
+    figures: Mapping[str, float] | None = None
+    """Figures on the validation data, where its features give all of them."""
 
 
 @torch.no_grad()
@@ -64,12 +76,12 @@ def probe(
     *,
     cross: bool = False,
     most: int = MOST,
-) -> Callable[[], None]:
+) -> Probed:
     """Fit a single model's last layer to labelled samples, in place; its penalty is chosen on
     `held_out`, or by folds of the samples if it is to `cross`.
 
-    What is returned puts the fit by `PENALTY` there, which training goes on from: a weaker penalty
-    may generalise better, and leave no loss for the body to learn from.
+    Training goes on from the fit by `PENALTY`: a weaker penalty may generalise better, and leave no
+    loss for the body to learn from.
     """
     if samples.labels is None or not (np.asarray(samples.labels) != UNLABELLED).any():
         raise UsageError(
@@ -96,22 +108,28 @@ def probe(
                     layer.bias.copy_(bias)
 
     usual = best = fitted(PENALTY, [None] * len(layers))
+    figures: Mapping[str, float] | None = None
     if held_out is not None:
         val_features, val_labels, _ = read(model, held_out, run)
         val_parts = val_features.chunk(len(layers), dim=1)
 
-        def nll(fits: Sequence[Fit]) -> float:
+        def val_logits(fits: Sequence[Fit]) -> Tensor:
             pairs = zip(val_parts, fits, strict=True)
-            logits = torch.stack([part @ weight.T + bias for part, (weight, bias) in pairs]).mean(0)
-            return float(losses(logits, val_labels).mean())
+            return torch.stack([part @ weight.T + bias for part, (weight, bias) in pairs]).mean(0)
+
+        def nll(fits: Sequence[Fit]) -> float:
+            return float(losses(val_logits(fits), val_labels).mean())
 
         best = min((usual, *(fitted(penalty, usual) for penalty in PENALTIES)), key=nll)
+        if task is SINGLE and len(layers) == 1 and len(val_labels) == len(held_out):
+            values = task.validated(val_logits(best).numpy(), val_labels.numpy())
+            figures = {f"val_{name}": value for name, value in values.items()}
     elif cross:
         check_one_layer(layers)
         penalty, _ = out_of_fold(features, labels, folds_of(samples)[rows], layers[0], losses)
         best = usual if penalty == PENALTY else fitted(penalty, usual)
     put(best)
-    return partial(put, usual)
+    return Probed(partial(put, usual), figures)
 
 
 def check_one_layer(layers: Sequence[nn.Module]) -> None:
@@ -241,8 +259,9 @@ def logistic(
     solved = [weight.requires_grad_(), *([bias.requires_grad_()] if intercept else [])]
     steps = int(WORK / max(1, len(features) * weight.numel()))
     steps = min(max(steps, FEWEST_STEPS), ITERATIONS)
+    least_change = 1e-12 if len(features) < MANY else 1e-9
     solver = torch.optim.LBFGS(
-        solved, max_iter=steps, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+        solved, max_iter=steps, tolerance_change=least_change, line_search_fn="strong_wolfe"
     )
 
     def loss() -> Tensor:
