@@ -18,14 +18,14 @@ def tuned(texts, labels, start, out, steps, seed):
     args = TrainingArguments(out, max_steps=steps, seed=seed, save_strategy="no", report_to="none")
     rows = Dataset.from_dict({"text": list(texts), "label": labels.tolist()})
     Trainer(model=model, args=args, train_dataset=rows).train()
-    return lambda asked: np.log(model.predict_proba([*asked], as_numpy=True).clip(1e-12))
+    return lambda unread: np.log(model.predict_proba([*unread], as_numpy=True).clip(1e-12))
 
 
-def setfit(texts, labels, asked, start, out, steps, folds, seed):
+def setfit(texts, labels, tables, start, out, steps, folds, seed):
     """Return log-probabilities of each table, those of the held-out rows, and CPU seconds."""
     answer = tuned(texts, labels, start, out, steps, seed)
     seconds = [time.process_time()]
-    answers = {name: answer(table) for name, table in asked.items()}
+    answers = {name: answer(table) for name, table in tables.items()}
     splits = [*StratifiedKFold(5, shuffle=True, random_state=seed).split(texts, labels)][:folds]
     began = time.process_time()
     held = [np.zeros((0, answers["test"].shape[1]))]
@@ -38,14 +38,14 @@ def setfit(texts, labels, asked, start, out, steps, folds, seed):
     return answers | {"seconds": np.array(seconds)}
 
 
-def regression(texts, labels, asked, start, out, steps, folds, seed):
+def regression(texts, labels, tables, start, out, steps, folds, seed):
     """Return the same for scikit-learn's default; the folds are of the head, as the body is not tuned."""
     body, head = SentenceTransformer(start), LogisticRegression(max_iter=1000)
     rows = body.encode([*texts])
     head.fit(rows, labels)
     seconds = [time.process_time()]
     answers = {}
-    for name, table in asked.items():
+    for name, table in tables.items():
         kept = Path(out).parent / f"embedded {len(table)} {name}.npy"
         if not kept.exists():
             np.save(kept, body.encode(table))

@@ -232,7 +232,7 @@ class Workshop:
         circuit = "--remove {pool} --search {search} --data {val} --limit {limit}"
         ood_words = " ".join(self.ood_words())
         text = text.replace("{circuit}", circuit).replace("{ood_words}", ood_words)
-        for _ in range(2):
+        for _ in range(3):
             text = text.format(**{**values, **self.places, "seed": str(self.seed), **names})
         return text
 

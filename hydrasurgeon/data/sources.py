@@ -101,8 +101,8 @@ def open_data(
         place, roles = DataSpec.parse(spec)
         if SPLIT in roles and WITHOUT not in roles and PART not in roles:
             # Both parts of one table come from one reading of it.
-            columns = {role: name for role, name in roles.items() if role != SPLIT}
-            read = partial(_parted, read, DataSpec(place, columns), spec, roles[SPLIT], memo)
+            table = DataSpec(place, {role: roles[role] for role in roles if role != SPLIT})
+            read = partial(_parted, read, table, spec, roles[SPLIT], memo)
         samples = memo.value(f"data {spec}", key, read)
         return samples if model is None else fit_classes(samples, model)
     place, roles = DataSpec.parse(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -59,6 +60,7 @@ def test_every_command_is_one_of_ours(scale: str, tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     *commands, count = done.stdout.splitlines()
     assert count == f"{len(commands)} commands"
+    assert not re.search(r"{\w+}/", done.stdout), "a place that nothing filled"
     assert used_commands(command.partition("$ ")[2] for command in commands) == STAGES
 
 

@@ -133,12 +133,12 @@ def few_figure(runs: list[dict[str, float]], name: str, factor: float, decimals:
 def few_claim(few: Results) -> str:
     """Return accuracy and NLL with the fewest rows of CLINC150."""
     ways = few["cases"]["clinc 8"]
-    ours, setfit, temperature = (
+    built, setfit, temperature = (
         [mean(run[name] for run in ways[way]) for name in ("accuracy", "nll")]
         for way in ("ours", "setfit", "setfit temperature")
     )
     return (
-        f"8 texts a class: {ours[0]:.1%} accuracy, NLL {ours[1]:.2f} (SetFit {setfit[0]:.1%}, "
+        f"8 texts a class: {built[0]:.1%} accuracy, NLL {built[1]:.2f} (SetFit {setfit[0]:.1%}, "
         f"{setfit[1]:.2f}; calibrated {temperature[1]:.2f})."
     ).replace("%", " %")
 
