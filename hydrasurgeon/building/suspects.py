@@ -23,7 +23,9 @@ from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import last_layers
 from hydrasurgeon.statistics.confident_learning import find_label_issues
+from hydrasurgeon.statistics.temperature import mean_logs
 from hydrasurgeon.tasks.base import Outputs, Task
+from hydrasurgeon.tasks.unfit import AGREEMENT, LITTLE_LEARNT, agreement_with_classes
 from hydrasurgeon.tuning.probe import MOST, PENALTY, cross_fitted
 
 FILE = "suspects.csv"
@@ -45,11 +47,13 @@ class Suspects:
     rows: int
     """Number of rows that it lists."""
     judged: int
-    """Number of rows that were judged."""
+    """Number of rows that were judged: none if the probes answer no better than by chance."""
 
     @property
     def note(self) -> str:
         """One line on the list, and how to leave its rows out."""
+        if not self.judged:
+            return LITTLE_LEARNT
         if not self.rows:
             return f"none of {self.judged:,} labels looks wrong"
         verb = "looks" if self.rows == 1 else "look"
@@ -93,8 +97,12 @@ class LabelCheck:
             rows, outputs = judged
         if not len(rows):
             return
-        issues = self._write(path, rows, outputs)
-        self.state.keep(suspects=asdict(Suspects(str(path), issues, len(rows))))
+        read = self.task.outputs(outputs)
+        if agreement_with_classes(mean_logs(read.logits), read.truth) < AGREEMENT:
+            rows = rows[:0]
+        self.state.keep(
+            suspects=asdict(Suspects(str(path), self._write(path, rows, read), len(rows)))
+        )
 
     def _judged(self, probe: MemberModel) -> tuple[ndarray, Outputs] | None:
         """Return rows that belong to a fold, and the answers of probes of the other folds; None if
@@ -112,13 +120,12 @@ class LabelCheck:
         samples, rows = samples.at(outputs.inputs), rows[outputs.inputs]  # those that could be read
         return rows[folds_of(samples) != NO_FOLD], cross_fitted(model, outputs, samples, (PENALTY,))
 
-    def _write(self, path: Path, rows: ndarray, outputs: Outputs) -> int:
+    def _write(self, path: Path, rows: ndarray, read: Outputs) -> int:
         """Write the rows whose label looks wrong, the most suspicious first; return their number."""
         task = self.task
-        read = task.outputs(outputs)
         probs = task.answers(read.logits, task.fitted(read))
         labels, likeliest = read.truth, probs.argmax(axis=1)
-        issues = find_label_issues(labels, probs)
+        issues = find_label_issues(labels, probs) if len(rows) else rows
         spelled, table, is_text = self._spellings(), self.table, self.table.kind == "text"
         heads = TEXTS[: 1 + (table.inputs == "text_pair")] if is_text else (NAME,)
         text = io.StringIO()

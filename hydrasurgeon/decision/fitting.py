@@ -42,6 +42,7 @@ from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score
 from hydrasurgeon.tasks import SINGLE
 from hydrasurgeon.tasks.base import Certifying, Outputs, Part, Task
+from hydrasurgeon.tasks.unfit import LITTLE_LEARNT
 
 # So many keep the coverage that is reached within some 0.03 of what is promised.
 ENOUGH = 1000
@@ -122,6 +123,13 @@ def fit_state(
     rows = (unsplit if promise.cross else split)(val, promise.seed)
     fitting, certifying = val.at(rows.fitting), val.at(rows.certifying)
     fit = task.calibrated(fitting, certifying)
+    notes = list[str]()
+    try:
+        task.check_labels(fitting, certifying, fit)
+    except DataError:
+        if not promise.cross:  # else the model has learnt the very same labels
+            raise
+        notes.append(LITTLE_LEARNT)
     model = model or val
     choice = choose(score, model.at(rows.fitting), grounds, task=task, seed=promise.seed)
     scores = [
@@ -135,7 +143,7 @@ def fit_state(
     by = Certifying(fitted, parts, promise, fit.constants)
     thresholds = promised(task, by, len(val.logits))
     answers = parts[0].answers
-    notes = list(choice.notes)
+    notes += choice.notes
     if {"label", "set"} <= task.columns.keys() and (fit.accuracy or 0.0) > promise.coverage:
         helps = coverage_that_helps(answers, certifying.truth, promise.coverage)
         how = "a higher --coverage needs more validation rows"

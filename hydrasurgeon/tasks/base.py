@@ -538,9 +538,11 @@ class Task(ABC):
 
     @abstractmethod
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """Fit constants on the first part and measure them on the second; DataError if the labels
-        do not fit the answers.
-        """
+        """Fit constants on the first part and measure them on the second."""
+
+    @abstractmethod
+    def check_labels(self, fitting: Outputs, certifying: Outputs, fit: Calibration) -> None:
+        """Refuse labels that do not fit the answers."""
 
     def graded(self, part: Part) -> Graded:
         """Return the confidence of familiar answers, and whether they are right."""

@@ -190,17 +190,20 @@ class MultiLabel(Binary):
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
         constants = self.fitted(fitting)
         labels = constants["labels"]
-        count, truth = len(labels.temperatures), certifying.truth.astype(np.float64)
+        truth = certifying.truth.astype(np.float64)
         chances = probs_of(certifying.logits, labels.temperatures)
         losses = self.losses_of(certifying, {"temperatures": labels.temperatures})
+        right = (chances >= _row(labels.thresholds)) == truth.astype(bool)
+        return Calibration(constants, float(right.astype(np.float64).mean()), losses)
+
+    def check_labels(self, fitting: Outputs, certifying: Outputs, fit: Calibration) -> None:
+        count = fitting.truth.shape[1]
         correlated = unfit.correlations(_log_odds(fitting.logits), fitting.truth)
         answered, stands_for = np.divmod(np.arange(count * count), count)
         order = unfit.best_order(answered, stands_for, correlated.reshape(-1), count)
+        truth = certifying.truth.astype(np.float64)
         unfit.check_columns(_log_odds(certifying.logits), truth, order)
-        right = (chances >= _row(labels.thresholds)) == truth.astype(bool)
-        accuracy = float(right.astype(np.float64).mean())
-        _check_fit(fitting.joined(certifying), accuracy)
-        return Calibration(constants, accuracy, losses)
+        _check_fit(fitting.joined(certifying), fit.accuracy or 0.0)
 
     def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
         truth = outputs.truth.astype(np.float64)

@@ -205,19 +205,19 @@ class Regression(Task):
         return float(row["spread"])
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
-        """Fit the weights of the members' own variance and of their spread by the Gaussian NLL.
-
-        Raises DataError if the values are no nearer to the labels than the mean of the labels is.
-        """
+        """Fit the weights of the members' own variance and of their spread by the Gaussian NLL."""
         constants = self.fitted(fitting)
-        answers = self.answers(certifying.logits, constants)
-        truth = _truth(certifying)
-        loss = float(_nll(answers, truth).mean())
-        mean, deviation = _truth(fitting).mean(), _truth(fitting).std()
-        guess = np.tile([mean, max(deviation, TINY)], (len(truth), 1))
-        guessing = float(_nll(guess, truth).mean())
+        truth, guess = _truth(certifying), _guess(fitting)
+        loss = float(_nll(self.answers(certifying.logits, constants), truth).mean())
+        guessing = float(_nll(np.tile(guess, (len(truth), 1)), truth).mean())
+        return Calibration(constants, None, {"before": guessing, "joint": loss})
+
+    def check_labels(self, fitting: Outputs, certifying: Outputs, fit: Calibration) -> None:
+        """Refuse labels that the values are no nearer to than the mean of the labels is."""
+        values = self.answers(certifying.logits, fit.constants)[:, 0]
         error, spread = (
-            float(np.square(truth - guesses).mean()) for guesses in (answers[:, 0], guess[:, 0])
+            float(np.square(_truth(certifying) - guesses).mean())
+            for guesses in (values, _guess(fitting)[0])
         )
         if error >= spread * (1 - ROUNDING):
             raise DataError(
@@ -225,7 +225,6 @@ class Regression(Task):
                 f"{format_number(error, 4)}, that of the mean {format_number(spread, 4)}",
                 hint=LOSS,
             )
-        return Calibration(constants, None, {"before": guessing, "joint": loss})
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return {"joint": _fitted(outputs)}
@@ -271,6 +270,12 @@ def _moments(logits: Float[ndarray, "sample member klass"]) -> tuple[Scores, Sco
         variances = np.exp(logits[..., 1].astype(np.float64))
     mean = values.mean(axis=1)
     return mean, np.square(values - mean[:, None]).mean(axis=1), variances.mean(axis=1)
+
+
+def _guess(outputs: Outputs) -> ndarray:
+    """Return the mean and the standard deviation of the labels: the answer without a model."""
+    truth = _truth(outputs)
+    return np.array([truth.mean(), max(truth.std(), TINY)])
 
 
 def _truth(outputs: Outputs) -> Scores:

@@ -386,19 +386,22 @@ class SingleLabel(Task):
         """Fit the temperature, and measure the NLL before and after by cross-fitting."""
         constants = self.fitted(fitting)
         losses = self._crossed((constants, certifying), (self.fitted(certifying), fitting))
-        answers, certified = (self._answers(half, constants) for half in (fitting, certifying))
-        classes = fitting.logits.shape[-1]
-        unfit.check_order((answers, fitting.truth), (certified, certifying.truth), classes)
-        right = np.concatenate([answers == fitting.truth, certified == certifying.truth])
-        accuracy = float(right.astype(np.float64).mean())
-        self._check_fit(fitting.joined(certifying), accuracy)
-        return Calibration(constants, accuracy, losses)
+        right = np.concatenate(
+            [self._answers(half, constants) == half.truth for half in (fitting, certifying)]
+        )
+        return Calibration(constants, float(right.astype(np.float64).mean()), losses)
 
-    def _check_fit(self, outputs: Outputs, accuracy: float) -> None:
-        """Refuse labels that do not fit; constants come from all rows, because those of a small
-        part may be far off.
+    def check_labels(self, fitting: Outputs, certifying: Outputs, fit: Calibration) -> None:
+        """Refuse labels that do not fit the answers.
+
+        Constants come from all rows, because those of a small part may be far off.
         """
-        constants = self.fitted(outputs)
+        suggesting, judging = (
+            (self._answers(half, fit.constants), half.truth) for half in (fitting, certifying)
+        )
+        unfit.check_order(suggesting, judging, fitting.logits.shape[-1])
+        outputs = fitting.joined(certifying)
+        constants, accuracy = self.fitted(outputs), fit.accuracy or 0.0
         unfit.check_fit(
             self.losses_of(outputs, constants)["temperature"],
             self.guessing(outputs),

@@ -166,6 +166,9 @@ class TokenClassification(Task):
         constants = self._with_entities(by_word.constants, fitting)
         return replace(by_word, constants=constants)
 
+    def check_labels(self, fitting: Outputs, certifying: Outputs, fit: Calibration) -> None:
+        SingleLabel().check_labels(self._words(fitting), self._words(certifying), fit)
+
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return self._with_entities(SingleLabel().fitted(self._words(outputs)), outputs)
 

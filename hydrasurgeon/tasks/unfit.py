@@ -27,6 +27,11 @@ FAR_BETTER = 0.1
 """
 BY_CHANCE = 3.0
 """... and minimum gain in standard errors."""
+LITTLE_LEARNT = (
+    "models of other folds answer no better than by chance: the rows are too few to learn from, or "
+    "their labels are wrong"
+)
+"""Note where rows answer for models that have not seen them."""
 AGREEMENT = 2.0
 """Minimum agreement of labels with answers, in standard deviations over random orders."""
 ROUNDING = 1e-4

@@ -167,6 +167,17 @@ def test_build_lists_wrong_labels(body: Path, tmp_path: Path, val: str) -> None:
 
 
 @pytest.mark.slow
+def test_rows_that_teach_nothing_still_give_a_file(body: Path, tmp_path: Path) -> None:
+    """Labels are judged by nobody then, and a note says why."""
+    rows = [row | {"label": f"c{at // 2 % 2}"} for at, row in enumerate(texts(16, 2))]
+    table = write(tmp_path / "all.csv", rows)
+    built = build(body, table, tmp_path / "one.safetensors", val="cross")
+    assert listed(built.suspects.path) == []
+    assert (built.suspects.rows, built.suspects.judged) == (0, 0)
+    assert any("no better than by chance" in note for note in built.notes)
+
+
+@pytest.mark.slow
 def test_of_many_rows_the_same_are_judged_in_any_order(
     body: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,7 +160,10 @@ KINDS = {
 def calibrated(kind: str, outputs: Outputs) -> Calibration:
     cut = len(outputs.logits) // 2
     task = TASKS[KINDS[kind]]
-    return task.calibrated(outputs.at(slice(cut)), outputs.at(slice(cut, None)))
+    halves = outputs.at(slice(cut)), outputs.at(slice(cut, None))
+    fit = task.calibrated(*halves)
+    task.check_labels(*halves, fit)
+    return fit
 
 
 @pytest.mark.parametrize("kind", KINDS)
