@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pages import benchmarks, entities, front, readme, showdown
+from pages import benchmarks, entities, front, paper, readme, showdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -75,6 +75,9 @@ def write_pages() -> None:
         showdown.plot(shown, DOCS / "showdown.svg")
         (DOCS / "reference" / "showdown.md").write_text(showdown.page(shown, few), encoding="utf-8")
         put_between(ROOT / "README.md", showdown.MARKS, showdown.lead(shown, few))
+    tables = result("paper")
+    if tables is not None:
+        (DOCS / "reference" / "paper.md").write_text(paper.page(tables), encoding="utf-8")
     tagged = result("entities")
     if tagged is not None:
         (DOCS / "reference" / "entities.md").write_text(entities.page(tagged), encoding="utf-8")

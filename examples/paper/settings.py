@@ -36,6 +36,8 @@ class Setting:
     search: str = "attribution"
     """Search of circuits in `score`."""
     lora_steps: int = 200
+    classifier: str = ""
+    """Options of `finetune` for a classifier on a body that stays as it is."""
     evaluation: str = ""
     """Options of `eval`."""
     texts: bool = False
@@ -84,6 +86,7 @@ SMALL = {
         far={"newspaper": "{shared}/data/nyt.jsonl"},
         training="--recipe text --set epochs=1 --set max_length=48 --set batch_size=32 --limit 4000",
         tuning="--recipe text --set epochs=1 --set max_length=48 --set batch_size=32 --freeze embeddings --limit 4000",
+        classifier="--set lr=2e-3 --set epochs=3",
         keep=6,
         remove=36,
         pool=54,
@@ -99,6 +102,7 @@ SMALL = {
         far={"out-of-scope": "{shared}/data/clinc-far-scope.jsonl"},
         training="--recipe text --set epochs=2 --set max_length=32 --set batch_size=32",
         tuning="--recipe text --set epochs=1 --set max_length=32 --set batch_size=32 --freeze embeddings",
+        classifier="--set lr=2e-3 --set epochs=3",
         keep=6,
         remove=36,
         pool=54,

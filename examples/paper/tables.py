@@ -35,8 +35,8 @@ FILES = {
     # Models without surgery: {member} counts independent trainings.
     r"single-(?P<member>\d)": "finetune {start} {training} --data {train} {validation} --seed {seed}{member}",
     r"classifier-(?P<member>\d)": (
-        "finetune single-1 {tuning} --set classifier=fresh --freeze embeddings,attention,norms,mlp --data {train} "
-        "{validation} --seed {seed}{member}"
+        "finetune single-1 {tuning} --set classifier=fresh --freeze embeddings,attention,norms,mlp {classifier} "
+        "--data {train} {validation} --seed {seed}{member}"
     ),
     r"dropout": "finetune single-1 {tuning} --set dropout=0.1 --data {train} {validation} --seed {seed}",
     r"mean": "fuse single-1 single-2 single-3 --mean",
@@ -408,7 +408,7 @@ def cell(values: Sequence[float]) -> str:
     mean = statistics.fmean(values)
     if mean > 1000:
         return f"{mean / 1e6:.2f} M"
-    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    spread = f"±{statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{mean:.3f}{spread}"
 
 

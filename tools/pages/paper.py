@@ -1,0 +1,128 @@
+"""docs/reference/paper.md from benchmarks/results/paper.json."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pages.template import rendered
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "paper"
+HIGHER = (
+    "accuracy",
+    "auroc_all",
+    "auroc_near",
+    "auroc_far",
+    "mi",
+    "disagreement",
+    "accuracy_severity_5",
+)
+"""Figures that are better when they are higher."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper: a row of a table against another, in one figure."""
+
+    sentence: str
+    table: str
+    row: str
+    other: str
+    figure: str = "auroc_all"
+    margin: float | None = None
+    """None: the row is better. A number: it is worse by this much at most."""
+
+
+HYDRA, ENSEMBLE, SINGLE = "Hydra (Circ)", "Deep Ensemble", "Single"
+CLAIMS = (
+    Claim("Hydra (Circ) detects OOD data better than a Deep Ensemble", "1", HYDRA, ENSEMBLE),
+    Claim("Hydra (Circ) detects OOD data better than the single model", "1", HYDRA, SINGLE),
+    Claim("Hydra (Taylor) detects OOD data better than the single model", "1", "Hydra (Taylor)", SINGLE),
+    Claim("Hydra (Circ) detects OOD data better than CircAvg", "1", HYDRA, "CircAvg"),
+    Claim("Hydra (Circ) detects OOD data better than MC Dropout", "1", HYDRA, "MC Dropout"),
+    Claim("Hydra (Circ) detects OOD data better than a LoRA-Ensemble", "1", HYDRA, "LoRA-Ensemble"),
+    Claim("Hydra (Circ) detects OOD data better than a Packed-Ensemble", "1", HYDRA, "Packed-Ensembles"),
+    Claim("Hydra (Circ) is at most 1.5 points less accurate than a Deep Ensemble", "1", HYDRA, ENSEMBLE, "accuracy", 0.015),
+    Claim("Hydra (Taylor) is more accurate than Taylor", "1", "Hydra (Taylor)", "Taylor", "accuracy"),
+    Claim("Hydra (Taylor) has a lower NLL than Taylor", "1", "Hydra (Taylor)", "Taylor", "nll"),
+    Claim("CircAvg detects OOD data better than Taylor after tuning", "1", "CircAvg", "Taylor"),
+    Claim("CircAvg is more accurate than Taylor without tuning", "4", "CircAvg", "Taylor", "accuracy"),
+    Claim("CircAcc is more accurate than CircOOD", "6", "CircAcc", "CircOOD", "accuracy"),
+    Claim("CircOOD detects OOD data better than CircAcc", "6", "CircOOD", "CircAcc"),
+    Claim("Other heads make members more diverse than another batch order", "9", "pruning seed", "batch order", "disagreement"),
+    Claim("Five members are more accurate than three", "10", "Hydra, 5 members", "Hydra, 3 members", "accuracy"),
+    Claim("Averaging the MLPs costs at most half a point of accuracy", "11", HYDRA, "Hydra (Circ), separate MLPs", "accuracy", 0.005),
+    Claim("Hydra (Taylor) is more accurate than the single model at corruption severity 5", "13", "Hydra (Taylor)", SINGLE, "accuracy_severity_5"),
+)  # fmt: skip
+"""Claims of the paper that its tables test."""
+
+
+def verdict(claim: Claim, rows: dict[str, Any]) -> str | None:
+    """Return yes or no, with the paired difference ± its standard error in points; None without
+    the rows.
+    """
+    pairs = [
+        (one[claim.figure], rows[claim.other][seed][claim.figure])
+        for seed, one in rows.get(claim.row, {}).items()
+        if claim.figure in one and claim.figure in rows.get(claim.other, {}).get(seed, {})
+    ]
+    if len(pairs) < 2:
+        return None
+    sign = 1 if claim.figure in HIGHER else -1
+    differences = [sign * (value - other) for value, other in pairs]
+    mean = statistics.fmean(differences)
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    holds = mean > error if claim.margin is None else mean >= -claim.margin
+    return f"{'**yes**' if holds else 'no'} ({100 * mean:+.1f}±{100 * error:.1f})"
+
+
+def claims(results: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield the lines of the table of claims: the sentence, and the verdict for each setting."""
+    settings = list(results["1"])
+    yield ["claim", *settings]
+    yield ["---"] * (1 + len(settings))
+    for claim in CLAIMS:
+        verdicts = [verdict(claim, results.get(claim.table, {}).get(name, {})) for name in settings]
+        if any(verdicts):
+            yield [claim.sentence, *(one or "–" for one in verdicts)]
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return the page: the claims, and every table that was measured."""
+    sys.path.insert(0, str(SCRIPTS))
+    tables = importlib.import_module("tables")
+    measured = {
+        number: (table, tables.markdown(table, results[number]))
+        for number, table in tables.TABLES.items()
+        if number in results
+    }
+    settings = {name for number in measured for name in results[number]}
+    return rendered(
+        "paper",
+        tables=measured,
+        claims="\n".join(f"| {' | '.join(line)} |" for line in claims(results)),
+        machine=results["machine"],
+        described={name: DESCRIBED[name] for name in DESCRIBED if name in settings},
+        missing=[name for name in DESCRIBED if name not in settings],
+    )
+
+
+DESCRIBED = {
+    "clothes": (
+        "a ViT of 0.3 M parameters, trained from random weights on eight classes of Fashion-MNIST. Near OOD data are the "
+        "other two classes, far ones are digits."
+    ),
+    "cifar": (
+        "DINOv2-small on six classes of CIFAR-10. Near OOD data are the other four classes, far ones are digits and "
+        "animal shapes."
+    ),
+    "movies": "MiniLM on film reviews.",
+    "clinc": "MiniLM on 60 intents of CLINC150. Near OOD data are other intents, far ones are out of scope.",
+}
+"""What each setting is."""
