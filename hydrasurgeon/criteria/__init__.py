@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hydrasurgeon.criteria.base import Criterion
@@ -23,7 +24,10 @@ CRITERIA = {
     "random": Criterion(
         "hydrasurgeon.criteria.random:score", neurons=f"{NEURONS}:random", needs_data=False
     ),
-    "circuit": Criterion("hydrasurgeon.criteria.circuits.circuit_score:score"),
+    "circuit": Criterion(
+        "hydrasurgeon.criteria.circuits.circuit_score:score",
+        clear="hydrasurgeon.criteria.circuits:clear_search",
+    ),
     "headmap": Criterion("hydrasurgeon.criteria.headmap:score"),
     "gradient": Criterion("hydrasurgeon.criteria.gradient:score"),
     "gates": Criterion("hydrasurgeon.criteria.gates:score"),
@@ -140,3 +144,10 @@ def chooser(key: ScoreKey | str) -> Callable[..., tuple[dict[str, Layers], tuple
         criterion(key).choose
     )
     return choose
+
+
+def clear(key: ScoreKey, output: Path) -> None:
+    """Delete what an interrupted scoring left beside an output."""
+    place = criterion(key).clear
+    if place is not None:
+        imported(place)(output, str(key))

@@ -52,6 +52,8 @@ class Criterion:
 
     Otherwise batches of texts hold texts of similar length.
     """
+    clear: str | None = None
+    """Output and key → None: deletes what an interrupted scoring left, once the scores are written."""
 
 
 @dataclass(frozen=True)

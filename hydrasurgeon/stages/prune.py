@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.checkpoint import Single, open_single, rewritten, undecided
 from hydrasurgeon.checkpoints.class_names import named_by
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
-from hydrasurgeon.criteria import ScoreKey, chooser, criterion, neurons_key, score_key
-from hydrasurgeon.criteria.circuits import clear_search
+from hydrasurgeon.criteria import ScoreKey, chooser, clear, criterion, neurons_key, score_key
 from hydrasurgeon.criteria.neurons import choose_neurons
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.criteria.selection import kept_from_file
@@ -141,7 +140,8 @@ def prune(arguments: PruneOptions) -> Pruned:
         chosen, files = {trimmed.table: trimmed.rows}, trimmed.files
     planned = plan_pruning(opened, cut, hashes, repaired, chosen=chosen)
     written = save(target, planned, manifest, files=files)
-    clear_search(target, str(key or "mask"))
+    if key is not None:
+        clear(key, target)
     removed = count(opened.manifest.kept) - count(kept)
     before, after = (
         sum(math.prod(t.shape) for t in tensors) for tensors in (opened.tensors.values(), planned)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from hydrasurgeon.checkpoints.checkpoint import Single, open_single, rewritten
 from hydrasurgeon.checkpoints.class_names import named_by
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, claim_in_place, record_in_place, save
-from hydrasurgeon.criteria import ScoreKey, criterion, score_key
-from hydrasurgeon.criteria.circuits import clear_search
+from hydrasurgeon.criteria import ScoreKey, clear, criterion, score_key
 from hydrasurgeon.criteria.scoring import check_keep, compute
 from hydrasurgeon.data.samples import left_out_note
 from hydrasurgeon.errors import UsageError
@@ -95,7 +94,7 @@ def _score(arguments: ScoreOptions) -> Scored:
     else:
         final = manifest(record.sha256)
         place = record_in_place(opened.path, opened.tensors.files[0], final)
-    clear_search(target, name)
+    clear(key, target)
     notes = [opened.note, None if samples is None else left_out_note(samples)]
     written_to = None if place == target else place
     return Scored(target, final, name, tuple(filter(None, notes)), written_to)
