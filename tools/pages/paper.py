@@ -125,4 +125,4 @@ DESCRIBED = {
     "movies": "MiniLM on film reviews.",
     "clinc": "MiniLM on 60 intents of CLINC150. Near OOD data are other intents, far ones are out of scope.",
 }
-"""What each setting is."""
+"""Setting → a sentence on its data and model."""
