@@ -5,7 +5,6 @@ when it must end.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import signal
 import threading
 import time
@@ -20,6 +19,7 @@ from hydrasurgeon.anatomy.layers import run_block
 from hydrasurgeon.building.members import QUICK, SCORED, SEEDS, is_large
 from hydrasurgeon.checkpoints.checkpoint import Single
 from hydrasurgeon.data import Samples, first_batch, moved
+from hydrasurgeon.deadline import TimeIsUp, deadline
 from hydrasurgeon.decision.ood_score import MOST_GATHERED
 from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.making import BuildOptions
@@ -44,10 +44,6 @@ SIGNALS = [
 ]
 """Signals that end a build with the best so far."""
 now = time.monotonic
-
-
-class TimeIsUp(KeyboardInterrupt):
-    """So many minutes are over: ends whatever runs, as Ctrl-C does."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,6 @@ class Plan:
         """True once a signal has come."""
         self._unseen = False
         """True until that ends the work."""
-        self._alone = threading.Lock()
         self.where, self.began = "", now()
         self.step = 0
         """Number of the current stage."""
@@ -137,8 +132,7 @@ class Plan:
 
     def hold(self) -> None:
         """Ignore the time limit until every budget has a file again."""
-        with self._alone:  # who ends the work has done so, or sees this
-            self.may_end = False
+        self.may_end = False
 
     def why_ended(self, error: BaseException) -> str | None:
         """Return what ended the work: time, or a signal; None for an error of its own. What was raised
@@ -178,24 +172,17 @@ class Plan:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """Update the progress line within the block, and end the block when time is up."""
+        """Update the progress line within the block, and let its loops check the time limit."""
         over = threading.Event()
-        worker = ctypes.c_ulong(threading.get_ident())
 
         def beat() -> None:
             while not over.wait(BEAT):
                 if self.where and now() - self.shown_at >= BEAT:
                     self._say()
-                with self._alone:
-                    if self.may_end and now() >= self.ends and not self.ended:
-                        self.ended = True
-                        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                            worker, ctypes.py_object(TimeIsUp)
-                        )
 
         threading.Thread(target=beat, daemon=True).start()
         try:
-            with self._noting_signals():
+            with self._noting_signals(), deadline(self.check):
                 yield
         finally:
             over.set()

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.data.samples import MEND, READS, Samples
+from hydrasurgeon.deadline import check_deadline
 from hydrasurgeon.errors import DataError
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ class Batches:
                 if fatal:
                     raise DataError(message, hint=hint)
                 self.failed[i] = self.samples.unread[i] = message
+            check_deadline()
             if batch is not None:
                 yield batch if chances is None else self._with(chances, batch)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hydrasurgeon.deadline import check_deadline
 from hydrasurgeon.memo import Memo
 from hydrasurgeon.run.bag_of_words import BUCKETS, BagOfWords, Floats, Ids, counted, unit
 
@@ -173,6 +174,7 @@ def passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> BagOfWords:
     bias = np.zeros(outputs, np.float32)
     for _ in range(PASSES):
         for start in range(0, len(texts), at_once):
+            check_deadline()
             some = table[start : start + at_once]
             columns, places = np.unique(some.indices, return_inverse=True)
             shape = (some.shape[0], len(columns))
@@ -196,6 +198,7 @@ def solved(table: Any, targets: Floats, kind: Kind, strength: float, at: Floats)
     transposed = csr_matrix(table.T)
 
     def objective(flat: Floats) -> tuple[float, Floats]:
+        check_deadline()
         weight = flat.reshape(-1, outputs)
         scores = table @ weight[:-1] + weight[-1]
         value, slope = LOSSES[kind](scores, targets)

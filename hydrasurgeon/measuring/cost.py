@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydrasurgeon.data import Batches, Samples, first_batch, moved
 from hydrasurgeon.data.batches import unreadable
+from hydrasurgeon.deadline import check_deadline
 from hydrasurgeon.engines.onnx_header import LENGTHS, Told
 from hydrasurgeon.engines.program import Exported, sample
 from hydrasurgeon.engines.runtimes import threads
@@ -272,6 +273,7 @@ def interleaved(calls: Mapping[str, Callable[[], object]], *, runs: int) -> dict
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for run in range(runs + 1):
         for name, call in calls.items():
+            check_deadline()
             start = now()
             call()
             if torch.cuda.is_available():

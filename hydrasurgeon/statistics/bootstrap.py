@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy import ndarray
 
+from hydrasurgeon.deadline import check_deadline
 from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import BINS
@@ -46,6 +47,7 @@ def bootstrap(
     some = max(1, min(repeats, TOGETHER // sum(counts)))
     drawn: dict[str, list[float]] = {}
     for start in range(0, repeats, some):
+        check_deadline()
         rows = [random.integers(count, (min(some, repeats - start), count)) for count in counts]
         for name, values in measure(*rows).items():
             drawn.setdefault(name, []).extend(values.tolist())

@@ -26,6 +26,7 @@ from hydrasurgeon.anatomy.word_logits import are_there
 from hydrasurgeon.data import Batches, by_length, moved
 from hydrasurgeon.data.folds import FOLDS, NO_FOLD, folds_of, some_of
 from hydrasurgeon.data.samples import UNLABELLED, Samples
+from hydrasurgeon.deadline import check_deadline
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import fed
@@ -265,6 +266,7 @@ def logistic(
     )
 
     def loss() -> Tensor:
+        check_deadline()
         solver.zero_grad()
         value = (
             losses(scaled @ weight.T + bias, labels).mean() + penalty / 2 * weight.square().sum()

@@ -12,7 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_families import Family, thoroughly
 from tiny_task import Task, images
@@ -21,8 +24,15 @@ import hydrasurgeon as hs
 from hydrasurgeon.building import budgets, front, plan
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
+from hydrasurgeon.data import Batches
+from hydrasurgeon.data.sources import in_memory
+from hydrasurgeon.deadline import TimeIsUp, check_deadline
+from hydrasurgeon.decision.bag_of_words_fit import STRENGTH, passes, solved
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
+from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.command_line import CommandLine
+from hydrasurgeon.statistics.bootstrap import bootstrap
+from hydrasurgeon.tuning.probe import logistic
 
 
 @pytest.fixture
@@ -125,21 +135,33 @@ def test_time_that_is_up_ends_it_once_there_is_something(
     assert [row["name"] for row in said["references"]] == ["single model, calibrated", "probe"]
 
 
-def test_time_that_is_up_ends_what_tells_nothing_of_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A step that never ticks is ended once."""
-    monkeypatch.setattr(plan, "BEAT", 0.01)
+PICTURE = in_memory([Image.new("RGB", (8, 8))], "image")
+WORD_IDS = [*np.arange(3)[:, None]]
+LONG_STEPS: dict[str, Callable[[], object]] = {
+    "a solve of the probe": lambda: logistic(
+        torch.eye(3, dtype=torch.float64), torch.arange(3), torch.nn.Linear(3, 3)
+    ),
+    "a solve of the bag-of-words model": lambda: solved(
+        np.eye(3), np.eye(3), "softmax", STRENGTH, np.zeros(12)
+    ),
+    "passes over a large table": lambda: passes(WORD_IDS, np.eye(3), "softmax"),
+    "a batch": lambda: [*Batches(PICTURE, lambda picture: 0, batch_size=1, workers=0)],
+    "a timed run": lambda: interleaved({"nothing": lambda: None}, runs=1),
+    "resamples": lambda: bootstrap(lambda rows: {"rows": rows.mean(axis=1)}, 3),
+}
+
+
+@pytest.mark.parametrize("step", LONG_STEPS.values(), ids=LONG_STEPS)
+def test_time_that_is_up_ends_a_step_that_reports_nothing(step: Callable[[], object]) -> None:
+    """Once each budget has a file, and not before."""
     ahead = plan.Plan([], 0.0, None, minutes=0.0)
-
-    def endless() -> None:
-        with ahead.moving():
-            ahead.may_end = True
-            while True:
-                pass
-
-    with pytest.raises(plan.TimeIsUp):
-        endless()
+    with ahead.moving():
+        step()
+        ahead.may_end = True
+        with pytest.raises(TimeIsUp):
+            step()
+        assert ahead.why_ended(RuntimeError()) == "--max-minutes 0 are over"
+    step()
 
 
 def test_time_that_is_up_waits_for_what_is_being_published(
@@ -173,7 +195,7 @@ def test_what_is_made_first_is_there_when_time_ends(monkeypatch: pytest.MonkeyPa
 
     def decided(_: Any, budget: Any, below: Any) -> Any:
         if budget == high:
-            raise plan.TimeIsUp
+            raise TimeIsUp
         return small
 
     def write(rungs: Any) -> bool:
@@ -194,7 +216,7 @@ def test_what_is_made_first_is_there_when_time_ends(monkeypatch: pytest.MonkeyPa
         _write=write,
     )
     fake._decided_next = partial(front.Front._decided_next, fake)
-    with pytest.raises(plan.TimeIsUp):
+    with pytest.raises(TimeIsUp):
         front.Front.settle(fake)
     assert written == [{low: small, high: small}]
     assert fake.rungs == written[0]
@@ -229,14 +251,12 @@ def test_an_end_that_comes_back_as_an_error_of_a_library(
         nonlocal minutes
         if why == "time":
             minutes = 99.0
-            while True:  # until the time is looked at
-                pass
+            check_deadline()
         signal.raise_signal(getattr(signal, why))
 
     def ended(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    monkeypatch.setattr(plan, "BEAT", 0.01)
     end_within_a_library(monkeypatch, end)
     signal.signal(signal.SIGTERM, ended)
     try:
