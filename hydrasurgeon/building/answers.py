@@ -28,7 +28,7 @@ from hydrasurgeon.measuring.predictions import (
     write_predictions,
 )
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.options.shared import Progress
+from hydrasurgeon.options.progress import Progress
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.features import classifiers

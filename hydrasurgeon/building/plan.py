@@ -23,7 +23,7 @@ from hydrasurgeon.deadline import TimeIsUp, deadline
 from hydrasurgeon.decision.ood_score import MOST_GATHERED
 from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.options.shared import Progress
+from hydrasurgeon.options.progress import Display, Progress
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 from hydrasurgeon.tuning.probe import MOST
 from hydrasurgeon.tuning.recipes import load_recipe
@@ -67,7 +67,7 @@ class Plan:
     ) -> None:
         self.steps = steps
         self.seconds = seconds
-        self.tell = tell
+        self.display = Display.of(tell)
         self.minutes = minutes
         self.ends = now() + 60 * minutes
         self.may_end = False
@@ -109,10 +109,9 @@ class Plan:
         self.where, self.began = f"stage {keys.index(key) + 1} of {len(keys)}", now()
         self.step = keys.index(key)
         name = self.steps[self.step].name
-        line = getattr(self.tell, "line", None)
-        if line is not None and not self._has_bar and self.where != self._announced:
+        if self.display.is_log and self.where != self._announced:
             self._announced = self.where
-            line(f"{self.where}; {name}, {self.left}")
+            self.display.line(f"{self.where}; {name}, {self.left}")
         self.tick(name, 0, 1)
 
     def tick(self, name: str, done: int, total: int) -> None:
@@ -147,11 +146,6 @@ class Plan:
         return None
 
     @property
-    def _has_bar(self) -> bool:
-        """True on a terminal; a log gets one line per event instead."""
-        return hasattr(self.tell, "status")
-
-    @property
     def left(self) -> str:
         """Estimate of the remaining time, which --max-minutes limits once each budget has a file."""
         times = [step.passes * self.seconds + step.seconds for step in self.steps[self.step :]]
@@ -161,14 +155,13 @@ class Plan:
     def _say(self) -> None:
         name, done, total = self.last
         self.shown_at = now()
-        if self.tell is not None and hasattr(self.tell, "line") and not self._has_bar:
+        if self.display.is_log:  # it gets one line per event instead
             return
-        if self._has_bar:
-            best = f"best so far: {self.best}; " if self.best else ""
-            self.tell.status(f"{best}{self.left}")  # type: ignore[union-attr]
-        if self.tell is not None and total:
+        best = f"best so far: {self.best}; " if self.best else ""
+        self.display.status(f"{best}{self.left}")
+        if total:
             # The end of a name that is too long for the line is what is shown.
-            self.tell(f"{self.where}; {name}, {now() - self.began:.0f} s", done, total)
+            self.display(f"{self.where}; {name}, {now() - self.began:.0f} s", done, total)
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:

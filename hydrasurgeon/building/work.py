@@ -16,7 +16,7 @@ from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
-from hydrasurgeon.options.shared import Progress
+from hydrasurgeon.options.progress import Progress
 
 STATE = "build.json"
 """File name of a work folder's record."""

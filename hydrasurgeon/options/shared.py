@@ -5,7 +5,7 @@ written.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,11 +29,8 @@ from hydrasurgeon.options.base import (
     option,
 )
 from hydrasurgeon.options.column_roles import ColumnOptions
+from hydrasurgeon.options.progress import Display, Progress
 
-Progress = Callable[[str, int, int], None]
-"""Function that reports progress: the task, finished steps, and all steps; with 0 of 0 steps it
-reports a line once.
-"""
 CHECKPOINT = (
     "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
 )
@@ -197,9 +194,8 @@ class Device(Options):
 
     def note(self, text: str) -> None:
         """Print a line that stays, if progress is shown."""
-        line = getattr(self.progress, "line", None)
-        if line is not None and is_main_process():
-            line(text)
+        if is_main_process():
+            Display.of(self.progress).line(text)
 
 
 class Run(Device, ColumnOptions):
@@ -239,8 +235,7 @@ class Run(Device, ColumnOptions):
 
     def tick_rows(self, task: str, done: int, total: int | None) -> None:
         """Report how many rows of a table are done, and of how many if that is known."""
-        if self.progress is not None:
-            getattr(self.progress, "rows", self.progress)(task, done, total or 0)
+        Display.of(self.progress).rows(task, done, total or 0)
 
 
 class Engines(Options):

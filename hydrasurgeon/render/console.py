@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.files.untrusted import visible
+from hydrasurgeon.options.progress import Display
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hydrasurgeon.errors import HydraError
-    from hydrasurgeon.options.shared import Progress as Tick
 
 
 Part = str | tuple[str, str]
@@ -244,7 +244,7 @@ BAR_AND_TIME = 19
 
 
 @contextlib.contextmanager
-def progress(quiet: bool) -> Iterator[Tick | None]:
+def progress(quiet: bool) -> Iterator[Display | None]:
     """Show a bar with an ETA on a terminal, a plain line now and then elsewhere, nothing when
     quiet.
     """
@@ -252,14 +252,14 @@ def progress(quiet: bool) -> Iterator[Tick | None]:
     if quiet:
         yield None
     elif sys.stderr.isatty():
-        with _bar() as tick:
-            yield tick
+        with _bar() as display:
+            yield display
     else:
-        yield _plain()
+        yield _Log()
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[Tick]:
+def _bar() -> Iterator[Display]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from hydrasurgeon.render.terminal import Terminal, styled
@@ -284,71 +284,73 @@ def _bar() -> Iterator[Tick]:
     with Bar(*columns, console=console, transient=True, speed_estimate_period=PACE_SECONDS) as bar:
         task = bar.add_task("", total=None, visible=False, counts="")
 
-        def show_counts(task_name: str, done: int, total: int, counts: str) -> None:
-            if (total or None) != bar.tasks[0].total or done < bar.tasks[0].completed:  # other work
-                bar.reset(task)
-            text, room = visible(task_name), max(console.width - BAR_AND_TIME - len(counts), 1)
-            # The end of a name that is too long says more than its beginning.
-            name = text if len(text) <= room else f"…{text[1 - room :]}"
-            bar.update(
-                task,
-                description=name,
-                visible=True,
-                total=total or None,
-                completed=done,
-                counts=counts,
-            )
+        class BarDisplay(_Counts):
+            """The bar, lines above it, and the status below it."""
 
-        def line(text: str) -> None:
-            _SAID.add(text)
-            console.print(styled(text))
+            def show_counts(self, task_name: str, done: int, total: int, counts: str) -> None:
+                if (total or None) != bar.tasks[0].total or done < bar.tasks[0].completed:
+                    bar.reset(task)  # other work
+                text, room = visible(task_name), max(console.width - BAR_AND_TIME - len(counts), 1)
+                # The end of a name that is too long says more than its beginning.
+                name = text if len(text) <= room else f"…{text[1 - room :]}"
+                bar.update(
+                    task,
+                    description=name,
+                    visible=True,
+                    total=total or None,
+                    completed=done,
+                    counts=counts,
+                )
 
-        tick = _ticking(show_counts)
+            def line(self, text: str) -> None:
+                _SAID.add(text)
+                console.print(styled(text))
 
-        def show_status(text: str) -> None:
-            bar.status = text
+            def status(self, text: str) -> None:
+                bar.status = text
 
-        tick.line = line  # type: ignore[attr-defined]
-        tick.status = show_status  # type: ignore[attr-defined]
-        yield tick
+        yield BarDisplay()
 
 
-def _ticking(show_counts: Callable[[str, int, int, str], None]) -> Tick:
-    """Return a function that reports steps; its `rows` reports rows of a table, with a total of 0
-    if it is unknown.
-    """
+class _Counts(Display):
+    """Display of steps and of rows as a text."""
 
-    def tick(task_name: str, done: int, total: int) -> None:
-        show_counts(task_name, done, total, f"{done}/{total}")
+    def __call__(self, task_name: str, done: int, total: int) -> None:
+        self.show_counts(task_name, done, total, f"{done}/{total}")
 
-    def rows(task_name: str, done: int, total: int) -> None:
+    def rows(self, task_name: str, done: int, total: int) -> None:
         counts = f"{done:,} of {total:,} rows" if total else f"{done:,} rows"
-        show_counts(task_name, done, total, counts)
+        self.show_counts(task_name, done, total, counts)
 
-    tick.rows = rows  # type: ignore[attr-defined]
-    return tick
+    def show_counts(self, task_name: str, done: int, total: int, counts: str) -> None:
+        """Show how far a task is; `counts` says it in words."""
+        raise NotImplementedError
 
 
-def _plain() -> Tick:
-    last = start = time.monotonic()
-    first, before, last_line = 0, (0, 0), ""
+class _Log(_Counts):
+    """A line now and then on stderr."""
 
-    def show_counts(task_name: str, done: int, total: int, counts: str) -> None:
-        nonlocal last, start, first, before, last_line
+    is_log = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = self.start = time.monotonic()
+        self.first, self.before, self.last_line = 0, (0, 0), ""
+
+    def show_counts(self, task_name: str, done: int, total: int, counts: str) -> None:
         now = time.monotonic()
-        if total != before[1] or done < before[0]:  # other work has a pace of its own
-            start, first = now, done
-        before = (done, total)
-        if now - last >= PLAIN_EVERY_SECONDS:
-            last = now
+        if total != self.before[1] or done < self.before[0]:  # other work has a pace of its own
+            self.start, self.first = now, done
+        self.before = (done, total)
+        if now - self.last >= PLAIN_EVERY_SECONDS:
+            self.last = now
             left = 0
-            if total and done > first:
-                left = round((total - done) * (now - start) / (done - first))
+            if total and done > self.first:
+                left = round((total - done) * (now - self.start) / (done - self.first))
             line = f"{task_name}: {counts}" + (f", {timedelta(seconds=left)} left" if left else "")
-            if line != last_line:
-                say(line)
-            last_line = line
+            if line != self.last_line:
+                self.line(line)
+            self.last_line = line
 
-    tick = _ticking(show_counts)
-    tick.line = say  # type: ignore[attr-defined]
-    return tick
+    def line(self, text: str) -> None:
+        say(text)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lines_kept import Lines
 from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 
 import hydrasurgeon as hs
@@ -143,12 +144,9 @@ def test_rows_of_train_in_val_are_said_first(place: Place) -> None:
     """A few by a note, more than a tenth by a refusal, as calibrate has it."""
     told: list[str] = []
 
-    def progress(*_: Any) -> None: ...
-
-    progress.line = told.append  # type: ignore[attr-defined]
     write(place.val, rows(2) + rows(1)[:5])
     with pytest.raises(Ran):
-        place.build(progress=progress)
+        place.build(progress=Lines(told))
     assert told[0].startswith("note: --val ")
     assert "rows are in --data" in told[0]
     write(place.val, rows(2) + rows(1)[:20])
@@ -159,10 +157,7 @@ def test_rows_of_train_in_val_are_said_first(place: Place) -> None:
 def test_the_plan_is_told_once(place: Place) -> None:
     told: list[str] = []
 
-    def progress(*_: Any) -> None: ...
-
-    progress.line = told.append  # type: ignore[attr-defined]
-    plan = place.build(dry_run=True, progress=progress).plan
+    plan = place.build(dry_run=True, progress=Lines(told)).plan
     assert plan
     assert not {*told} & {*plan}  # it is the result
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lines_kept import Lines
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_families import Family, thoroughly
@@ -38,15 +39,6 @@ from hydrasurgeon.tuning.probe import logistic
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
     return Task(tmp_path)
-
-
-class Told:
-    """Progress of which the lines that stay are kept."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self.line = lines.append
-
-    def __call__(self, what: str, done: int, total: int) -> None: ...
 
 
 class Stop:
@@ -82,7 +74,7 @@ def test_the_first_file_is_there_before_anything_is_scored(
     """It meets the budget, holds a decision, and is what an early end leaves; the same command goes on."""
     stop = Stop(monkeypatch, "score")
     told: list[str] = []
-    early = task.build("early/", budget="macs=0.7,1,1.2", progress=Told(told))
+    early = task.build("early/", budget="macs=0.7,1,1.2", progress=Lines(told))
     (line,) = [line for line in told if line.startswith("written")]
     name = early.front[0].name.partition(": ")[2]
     assert line == f"written macs=1: {name} at 1.00x, avg {early.estimate:.3f}"

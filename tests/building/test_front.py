@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fitted_heads import solved, with_head
+from lines_kept import Lines
 from tiny_families import FAMILIES, Family, thoroughly
 from tiny_task import VIT, Task
 
@@ -90,11 +91,7 @@ def test_what_a_size_costs(family: Family, tmp_path: Path) -> None:
 def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
     lines: list[str] = []
 
-    def progress(what: str, done: int, total: int) -> None:
-        lines.append(what)
-
-    progress.line = lines.append  # type: ignore[attr-defined]
-    built = tasks.front(budget="macs=0.5,0.8,1.5", progress=progress)
+    built = tasks.front(budget="macs=0.5,0.8,1.5", progress=Lines(lines))
     # The labels come first, then the plan, then the stage that runs.
     assert {f"{name}.npz: 3 classes, 30 rows each" for name in ("train", "val")} <= set(lines)
     first = lines.index(built.plan[1])
