@@ -1,9 +1,10 @@
 """The file of a graph: what it may hold, what it says of itself, and the hash behind it.
 
 A graph of others may hold neither data outside its file, nor graphs within it, which may run for
-ever. That is known before onnxruntime sees the file: it runs what is constant when it reads it. The
-file is read as what protobuf writes, field by field (onnx.proto); nothing is decoded but what may
-hold such a part. Large tensors stay in it, for onnxruntime to map: it would copy them twice.
+ever. That is known before onnxruntime sees the file: it runs what is constant when it reads it, so
+its own metadata come too late, and after 360 ms instead of 17 for a graph of 92 MB. Messages of
+onnx.proto are read in place, and nothing is decoded but what may hold such a part. Large tensors
+stay in the file, for onnxruntime to map: it would copy them twice.
 
 Behind an exported graph stand what an answer costs, and the hash of both. Two messages of protobuf,
 one behind the other, are read as one: the file stays a graph.
@@ -12,7 +13,6 @@ one behind the other, are read as one: the file stays a graph.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -20,13 +20,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from hydrasurgeon.engines.protobuf import encode_field, encode_pair, fields, text_of
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.untrusted import open_regular
-
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Wire types of protobuf's fields."""
-MAX_VARINT = 10
-"""Bytes of the longest number."""
 
 MODEL, GRAPH, NODE, ATTRIBUTE, TENSOR, SPARSE = range(6)
 """Messages of onnx.proto that are looked into."""
@@ -80,7 +76,7 @@ def read_plain(content: Any, where: str) -> GraphContents:
     try:
         while waiting:
             kind, message = waiting.pop()
-            for number, value in _fields(message):
+            for number, value, *_ in fields(message):
                 if (kind, number) in FORBIDDEN:
                     fault = f"{where}: holds {FORBIDDEN[kind, number]}"
                     raise CheckpointError(fault, hint="`export` writes no such graph.")
@@ -90,22 +86,17 @@ def read_plain(content: Any, where: str) -> GraphContents:
                 if inside is not None:
                     waiting.append((inside, value))
                 elif (kind, number) == OPERATOR:
-                    contents.operators.add(_text(value))
+                    contents.operators.add(bytes(value).decode())
                 elif (kind, number) == SAID:
-                    entry = dict(_fields(value))
-                    contents.metadata.setdefault(_text(entry.get(1)), _text(entry.get(2)))
+                    contents.metadata.setdefault(text_of(value, 1), text_of(value, 2))
                 elif (kind, number) == INPUT:
-                    contents.inputs.append(_text(dict(_fields(value)).get(1)))
+                    contents.inputs.append(text_of(value, 1))
                 elif (kind, number) == OUTPUT:
-                    contents.outputs.append(_text(dict(_fields(value)).get(1)))
+                    contents.outputs.append(text_of(value, 1))
     except (IndexError, ValueError) as error:
         hint = "The file is damaged: copy it again."
         raise CheckpointError(f"{where}: is not an ONNX graph", hint=hint) from error
     return contents
-
-
-def _text(value: memoryview | None) -> str:
-    return "" if value is None else bytes(value).decode()
 
 
 def without_weights(content: Any, name: str) -> bytes:
@@ -116,74 +107,18 @@ def without_weights(content: Any, name: str) -> bytes:
 def _light(kind: int, message: memoryview, begin: int, name: bytes) -> bytes:
     """Return a message of such a graph. `begin` is its place in the file."""
     parts: list[Any] = []
-    for number, value, start, end in _parts(message):
+    for number, value, start, end in fields(message):
         inside = LARGE.get((kind, number))
         first = begin + end - (0 if value is None else len(value))
         if value is not None and inside is not None:
-            parts.append(written(number, _light(inside, value, first, name)))
+            parts.append(encode_field(number, _light(inside, value, first, name)))
         elif value is not None and (kind, number) == NUMBERS and len(value) >= MAPPED:
             place = {b"location": name, b"offset": b"%d" % first, b"length": b"%d" % len(value)}
-            parts += [written(13, pair(*entry)) for entry in place.items()]
+            parts += [encode_field(13, encode_pair(*entry)) for entry in place.items()]
             parts.append(b"\x70\x01")  # field 14: outside
         elif (kind, number) != SAID:
             parts.append(message[start:end])
     return b"".join(parts)
-
-
-def pair(key: bytes, value: bytes) -> bytes:
-    """Encode an entry of a table of texts."""
-    return written(1, key) + written(2, value)
-
-
-def written(number: int, content: bytes) -> bytes:
-    """Encode a field that holds bytes. Lengths have seven bits a byte, the last below 128."""
-    count, length = len(content), []
-    while count >= 0x80:
-        length.append(count & 0x7F | 0x80)
-        count >>= 7
-    return bytes([number << 3 | BYTES, *length, count]) + content
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
-    """Yield the numbers of a message's fields, with the bytes of those that hold bytes."""
-    for number, value, _, _ in _parts(message):
-        yield number, value
-
-
-def _parts(message: memoryview) -> Iterator[tuple[int, memoryview | None, int, int]]:
-    """Yield the number, the bytes, the start and the end of each field of a message."""
-    at = 0
-    while at < len(message):
-        start = at
-        key, at = _varint(message, at)
-        value, kind = None, key & 7
-        if kind == VARINT:
-            _, at = _varint(message, at)
-        elif kind == BYTES:
-            size, at = _varint(message, at)
-            value = message[at : at + size]
-            at += size
-        elif kind in (FIXED64, FIXED32):
-            at += 8 if kind == FIXED64 else 4
-        else:
-            raise ValueError("groups are not used")
-        if at > len(message):
-            raise ValueError("ends within a field")
-        yield key >> 3, value, start, at
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Read a number; return it and the place behind it."""
-    number = message[at]
-    if number < 0x80:
-        return number, at + 1
-    number = 0
-    for place in range(MAX_VARINT):
-        byte = message[at + place]
-        number |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return number, at + place + 1
-    raise ValueError("no end of a number")
 
 
 METADATA = "hydrasurgeon."
@@ -251,7 +186,7 @@ def sealed(content: bytes, costs: Told | None = None, *, of: str | None = None) 
 
 def _entry(key: bytes, text: str) -> bytes:
     """Encode an entry of a graph's metadata."""
-    return written(SAID[1], pair(key, text.encode()))
+    return encode_field(SAID[1], encode_pair(key, text.encode()))
 
 
 SEAL = len(sealed(b""))
