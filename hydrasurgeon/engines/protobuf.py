@@ -41,9 +41,9 @@ def fields(message: memoryview) -> Iterator[tuple[int, memoryview | None, int, i
         yield key >> 3, value, start, at
 
 
-def text_of(message: memoryview, wanted: int) -> str:
+def text_of(message: memoryview, field_number: int) -> str:
     """Return the text in a field of a message, the last of that number; empty if there is none."""
-    values = [value for number, value, *_ in fields(message) if number == wanted]
+    values = [value for number, value, *_ in fields(message) if number == field_number]
     return bytes(values[-1] or b"").decode() if values else ""
 
 

@@ -1,4 +1,4 @@
-"""Where a command reports its progress: a function of the caller, or the terminal."""
+"""Displays of progress: a function of the caller, or the terminal."""
 
 from __future__ import annotations
 
