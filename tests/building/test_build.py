@@ -30,9 +30,11 @@ from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.deadline import TimeIsUp, check_deadline
 from hydrasurgeon.decision.bag_of_words_fit import STRENGTH, passes, solved
 from hydrasurgeon.errors import CheckpointError, OutputError, UsageError
+from hydrasurgeon.files.decided import Standard
 from hydrasurgeon.measuring.cost import interleaved
 from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.statistics.bootstrap import bootstrap
+from hydrasurgeon.statistics.scores.fitted import EnsembleScore
 from hydrasurgeon.tuning.probe import logistic
 
 
@@ -137,6 +139,9 @@ LONG_STEPS: dict[str, Callable[[], object]] = {
         np.eye(3), np.eye(3), "softmax", STRENGTH, np.zeros(12)
     ),
     "passes over a large table": lambda: passes(WORD_IDS, np.eye(3), "softmax"),
+    "an OOD score": lambda: EnsembleScore(
+        "knn", ({"bank": np.eye(3)},), (Standard(mean=0.0, deviation=1.0),), neighbours=1
+    )(np.eye(3)[:, None], np.eye(3)[:, None]),
     "a batch": lambda: [*Batches(PICTURE, lambda picture: 0, batch_size=1, workers=0)],
     "a timed run": lambda: interleaved({"nothing": lambda: None}, runs=1),
     "resamples": lambda: bootstrap(lambda rows: {"rows": rows.mean(axis=1)}, 3),

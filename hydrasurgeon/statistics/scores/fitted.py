@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from hydrasurgeon.deadline import check_deadline
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.decided import FITTED, LARGEST, LOGITS, SMALLEST, Standard, scores_known
 from hydrasurgeon.lookup import did_you_mean
@@ -142,7 +143,11 @@ def _values(kind: str, fit: Fit, features: ndarray, logits: ndarray, neighbours:
     if kind == "knn":
         score = partial(score, neighbours=neighbours)
     pairs = zip(in_pieces(features, ROWS), in_pieces(logits, ROWS), strict=True)
-    return np.concatenate([score(fit, x, z) for x, z in pairs])
+    scores = []
+    for some_features, some_logits in pairs:
+        check_deadline()
+        scores.append(score(fit, some_features, some_logits))
+    return np.concatenate(scores)
 
 
 def fit(
