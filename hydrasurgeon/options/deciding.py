@@ -423,5 +423,5 @@ class MonitorOptions(Options):
         None,
         metavar="F",
         group=READ,
-        help="True labels of some answers (columns `id` and `label`), to check the promised risk.",
+        help="True labels of some answers (columns `id`, or an answer's `key`, and `label`), to check the promised risk.",
     )
