@@ -230,7 +230,11 @@ def finetuned(result: Finetuned) -> None:
             rows[f"after epoch {best['epoch']:g}"] = best
         table = [[row, *(f"{rows[row][name]:.3f}" for name in names)] for row in rows]
         show_table("on the validation rows", heads, table)
-    _calibrate_next(result.path, result.manifest)
+    if result.manifest.kind == "member":
+        hydra = str(result.path.with_name("hydra.safetensors"))
+        show_next("fuse", str(result.path), "MEMBER2", "MEMBER3", "-o", hydra)
+    else:
+        _calibrate_next(result.path, result.manifest)
 
 
 def _fused(result: Fused) -> dict[str, Any]:
