@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
+from hydrasurgeon.criteria import ScoreKey
 from hydrasurgeon.files.decision_file import DecisionFile
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import OF_WORDS
@@ -121,10 +122,16 @@ def _checkpoint(inspection: Inspection) -> None:
         for name, rows in (manifest.kept_neurons or {}).items():
             show(f"  {name}, neurons: {', '.join(str(len(row)) for row in rows)}")
     if manifest.scores:
-        show(f"  scores: {', '.join(manifest.scores)}")
+        show_wrapped(f"scores: {', '.join(map(_scores, manifest.scores))}")
     if manifest.decision is not None:
         show("  decision state:")
     _decision(manifest.decision, manifest.history)
+
+
+def _scores(name: str) -> str:
+    """Return the name of scores, with the options that it stands for if they differ."""
+    words = ScoreKey.parse(name).words
+    return name if words == [name] else f"{name} (--method {' '.join(words)})"
 
 
 def _images(preprocess: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
+from hydrasurgeon.criteria import ScoreKey
 from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import (
@@ -110,7 +111,8 @@ def scored(result: Scored) -> None:
             f"its own number of clusters is {settings['automatic']} ({why})"
         )
     amount = "--remove" if score.order is not None else "--keep"
-    show_next("prune", str(result.path), "--method", result.method, amount, str(_few(result)))
+    method = ScoreKey.parse(result.method).words
+    show_next("prune", str(result.path), "--method", *method, amount, str(_few(result)))
 
 
 def _few(result: Scored) -> int:
