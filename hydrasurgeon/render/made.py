@@ -214,7 +214,7 @@ def finetuned(result: Finetuned) -> None:
     if trained.kept_epoch == 0 and trained.steps:
         done += "; no epoch was better on --val than the start, which is written"
     elif trained.kept_epoch:
-        done += f"; epoch {trained.kept_epoch:g} was the best on --val and is written"
+        done += f"; epoch {trained.kept_epoch:.3g} was the best on --val and is written"
     if result.probed and not trained.steps:
         count = result.manifest.model.num_classes
         done = f"a probe with {count} output{'s' * (count > 1)}"
@@ -229,7 +229,7 @@ def finetuned(result: Finetuned) -> None:
         start = "the probe alone" if result.probed else "before training"
         rows = {start: measured[0]}
         if best is not measured[0]:
-            rows[f"after epoch {best['epoch']:g}"] = best
+            rows[f"after epoch {best['epoch']:.3g}"] = best
         table = [[row, *(f"{rows[row][name]:.3f}" for name in names)] for row in rows]
         show_table("on the validation rows", heads, table)
     if result.manifest.kind == "member":
