@@ -138,9 +138,9 @@ def _images(preprocess: Mapping[str, Any]) -> None:
     """Show how pictures are resized and normalised; nothing for texts."""
     if "input_size" not in preprocess:
         return
-    size = "×".join(map(str, preprocess["input_size"]))
+    edges = "×".join(map(str, preprocess["input_size"]))
     mean, std = (", ".join(f"{value:.4g}" for value in preprocess[key]) for key in ("mean", "std"))
-    show_wrapped(f"pictures {size} (channels×height×width), mean {mean}, std {std}")
+    show_wrapped(f"pictures {edges} (channels×height×width), mean {mean}, std {std}")
 
 
 def _decision(decision: DecisionRecord | None, history: Iterable[Step]) -> None:

@@ -425,7 +425,8 @@ def _fit(
     ood_answers = [answer(samples) for samples in ood_sets]
     ood_outputs = [task.outputs(outputs) for outputs in ood_answers]
     linear = [task.classifier(*layer) for layer in classifiers(model)] if features else []
-    evidence, left_out = None, None
+    evidence = None
+    left_out: str | None = None
     if features and train is not None:
         gathered_rows = train.at(some_of(train, MOST_GATHERED))
         evidence = _gathered(engine, linear, gathered_rows, arguments, skipped)
