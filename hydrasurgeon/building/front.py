@@ -234,14 +234,14 @@ class Front:
             self.rungs, self.force = rungs, True
             self.search.plan.best = f"{budget}: {description}"
             self.search.plan.may_end = len(rungs) == len(self.search.budgets)
-            self.search.state.keep(unfinished=mark_of(self.out))
+            self.search.state.keep(unfinished=mark_of(self.options))
 
     def finish(self, *, early: bool) -> None:
         """Record all rivals; where everything was tried, a budget that nothing is within is an error."""
         if len(self.search.budgets) > 1 and self.rungs:
             self._write(self.rungs, done=not early)
         self._draw()
-        self.search.state.keep(unfinished=mark_of(self.out) if early else None)
+        self.search.state.keep(unfinished=mark_of(self.options) if early else None)
         for budget in self.search.budgets:
             if not early and budget not in self.rungs:
                 for (refusing, _), error in self.refused.items():
@@ -345,7 +345,7 @@ class Front:
         if file.name != self.there:
             publish(file, self.out, force=self.force)
         self.there = file.name
-        search.state.keep(made=file.name, unfinished=mark_of(self.out))
+        search.state.keep(made=file.name, unfinished=mark_of(self.options))
         return True
 
     def _make(self, budget: Budget, entry: Entry, file: Path) -> bool:

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, OutputError
-from hydrasurgeon.files.atomic import SUFFIX, write_text
+from hydrasurgeon.files.atomic import SUFFIX, named, write_text
 from hydrasurgeon.files.resumable import Resumable, Work, there
 from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.options.command_line import CommandLine
@@ -69,22 +68,29 @@ class WorkState(Resumable):
         return f"Delete {self.path.parent}, or give another --cache."
 
 
-def unfinished(work: Path, out: Path) -> bool:
-    """Return True if `out` holds what a build in this folder wrote before it was interrupted."""
+def unfinished(options: BuildOptions) -> bool:
+    """Return True if the output is what this build, of the same options, wrote before it was
+    interrupted.
+    """
     try:
-        texts = read_json(work / STATE, most=MOST_STATE)
+        texts = read_json(options.work / STATE, most=MOST_STATE)
         written = json.loads(texts["position"])["unfinished"]
-        return bool(written) and written == mark_of(out)
+        return bool(written) and written == mark_of(options)
     except (CheckpointError, OutputError, ValueError, KeyError, TypeError, OSError):
         return False
 
 
-def mark_of(out: Path) -> Any:
-    """Return a value that identifies an output: a front's record, or a checkpoint's hash."""
+def mark_of(options: BuildOptions) -> dict[str, Any]:
+    """Return values that identify an output and what it was made for: a front's record, or a
+    checkpoint's hash, and the options that choose.
+    """
+    (out, _) = named(options.out)
+    goals = {"objective": options.goal}
+    goals |= {name: getattr(options, name) for name in ("budget", "risk", "coverage")}
     if (out / "front.json").is_file():
-        return read_json(out / "front.json", most=MOST_STATE)
+        return {**goals, "output": read_json(out / "front.json", most=MOST_STATE)}
     slash = "/" * out.is_dir()
-    return open_checkpoint(f"{out}{slash}").manifest.weights_sha256
+    return {**goals, "output": open_checkpoint(f"{out}{slash}").manifest.weights_sha256}
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,13 @@ class ScoreKey:
         return f"{OF_NEURONS}{text}" if self.part == "neurons" else text
 
     @property
+    def words(self) -> list[str]:
+        """Words that a user types behind `--method`."""
+        if self.is_circuit and self.objective is not None:
+            return [self.method, "--objective", self.objective]
+        return [str(self)]
+
+    @property
     def is_circuit(self) -> bool:
         return self.method == CIRCUIT
 

@@ -316,8 +316,8 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
 
 class ServeOptions(Engines, ClassNames, BareOptions):
     """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
-    /openapi.json. The Open Inference Protocol v2 (/v2) works too and, for text models, System One
-    (/v1/systemone). Of several checkpoints the first answers all but System One.
+    /openapi.json. The Open Inference Protocol v2 (/v2) works too and, for text models, the
+    protocol of System One, a hosted service (/v1/systemone). Of several checkpoints the first answers all but System One.
 
     There is no TLS, and no authentication but --token-env: use a proxy for these. SIGTERM stops
     the server after it has answered the requests that it accepted.
@@ -423,5 +423,5 @@ class MonitorOptions(Options):
         None,
         metavar="F",
         group=READ,
-        help="True labels of some answers (columns `id` and `label`), to check the promised risk.",
+        help="True labels of some answers (columns `id`, or an answer's `key`, and `label`), to check the promised risk.",
     )

@@ -283,7 +283,7 @@ class FinetuneOptions(CheckpointArgument, Without, ClassNames, BareOptions, Run,
         repeatable=True,
         metavar="PART",
         recorded=True,
-        help="Parts that are not trained: embeddings, norms, mlp, attention, readout, classifier. "
+        help="Parts that are not trained: embeddings, norms, mlp, attention, readout (norm and pooling behind the layers), classifier. "
         "With frozen MLPs fusing is exact.",
     )
     select: Literal["nll", "accuracy"] | None = option(

@@ -54,6 +54,9 @@ REPORT = option(
 class EvaluateOptions(Engines, BareOptions, Run, Force):
     """Compare accuracy, calibration, OOD detection, diversity and cost in one table.
 
+    aECE is the calibration error in bins of equally many rows; MI and DI say how much members
+    differ.
+
     OOD sets, shifts, temperature and cost are measured for the first --data only.
     """
 

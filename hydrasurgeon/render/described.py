@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json as jsonlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
+from hydrasurgeon.criteria import ScoreKey
 from hydrasurgeon.files.decision_file import DecisionFile
 from hydrasurgeon.files.history import command_line
 from hydrasurgeon.files.manifest import OF_WORDS
@@ -26,7 +27,7 @@ from hydrasurgeon.render.console import (
     view,
 )
 from hydrasurgeon.render.terminal_tables import millions, picture, show_table, size
-from hydrasurgeon.report.columns import brief, cost_notes, decimals_of
+from hydrasurgeon.report.columns import cost_notes, decimals_of
 
 if TYPE_CHECKING:
     from hydrasurgeon.files.decided import DecisionRecord, Seen
@@ -99,6 +100,7 @@ def _checkpoint(inspection: Inspection) -> None:
             f"  {name}: {tower.layers} layers × {tower.heads} heads of {tower.head_dim}, dim "
             f"{tower.dim}"
         )
+    _images(model.preprocess)
     pooling = manifest.model.pooling
     if pooling == OF_WORDS:
         show("  answers for every word, by its first token")
@@ -120,10 +122,25 @@ def _checkpoint(inspection: Inspection) -> None:
         for name, rows in (manifest.kept_neurons or {}).items():
             show(f"  {name}, neurons: {', '.join(str(len(row)) for row in rows)}")
     if manifest.scores:
-        show(f"  scores: {', '.join(manifest.scores)}")
+        show_wrapped(f"scores: {', '.join(map(_scores, manifest.scores))}")
     if manifest.decision is not None:
         show("  decision state:")
     _decision(manifest.decision, manifest.history)
+
+
+def _scores(name: str) -> str:
+    """Return the name of scores, with the options that it stands for if they differ."""
+    words = ScoreKey.parse(name).words
+    return name if words == [name] else f"{name} (--method {' '.join(words)})"
+
+
+def _images(preprocess: Mapping[str, Any]) -> None:
+    """Show how pictures are resized and normalised; nothing for texts."""
+    if "input_size" not in preprocess:
+        return
+    edges = "×".join(map(str, preprocess["input_size"]))
+    mean, std = (", ".join(f"{value:.4g}" for value in preprocess[key]) for key in ("mean", "std"))
+    show_wrapped(f"pictures {edges} (channels×height×width), mean {mean}, std {std}")
 
 
 def _decision(decision: DecisionRecord | None, history: Iterable[Step]) -> None:
@@ -192,7 +209,7 @@ def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     for text in evaluation.printed.values():
         return raw(text)
     results = evaluation.report.results
-    for at, table in enumerate(brief(results)):
+    for at, table in enumerate(evaluation.tables):
         if at:
             show("")
         heads = [(c.group, c.metric.brief) for c in table.columns]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import decision_lines
+from hydrasurgeon.criteria import ScoreKey
 from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.heads import count
 from hydrasurgeon.render.console import (
@@ -110,7 +111,8 @@ def scored(result: Scored) -> None:
             f"its own number of clusters is {settings['automatic']} ({why})"
         )
     amount = "--remove" if score.order is not None else "--keep"
-    show_next("prune", str(result.path), "--method", result.method, amount, str(_few(result)))
+    method = ScoreKey.parse(result.method).words
+    show_next("prune", str(result.path), "--method", *method, amount, str(_few(result)))
 
 
 def _few(result: Scored) -> int:
@@ -212,7 +214,7 @@ def finetuned(result: Finetuned) -> None:
     if trained.kept_epoch == 0 and trained.steps:
         done += "; no epoch was better on --val than the start, which is written"
     elif trained.kept_epoch:
-        done += f"; epoch {trained.kept_epoch:g} was the best on --val and is written"
+        done += f"; epoch {trained.kept_epoch:.3g} was the best on --val and is written"
     if result.probed and not trained.steps:
         count = result.manifest.model.num_classes
         done = f"a probe with {count} output{'s' * (count > 1)}"
@@ -227,10 +229,14 @@ def finetuned(result: Finetuned) -> None:
         start = "the probe alone" if result.probed else "before training"
         rows = {start: measured[0]}
         if best is not measured[0]:
-            rows[f"after epoch {best['epoch']:g}"] = best
+            rows[f"after epoch {best['epoch']:.3g}"] = best
         table = [[row, *(f"{rows[row][name]:.3f}" for name in names)] for row in rows]
         show_table("on the validation rows", heads, table)
-    _calibrate_next(result.path, result.manifest)
+    if result.manifest.kind == "member":
+        hydra = str(result.path.with_name("hydra.safetensors"))
+        show_next("fuse", str(result.path), "MEMBER2", "MEMBER3", "-o", hydra)
+    else:
+        _calibrate_next(result.path, result.manifest)
 
 
 def _fused(result: Fused) -> dict[str, Any]:

@@ -165,8 +165,12 @@ def tables(results: Sequence[Result]) -> list[ReportTable]:
     ]
 
 
-def brief(results: Sequence[Result]) -> list[ReportTable]:
-    """Return tables for a terminal: metrics with a brief name; OOD sets and shifts as averages."""
+def brief(results: Sequence[Result], ood_scores: Sequence[str] = ()) -> list[ReportTable]:
+    """Return tables for a terminal: metrics with a brief name; OOD sets and shifts as averages.
+
+    `ood_scores` are the names of the scores that detect OOD samples, for the title.
+    """
+    by_score = f", by {' or '.join(ood_scores)}" if ood_scores else ""
     averages = [
         {
             group: average
@@ -189,7 +193,7 @@ def brief(results: Sequence[Result]) -> list[ReportTable]:
             *costs,
         ],
         "decisions": [column for column in inside if column.metric.key in PROMISED],
-        "out of distribution": _grouped(OOD, averages),
+        f"out of distribution{by_score}": _grouped(OOD, averages),
         "under shift, by severity": [
             *_grouped(SHIFT[:2], severities),
             *columns(SHIFT, shifts, "mean"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -405,7 +406,7 @@ def _output(options: BuildOptions, *, several: bool) -> tuple[Path, bool]:
     this build left what lies there.
     """
     work = options.work
-    is_unfinished = unfinished(work, Path(options.out))
+    is_unfinished = unfinished(options)
     if several:
         out = claim_front(options, force=options.force or is_unfinished)
     else:
@@ -448,12 +449,16 @@ def _data(
     if options.crossed:
         check_crossed(len(val))
     elif len(chosen) < FEWEST:
-        hint = f"--val needs at least {FEWEST} rows, as it is split into two halves."
-        if SPLIT in DataSpec.parse(str(options.val)).columns:
-            hint += " Where rows are few, --val cross takes five folds of all of them."
-        message = f"--val {options.val}: has {len(val)} rows"
+        needed, hint = FEWEST, "One half of them judges what the other half chose."
         if chosen is not val:
-            message += f", of which {len(chosen)} choose and {len(val) - len(chosen)} certify"
+            needed = math.ceil(100 * FEWEST / THIRD)
+            hint = (
+                f"{FEWEST} of {needed} choose; the others only certify the promise. "
+                f"Without --risk and --coverage, {FEWEST} rows are enough."
+            )
+        elif SPLIT in DataSpec.parse(str(options.val)).columns:
+            hint += " Where rows are few, --val cross takes five folds of all of them."
+        message = f"--val {options.val}: has {len(val)} rows; at least {needed} are needed"
         raise DataError(message, hint=hint)
     if chosen is not val:
         promise = CalibrateOptions.model_construct(risk=options.risk)

@@ -375,11 +375,11 @@ def _fit(
     """
     import numpy as np
 
-    from hydrasurgeon.data.folds import NO_FOLD, folds_of
+    from hydrasurgeon.data.folds import NO_FOLD, folds_of, some_of
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.data.samples import Joined
     from hydrasurgeon.decision.fitting import fit_state, too_few_ood
-    from hydrasurgeon.decision.ood_score import Grounds
+    from hydrasurgeon.decision.ood_score import MOST_GATHERED, Grounds
     from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
@@ -426,8 +426,15 @@ def _fit(
     ood_outputs = [task.outputs(outputs) for outputs in ood_answers]
     linear = [task.classifier(*layer) for layer in classifiers(model)] if features else []
     evidence = None
+    left_out: str | None = None
     if features and train is not None:
-        evidence = _gathered(engine, linear, train, arguments, skipped)
+        gathered_rows = train.at(some_of(train, MOST_GATHERED))
+        evidence = _gathered(engine, linear, gathered_rows, arguments, skipped)
+        if len(gathered_rows) < len(train):
+            left_out = (
+                f"--fit-data: OOD scores are fitted on {len(gathered_rows):,} of {len(train):,} rows, "
+                "which are enough; they are chosen by content"
+            )
     state, notes = fit_state(
         val,
         arguments,
@@ -459,7 +466,11 @@ def _fit(
         state, more = _with_cascade(state, val, model, validation, arguments)
         notes = (*notes, *more)
     state = replace(state, record=state.record.model_copy(update=how))
-    return state, (*filter(None, [*few_ood, words_note]), *notes, *engine.notes), arguments
+    return (
+        state,
+        (*filter(None, [*few_ood, left_out, words_note]), *notes, *engine.notes),
+        arguments,
+    )
 
 
 def _with_cascade(
@@ -493,13 +504,10 @@ def _gathered(
     skipped: list[str],
 ) -> list[Evidence]:
     """Collect the statistics that OOD scores are fitted on, in one pass that keeps no features."""
-    from hydrasurgeon.data.folds import some_of
-    from hydrasurgeon.decision.ood_score import MOST_GATHERED
     from hydrasurgeon.runtime.answering import Answering
     from hydrasurgeon.statistics.scores.evidence import Gathering
 
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
-    samples = samples.at(some_of(samples, MOST_GATHERED))
     answering = Answering([engine], samples, arguments, features=True)
     for piece in answering:
         outputs = engine.task.outputs(piece.outputs)

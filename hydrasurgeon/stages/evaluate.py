@@ -35,7 +35,7 @@ from hydrasurgeon.measuring.sets import (
 )
 from hydrasurgeon.options.base import STDOUT, stage
 from hydrasurgeon.options.measuring import EvaluateOptions
-from hydrasurgeon.report.columns import brief
+from hydrasurgeon.report.columns import ReportTable, brief
 from hydrasurgeon.report.markdown import markdown
 from hydrasurgeon.report.page import Material, document
 from hydrasurgeon.runtime.answering import CALIBRATE
@@ -65,9 +65,16 @@ class Evaluation:
     """Reports that are for stdout, by kind."""
     headline: str = ""
     """The page's headline, where one was written."""
+    ood_scores: tuple[str, ...] = ()
+    """OOD scores that the rows are measured by."""
+
+    @property
+    def tables(self) -> list[ReportTable]:
+        """The tables of a terminal."""
+        return brief(self.report.results, self.ood_scores)
 
     def __repr__(self) -> str:
-        return "\n\n".join(map(str, brief(self.report.results)))
+        return "\n\n".join(map(str, self.tables))
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
@@ -160,7 +167,8 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         write_text(outputs["json"], report.to_json())
     printed = _written(material, outputs)
     headline = material.headline if "html" in outputs and len(rows) > 1 else ""
-    return Evaluation(report, measured.skipped, tuple(notes), printed, headline)
+    ood_scores = dict.fromkeys(row.answers.used for row in rows if row.answers.ood_scores)
+    return Evaluation(report, measured.skipped, tuple(notes), printed, headline, tuple(ood_scores))
 
 
 def _opened(arguments: EvaluateOptions) -> tuple[list[Checkpoint], list[TableEntry]]:

@@ -209,7 +209,7 @@ def _notes(
     elif distance:
         yield (
             f"the members' {averaged} differ by {100 * distance:.1f} % and are replaced by their "
-            "average: --check D measures what this changes, separate keeps them as they are"
+            "average: --check D measures what this changes, --mlp separate keeps them as they are"
         )
 
 

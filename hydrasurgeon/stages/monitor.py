@@ -33,7 +33,10 @@ FLAGS = {"true": True, "false": False}
 """A flag as files have it, in any case: JSON's, Python's and pandas'."""
 YES_NO = {"0": "no", "1": "yes", "false": "no", "true": "yes"}
 """Other spellings of the labels of a model with one logit."""
-LABELS = "Give a .jsonl, .csv or .parquet file with the `id` of each answer and its true `label`."
+LABELS = (
+    "Give a .jsonl, .csv or .parquet file with the `id` (or the `key`) of each answer and its true "
+    "`label`."
+)
 """Hint for labels that do not fit."""
 HINT = "Give what `predict -o` or `serve --answers` wrote with a calibrated checkpoint."
 """Hint for a file that holds no answers."""
@@ -224,8 +227,9 @@ class _Reader:
         rows, broken = Counter[str](), Counter[str]()
         answered: dict[str, bytes] = {}
         for where, row in read_rows(path):
-            name = str(row.get("id")) if isinstance(row, dict) else ""
-            if name not in truths:
+            names = [str(row.get(key)) for key in ("key", "id")] if isinstance(row, dict) else []
+            name = next((name for name in names if name in truths), None)
+            if name is None:
                 continue
             digest = hash_of(row)
             if answered.get(name, digest) != digest:

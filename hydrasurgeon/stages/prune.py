@@ -206,10 +206,10 @@ def _computed(
     if arguments.data is None and criterion(key).needs_data:
         needs = "--data D --ood O" if key.objective in ("ood", "avg") else "--data D"
         raise UsageError(
-            f"{opened.path}: has no {key} scores",
+            f"{opened.name}: has no {key} scores",
             hint=(
-                f"Run `hydrasurgeon score --method {key} {needs} {opened.path.name}` first, or "
-                f"give {needs} here."
+                f"Run `hydrasurgeon score --method {' '.join(key.words)} {needs} {arguments.checkpoint}` "
+                f"first, or give {needs} here."
             ),
         )
     if key.part == "neurons":

@@ -95,7 +95,10 @@ def retraced(checkpoint: Checkpoint) -> str:
         if folder.name:
             lines.append(f"mkdir {folder}")
         lines.append(run.line())
-    return script(f"How {where} was made. Run this where these lie:", lines)
+    return script(
+        f"How {where} was made. Names have no folders: copy or link these here, then run this:",
+        lines,
+    )
 
 
 def _linked(steps: Sequence[Step]) -> list[Retraced]:

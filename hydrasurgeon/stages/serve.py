@@ -286,12 +286,11 @@ def _ready(
         rows = answer(samples)
         counts.add(rows, model.members, model.task)
         if kept is not None:
-            # What has no id of its own would look like others; `monitor` counts a row once.
-            keys = [
-                {} if isinstance(row["id"], str) else {"key": secrets.token_hex(8)} for row in rows
-            ]
-            named = zip(shortened(rows, arguments.top), keys, strict=True)
-            counts.answers_lost.inc(kept.add([{**row, **key} for row, key in named]))
+            # Positions recur in each request: `monitor` tells such rows apart by their key.
+            for row in rows:
+                if not isinstance(row["id"], str):
+                    row["key"] = secrets.token_hex(8)
+            counts.answers_lost.inc(kept.add(shortened(rows, arguments.top)))
         return rows
 
     batch = batch_size_of(arguments.batch_size)

@@ -241,7 +241,7 @@ def _placed(state: TrainingState, run: Run, accelerator: Any) -> TrainingState:
 def _line(entry: Mapping[str, float]) -> str:
     """Return an epoch's figures as a line for people."""
     figures = [f"{key.replace('_', ' ')} {entry[key]:.4f}" for key in entry if key != "epoch"]
-    return f"epoch {entry['epoch']:g}: {', '.join(figures)}"
+    return f"epoch {entry['epoch']:.3g}: {', '.join(figures)}"
 
 
 @dataclass(frozen=True)

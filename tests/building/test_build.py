@@ -115,6 +115,21 @@ def test_what_was_written_is_not_made_again(
         task.build(ood=[])
 
 
+@pytest.mark.parametrize(
+    "more", [{"budget": "macs=1.2"}, {"objective": "acc"}, {"coverage": 0.8, "risk": 0.5}]
+)
+def test_an_interrupted_build_of_other_options_is_not_replaced(
+    more: dict[str, Any], task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the same command goes on without --force."""
+    Stop(monkeypatch, "finetune")
+    before = task.build(ood=[]).path.read_bytes()
+    with pytest.raises(OutputError, match="already exists"):
+        task.build(ood=[], **more)
+    assert (task.folder / "hydra.safetensors").read_bytes() == before
+    assert task.build(ood=[], max_minutes=9).path.read_bytes() == before
+
+
 @pytest.mark.slow
 def test_time_that_is_up_ends_it_once_there_is_something(
     task: Task, monkeypatch: pytest.MonkeyPatch
@@ -169,7 +184,7 @@ def test_time_that_is_up_waits_for_what_is_being_published(
     ahead.may_end = True
     kept = SimpleNamespace(keep=lambda **_: None)
     search = SimpleNamespace(plan=ahead, budgets=["macs=1"], state=kept)
-    made = {"search": search, "out": Path("out"), "there": "old", "force": True}
+    made = {"search": search, "out": Path("out"), "options": None, "there": "old", "force": True}
     seen: list[bool] = []
     monkeypatch.setattr(front, "publish", lambda *_, **__: seen.append(ahead.may_end))
     monkeypatch.setattr(front, "rung_file", lambda *_: Path("new"))

@@ -201,8 +201,9 @@ def fewer(rows: int) -> Callable[[Place], str]:
 @pytest.mark.parametrize(
     ("rows", "more", "says"),
     [
-        (55, ["--risk", "0.2"], "has 55 rows, of which 18 choose and 37 certify"),
-        (55, ["--coverage", "0.8"], "has 55 rows, of which 18 choose and 37 certify"),
+        (60, ["--risk", "0.2"], "has 60 rows; at least 61 are needed 20 of 61 choose"),
+        (55, ["--coverage", "0.8"], "has 55 rows; at least 61 are needed 20 of 61 choose"),
+        (19, [], "has 19 rows; at least 20 are needed"),
         (90, ["--risk", "0.01"], "can be promised, if no answer is wrong"),
     ],
 )

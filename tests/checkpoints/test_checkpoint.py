@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints import writing as saving
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import CheckpointError, ManifestError, OutputError
 from hydrasurgeon.files.manifest import json_schema, read_manifest, sidecar
 
@@ -189,6 +190,26 @@ def test_sharded_directory(tiny: MAKE, tmp_path: Path) -> None:
     (folder / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"shard b\.safetensors is missing"):
         open_checkpoint(folder, arch=arch)
+
+
+def test_assumed_heads_and_pixels_are_shown(
+    tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shapes tell neither: a user must see what was taken."""
+    save_file(load_file(tiny()), tmp_path / "bare.safetensors")
+    arch = "timm:vit_large_patch16_224,img_size=28,patch_size=7,in_chans=1,embed_dim=32,depth=3"
+    line = ["inspect", str(tmp_path / "bare.safetensors"), "--arch"]
+    assert run([*line, arch]) == 0
+    said = capsys.readouterr()
+    assert "3 layers × 16 heads of 2" in said.out
+    assert "pictures 1×28×28 (channels×height×width), mean 0.5, std 0.5" in said.out
+    note = "assumed to have 16 heads in each layer, as timm:vit_large_patch16_224 has"
+    assert note in said.err
+    assert f"--arch {arch},num_heads=N" in said.err
+    assert run([*line, f"{arch},num_heads=4"]) == 0
+    said = capsys.readouterr()
+    assert "3 layers × 4 heads of 8" in said.out
+    assert said.err == ""
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -27,3 +27,5 @@ def test_keys() -> None:
 def test_a_key_and_its_text(text: str, key: ScoreKey) -> None:
     assert ScoreKey.parse(text) == key
     assert str(key) == text
+    method, *objective = key.words  # what is printed to be typed
+    assert score_key(method, *objective[1:]) == key

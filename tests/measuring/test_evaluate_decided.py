@@ -163,7 +163,9 @@ def test_options_override_the_state(ready: Path) -> None:
     every = hs.evaluate([ready / "c"], data=data, ood=ood, ood_score="all").report.results[0]
     assert every.ood[0].scores is not None
     assert set(every.ood[0].scores) == {"msp", "entropy", "energy", "max-logit", "mi"}
-    two = hs.evaluate([ready / "c"], data=data, ood=ood, ood_score="msp,rmds").report.results[0]
+    evaluation = hs.evaluate([ready / "c"], data=data, ood=ood, ood_score="msp,rmds")
+    assert "out of distribution, by msp " in repr(evaluation)
+    two = evaluation.report.results[0]
     assert two.ood[0].scores is not None
     assert two.ood[0].scores["rmds"] == pytest.approx(every.ood[0].auroc)
     assert two.ood[0].auroc == pytest.approx(every.ood[0].scores["msp"])

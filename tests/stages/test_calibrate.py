@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,6 +240,19 @@ def test_surgery_drops_the_state_and_says_so(tmp_path: Path) -> None:
     assert any("decision state is dropped" in note for note in tuned.notes)
     assert tuned.manifest.decision is None
     assert all(check.holds is not False for check in hs.verify(tuned.path).checks)
+
+
+def test_rows_that_no_ood_score_is_fitted_on_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    VIT.write(tmp_path / "source")
+    data, train = images(tmp_path), images(tmp_path, "train", seed=7)
+    options: dict[str, Any] = {"data": data, "fit_data": train, "ood_score": "rmds", "force": True}
+    for most, noted in ((4_000, []), (100, ["100 of 120"])):
+        monkeypatch.setattr("hydrasurgeon.decision.ood_score.MOST_GATHERED", most)
+        notes = hs.calibrate(tmp_path / "source", out=tmp_path / "c", **options).notes
+        counts = [re.search(r"OOD scores are fitted on (\d+ of \d+) rows", note) for note in notes]
+        assert [match[1] for match in counts if match is not None] == noted
 
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

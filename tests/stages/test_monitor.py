@@ -222,6 +222,20 @@ def test_labels_show_a_broken_promise(
     assert not calm.drift.drifted
 
 
+def test_labels_join_answers_by_their_key(ready: Path, tmp_path: Path) -> None:
+    """Positions recur in the requests to a server."""
+    rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
+    given = [row for row in rows if row["answer"] not in ("abstain", "unfamiliar")]
+    served = [{**row, "id": at % 3, "key": f"k{at}"} for at, row in enumerate(given)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in served))
+    text = "".join(
+        f"{row['key']},{(row['label'] + (at < 2)) % 3}\n" for at, row in enumerate(served)
+    )
+    (tmp_path / "l.csv").write_text(f"id,label\n{text}")
+    result = monitor(tmp_path / "a.jsonl", against=ready / "c", labels=tmp_path / "l.csv")
+    assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 2}}
+
+
 @pytest.mark.parametrize(
     ("labels", "says"),
     [

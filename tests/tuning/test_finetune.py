@@ -64,6 +64,28 @@ def test_epoch_orders_partition_the_data() -> None:
     assert set(np.concatenate(parts)) == set(range(10))
 
 
+def test_a_tuned_member_is_fused_next(
+    tiny: MAKE, images: SPEC, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member = hs.prune(tiny(), method="random", keep=2, out=tmp_path / "p.safetensors").path
+    for source, command in ((member, "fuse"), (tiny(), "calibrate")):
+        out = tmp_path / f"to-{command}.safetensors"
+        line = [
+            "finetune",
+            source,
+            "--data",
+            images(rows=20),
+            "--recipe",
+            "demo",
+            "--set",
+            "steps=1",
+        ]
+        assert run([*map(str, line), "-o", str(out)]) == 0
+        words = capsys.readouterr().err.partition("next: hydrasurgeon ")[2].split()
+        assert words[:2] == [command, str(out)]
+    assert hs.fuse([tmp_path / "to-fuse", member], out=tmp_path / "hydra").members == 2
+
+
 def test_training_learns(tiny: MAKE, images: SPEC, tmp_path: Path) -> None:
     out = tmp_path / "t.safetensors"
     hs.finetune(

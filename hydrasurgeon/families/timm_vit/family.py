@@ -84,12 +84,17 @@ class TimmViT(Family):
             labels = read.label_names
         elif arch is not None:
             name, arguments, classes = self._parse_arch(arch)
+            note = self._assumed_heads(name, arguments, arch, where)
         else:
             registered, differing, alike = self.infer(shapes, where)
             name, arguments = registered.name, dict(differing)
             classes = arguments.pop("num_classes", None)
             also = f" (runs like {', '.join(alike[:3])})" if alike else ""
-            note = f"{where}: assumed to be timm:{name}{also}, with its usual preprocessing"
+            heads = registered.args["num_heads"]
+            note = (
+                f"{where}: assumed to be timm:{name}{also}, with {heads} heads in each layer and its "
+                "usual preprocessing"
+            )
         architecture, overrides = self._configured(name, arguments, where, CheckpointError)
         args = {**architecture.args, **overrides}
         num_classes = classes or next(iter(shapes.get("head.weight", (0,))), 0)
@@ -174,6 +179,21 @@ class TimmViT(Family):
         where, classes = f"--arch timm:{text}", args.pop("num_classes", None)
         parse(TimmConfig, {"architecture": name, "num_classes": classes}, where, error=UsageError)
         return name, parse(self.arguments, args, where, error=UsageError).written(), classes
+
+    def _assumed_heads(
+        self, name: str, arguments: Mapping[str, Any], arch: str, where: str
+    ) -> str | None:
+        """Return a note if --arch gives a width of its own without a number of heads, which no shape
+        tells.
+        """
+        registered = self.named(name, where).args
+        usual_width = arguments.get("embed_dim") in (None, registered["embed_dim"])
+        if usual_width or "num_heads" in arguments:
+            return None
+        return (
+            f"{where}: assumed to have {registered['num_heads']} heads in each layer, as timm:{name} "
+            f"has; if it has N: --arch timm:{arch},num_heads=N"
+        )
 
     def _configured(
         self, name: str, arguments: Mapping[str, Any], where: str, error: type[HydraError]
