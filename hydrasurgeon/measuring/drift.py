@@ -162,7 +162,7 @@ def _unfamiliar(nights: Sequence[Seen], decision: DecisionRecord, level: float) 
 
     def says(look: int) -> str:
         share = nights[look].unfamiliar / nights[look].rows
-        return f"{share:.1%} of the inputs were flagged as unfamiliar; --id-flagged promises at most {promised:.1%}"
+        return f"{share:.1%} of the inputs were flagged as unfamiliar; at most {promised:.1%} were promised"
 
     flagged, rows = (_column(getattr(n, name) for n in nights) for name in ("unfamiliar", "rows"))
     return _Question("unfamiliar", flagged, rows, [limit], says)

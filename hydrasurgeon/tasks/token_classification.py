@@ -167,7 +167,8 @@ class TokenClassification(Task):
         return replace(by_word, constants=constants)
 
     def check_labels(self, fitting: Outputs, certifying: Outputs, fit: Calibration) -> None:
-        SingleLabel().check_labels(self._words(fitting), self._words(certifying), fit)
+        by_word = replace(fit, constants={"temperature": fit.constants["temperature"]})
+        SingleLabel().check_labels(self._words(fitting), self._words(certifying), by_word)
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         return self._with_entities(SingleLabel().fitted(self._words(outputs)), outputs)

@@ -81,6 +81,7 @@ REACHED: dict[str, set[str]] = {
     "lookup.py": ALL,
     "measuring/": {"eval"},
     "measuring/cost.py:timed_samples": {"bench"},
+    "measuring/drift.py": {"monitor"},
     "measuring/known.py": {"calibrate", "build"},
     "measuring/known.py:unfitted": {"calibrate"},
     "measuring/predictions.py": {"eval", "calibrate", "predict", "finetune"},

@@ -81,7 +81,7 @@ def test_thirty_percent_unfamiliar_show_within_days(healthy: int) -> None:
     assert not healthy or not watched(nights[:healthy], 0.01, before).drifted
     found = watched(nights, 0.01, before)
     assert [test.drifted for test in found.tests] == [True, False]
-    assert "flagged as unfamiliar; --id-flagged promises at most 5.0%" in found.sentence
+    assert "flagged as unfamiliar; at most 5.0% were promised" in found.sentence
     first = int(found.sentence.removeprefix("drifted: in run ").split()[0])
     assert healthy < first <= healthy + 2
     assert found.tests[0].p_value == pytest.approx(10 ** -max(found.tests[0].log10_e), rel=1e-4)

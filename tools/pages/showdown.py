@@ -79,6 +79,7 @@ FEW_WAYS = {
     "regression temperature": "regression, temperature",
     "ours": "`build`",
 }
+FEW_TASKS = {"clinc": "CLINC150", "movie": "movies"}
 FEW_ROWS = (
     ("accuracy ↑, %", "accuracy", 100, 1),
     ("NLL ↓", "nll", 1, 3),
@@ -94,7 +95,6 @@ Results = dict[str, Any]
 def page(results: Results, few: Results) -> str:
     """Return the page."""
     by_task = {task: table(results, task) for task in results["tasks"]}
-    movies = few_figure(few["cases"]["movie 8"]["regression"], "accuracy", 100, 0) + " %"
     return rendered(
         "showdown",
         results=results,
@@ -102,7 +102,6 @@ def page(results: Results, few: Results) -> str:
         claim=claim(results),
         results_few=few,
         few=few_table(few),
-        movies=movies,
     )
 
 
@@ -113,12 +112,16 @@ def lead(results: Results, few: Results) -> str:
 
 
 def few_table(few: Results) -> str:
-    """Return the table of CLINC150 with 8 texts a class: means ± standard errors."""
+    """Return the table of few texts a class: means ± standard errors."""
     lines = []
-    for way, title in FEW_WAYS.items():
-        runs = few["cases"]["clinc 8"].get(way, [])
-        lines.append([title, *(few_figure(runs, *row[1:]) for row in FEW_ROWS)])
-    return "\n".join(tables.table(["", *(row[0] for row in FEW_ROWS)], lines))
+    for case, ways in few["cases"].items():
+        task, shots = case.split()
+        for way, title in FEW_WAYS.items():
+            if way in ways:
+                figures = [few_figure(ways[way], *row[1:]) for row in FEW_ROWS]
+                lines.append([f"{FEW_TASKS[task]}, {shots}", title, str(len(ways[way])), *figures])
+    heads = ["texts a class", "", "seeds", *(row[0] for row in FEW_ROWS)]
+    return "\n".join(tables.table(heads, lines))
 
 
 def few_figure(runs: list[dict[str, float]], name: str, factor: float, decimals: int) -> str:
