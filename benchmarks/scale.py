@@ -129,7 +129,8 @@ def main() -> None:
     growth = {}
     for classes in options.classes:
         growth[str(classes)] = exponent([case for case in cases if case["classes"] == classes])
-    result = {"machine": machine(), "budget": BUDGET, "cases": cases, "left_out": left_out}
+    result = {"machine": machine(), "budget": BUDGET, "most": options.most}
+    result |= {"cases": cases, "left_out": left_out}
     options.out.write_text(json.dumps(result | {"growth": growth}) + "\n")
 
 

@@ -33,6 +33,8 @@ def page(result: Callable[[str], Any]) -> str:
         words_rows=words_rows,
         suspects_rows=suspects_rows,
         learnt_rows=learnt_rows,
+        scale_rows=scale_rows,
+        growth_sentence=growth_sentence,
     )
 
 
@@ -161,3 +163,23 @@ def learnt_rows(results: dict[str, Any]) -> Iterator[list[str]]:
             for name in ("all", "without", "true")
         ]
         yield [task, *(f"{100 * accuracy:.1f} %, {nll:.3f}" for accuracy, nll in pairs)]
+
+
+def scale_rows(results: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield the cells of each table size: seconds and memory until the first and the second file."""
+    for case in sorted(results["cases"], key=lambda case: (case["classes"], case["rows"])):
+        cells = [f"{case['rows']:,}", f"{case['classes']:,}"]
+        for at in (0, 1):
+            written = case["files"][at] if at < len(case["files"]) else None
+            cells += [f"{written['cpu']:.0f}", f"{written['peak']:,}"] if written else ["–", "–"]
+        yield cells
+
+
+def growth_sentence(results: dict[str, Any]) -> str:
+    """Return how the time to the first file grows with the rows."""
+    powers = [
+        f"{power:.2f} with {int(classes):,} classes"
+        for classes, power in results["growth"].items()
+        if power is not None
+    ]
+    return f"The time to the first file grows with the rows to the power of {', '.join(powers)}."
