@@ -77,7 +77,9 @@ def write_pages() -> None:
         put_between(ROOT / "README.md", showdown.MARKS, showdown.lead(shown, few))
     tables = result("paper")
     if tables is not None:
-        (DOCS / "reference" / "paper.md").write_text(paper.page(tables), encoding="utf-8")
+        (DOCS / "reference" / "paper.md").write_text(
+            paper.page(tables, result("starts")), encoding="utf-8"
+        )
     tagged = result("entities")
     if tagged is not None:
         (DOCS / "reference" / "entities.md").write_text(entities.page(tagged), encoding="utf-8")

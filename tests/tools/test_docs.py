@@ -77,7 +77,7 @@ def test_ci_runs_the_commands_that_the_readme_names() -> None:
         ("benchmarks", lambda: benchmarks.page(result)),
         ("entities", lambda: entities.page(result("entities"))),
         ("front", lambda: front.page(result("front"))),
-        ("paper", lambda: paper.page(result("paper"))),
+        ("paper", lambda: paper.page(result("paper"), result("starts"))),
         ("showdown", lambda: showdown.page(result("showdown"), result("few"))),
     ],
 )

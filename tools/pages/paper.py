@@ -93,8 +93,46 @@ def claims(results: dict[str, Any]) -> Iterator[list[str]]:
             yield [claim.sentence, *(one or "–" for one in verdicts)]
 
 
-def page(results: dict[str, Any]) -> str:
-    """Return the page: the claims, and every table that was measured."""
+STARTS = {
+    "single": "single, mean of the three",
+    "single 0, 8 bits": "… the first in 8 bits",
+    "distilled": "… the first tuned on towards all three",
+    "hydra, thirds": "hydra of thirds",
+    "hydra, thirds, cascade": "… with a cascade",
+    "hydra, half the heads, a quarter of the neurons": "hydra of half the heads, a quarter of the neurons",
+    "hydra, half the heads, a quarter of the neurons, cascade": "… with a cascade",
+    "hydra, halves": "hydra of halves",
+    "hydra, halves, cascade": "… with a cascade",
+    "Deep Ensemble": "Deep Ensemble",
+}
+"""Row of benchmarks/starts.py → its title."""
+START_COLUMNS = ("macs", "accuracy", "nll", "ece", "near", "far", "all")
+
+
+def start_rows(trios: dict[str, dict[str, dict[str, float]]]) -> Iterator[list[str]]:
+    """Yield the rows of trios that share no start: means ± standard errors over the trios."""
+    for name, title in STARTS.items():
+        seeds = []
+        for rows in trios.values():
+            names = [row for row in rows if row.removeprefix("single ").isdigit()]
+            models = [rows[row] for row in (names if name == "single" else [name])]
+            figures = {
+                key: statistics.fmean(row[key] for row in models) for key in START_COLUMNS[:-1]
+            }
+            seeds.append(figures | {"all": (figures["near"] + figures["far"]) / 2})
+        yield [title, *(start_cell([seed[key] for seed in seeds], key) for key in START_COLUMNS)]
+
+
+def start_cell(values: list[float], key: str) -> str:
+    """Format a mean and its standard error; of costs the mean alone."""
+    if key == "macs":
+        return f"{statistics.fmean(values):.2f}"
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.fmean(values):.3f}±{error:.3f}"
+
+
+def page(results: dict[str, Any], starts: dict[str, Any] | None) -> str:
+    """Return the page: the claims, every table that was measured, and trios that share no start."""
     sys.path.insert(0, str(SCRIPTS))
     tables = importlib.import_module("tables")
     measured = {
@@ -108,6 +146,8 @@ def page(results: dict[str, Any]) -> str:
         tables=measured,
         claims="\n".join(f"| {' | '.join(line)} |" for line in claims(results)),
         machine=results["machine"],
+        starts=starts["clothes"] if starts else None,
+        start_rows=start_rows,
         described={name: DESCRIBED[name] for name in DESCRIBED if name in settings},
         missing=[name for name in DESCRIBED if name not in settings],
     )
