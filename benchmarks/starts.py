@@ -71,14 +71,7 @@ TEXT_RECIPES = (
 IMAGE = {"batch_size": "32", "label_smoothing": "0", "epochs": "2"}
 TASKS = {
     "clothes": Task(
-        {
-            "train": "demo:train",
-            "val": "demo:val",
-            "test": "demo:test",
-            "near": "demo:near",
-            "far": "demo:digits",
-            "choose": "demo:textures",
-        },
+        TUNED["fashion"].sets,
         str(RECIPES / "scratch.toml"),
         ({"epochs": "30", "lr": "2e-3", "label_smoothing": "0"},) * MEMBERS,
         {"lr": "5e-4", "epochs": "4", "batch_size": "64"},

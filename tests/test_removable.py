@@ -61,10 +61,6 @@ PARTS: dict[str, Part] = {
         ("stages/monitor.py", "measuring/drift.py", "files/looks.py"),
         (("commands.py", rf'\n    Command\(\n        "monitor",{NESTED}\),'),),
     ),
-    "the Open Inference Protocol and System One": (
-        ("serving/open_inference.py", "serving/system_one.py"),
-        (),
-    ),
 }
 PIPELINE = """
 import hydrasurgeon as hs
