@@ -83,7 +83,7 @@ class ScoreChoice:
     fitted: EnsembleScore | None = None
     chosen_by: Chooser = "option"
     auroc: Mapping[str, float] = field(default_factory=dict)
-    """The mean of each candidate, where `auto` compared some."""
+    """AUROC of each candidate, where `auto` compared some: that of its mean log-odds."""
     notes: tuple[str, ...] = ()
 
 
@@ -150,7 +150,7 @@ def choose(
         worth = {k: values for k, values in worth.items() if k == keep or k not in tried}
     means: dict[str, float] = {}
     if auto:
-        means = {k.partition("/")[0]: sum(v) / len(v) for k, v in worth.items() if v}
+        means = {k.partition("/")[0]: float(1 / (1 + np.exp(-mean_odds(v)))) for k, v in worth.items() if v}
     fitted, kind = candidates[best], best.partition("/")[0]
     notes += () if fitted is None else fitted.notes
     return replace(choice, kind=kind, fitted=fitted, auroc=means, notes=tuple(notes))
@@ -174,17 +174,15 @@ def evidence_of(
 
 
 def best_score(aurocs: Mapping[str, Sequence[float]]) -> str:
-    """Return the OOD score with the highest mean log-odds of its AUROCs over the OOD sets.
-
-    0.99 is as much better than 0.95 as 0.83 is than 0.5.
-    """
-
-    def odds(kind: str) -> float:
-        areas = np.clip(aurocs[kind] or [0.5], SUREST, 1 - SUREST)
-        return round(float(np.log(areas / (1 - areas)).mean()), 6)
-
+    """Return the OOD score with the highest mean log-odds of its AUROCs over the OOD sets."""
     # Of equals the first: msp, for which nothing has to be stored.
-    return max(aurocs, key=odds)
+    return max(aurocs, key=lambda kind: mean_odds(aurocs[kind]))
+
+
+def mean_odds(aurocs: Sequence[float]) -> float:
+    """Return the mean log-odds of AUROCs: 0.99 is as much better than 0.95 as 0.83 is than 0.5."""
+    areas = np.clip(aurocs or [0.5], SUREST, 1 - SUREST)
+    return round(float(np.log(areas / (1 - areas)).mean()), 6)
 
 
 def dealt_out(outputs: Outputs, classifiers: Sequence[Classifier], seed: int) -> list[Outputs]:

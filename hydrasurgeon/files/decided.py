@@ -241,7 +241,7 @@ class Ood(Record):
     chosen_by: Literal["option", "ood", "perturbed", "default"]
     """Origin of the choice: an option, OOD data, perturbed data, or none of these."""
     auroc: dict[str, Unit] = Field(default={}, max_length=100)
-    """AUROC of each score it was chosen among."""
+    """AUROC of each score it was chosen among: that of its mean log-odds over the OOD sets."""
     width: int | None = Field(default=None, ge=1, le=1 << 20)
     """Width of the features; None for a score of the logits."""
     size: Rows | None = None
