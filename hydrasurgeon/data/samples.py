@@ -26,7 +26,6 @@ from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.manifest import Inputs, Model
 from hydrasurgeon.files.untrusted import portable, read_bytes
 from hydrasurgeon.statistics import padded_words
-from hydrasurgeon.statistics.drawing import Drawing
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -496,7 +495,9 @@ def part_of(samples: Samples, part: str) -> Samples:
     """
     for percents in part.split("+"):
         first, last = (int(percent) * len(samples) // 100 for percent in percents.split("-"))
-        samples = samples.at(np.sort(Drawing(0).order(len(samples))[first:last]))
+        samples = samples.at(
+            np.sort(np.random.default_rng(0).permutation(len(samples))[first:last])
+        )
     return samples
 
 

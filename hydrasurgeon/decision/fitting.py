@@ -38,7 +38,6 @@ from hydrasurgeon.files.decided import (
 )
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.statistics.conformal import coverage_that_helps, quantile
-from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, check_score
 from hydrasurgeon.tasks import SINGLE
 from hydrasurgeon.tasks.base import Certifying, Outputs, Part, Task
@@ -55,13 +54,13 @@ def halves(count: int, seed: int, groups: ndarray | None = None) -> tuple[ndarra
     groups enough, each has half of the groups. `build` judges each by what the other chose.
     """
     check_crossed(count)
-    random = Drawing(seed)
+    random = np.random.default_rng(seed)
     if groups is not None and len(numbers := np.unique(groups)) >= FEWEST:
-        some = numbers[random.order(len(numbers))[: len(numbers) // 2]]
-        order = random.order(count)
+        some = numbers[random.permutation(len(numbers))[: len(numbers) // 2]]
+        order = random.permutation(count)
         is_first = np.isin(groups[order], some)
         return order[is_first], order[~is_first]
-    order = random.order(count)
+    order = random.permutation(count)
     return order[: count // 2], order[count // 2 :]
 
 

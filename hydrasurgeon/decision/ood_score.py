@@ -24,7 +24,6 @@ from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED, LOGITS, OF_CLASSIFIERS, ZERO_SHOT
-from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import auroc
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, fit
@@ -150,7 +149,11 @@ def choose(
         worth = {k: values for k, values in worth.items() if k == keep or k not in tried}
     means: dict[str, float] = {}
     if auto:
-        means = {k.partition("/")[0]: float(1 / (1 + np.exp(-mean_odds(v)))) for k, v in worth.items() if v}
+        means = {
+            k.partition("/")[0]: float(1 / (1 + np.exp(-mean_odds(v))))
+            for k, v in worth.items()
+            if v
+        }
     fitted, kind = candidates[best], best.partition("/")[0]
     notes += () if fitted is None else fitted.notes
     return replace(choice, kind=kind, fitted=fitted, auroc=means, notes=tuple(notes))
@@ -191,7 +194,7 @@ def dealt_out(outputs: Outputs, classifiers: Sequence[Classifier], seed: int) ->
     Far from all data, features do not go together. Empty if no linear classifier gives the logits.
     """
     assert outputs.features is not None
-    random = Drawing(seed).singles(outputs.features.shape)
+    random = np.random.default_rng(seed).random(outputs.features.shape, dtype=np.float32)
     dealt = np.take_along_axis(outputs.features, random.argsort(axis=0, kind="stable"), axis=0)
     logits, dealt_logits = (
         _linear(features, classifiers) for features in (outputs.features, dealt)

@@ -18,7 +18,6 @@ from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.run.shapes import Bool, Int
-from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.tasks.base import Outputs
 
 FITS = 3
@@ -55,7 +54,7 @@ def split(outputs: Outputs, seed: int) -> Split:
 def unsplit(outputs: Outputs, seed: int) -> Split:
     """Let all rows fit, and take thresholds on the same ones: they are estimates then."""
     check_crossed(len(outputs.logits))
-    order = Drawing(seed).order(len(outputs.logits))
+    order = np.random.default_rng(seed).permutation(len(outputs.logits))
     first = np.arange(len(order)) if outputs.inputs is None else first_rows(outputs.inputs)
     return Split(order, order, order[first[order] == order])
 
@@ -70,14 +69,14 @@ def split_rows(
     first = rows if inputs is None else first_rows(inputs)
     distinct = int((first == rows).sum())
     check_enough(distinct)
-    random = Drawing(seed)
+    random = np.random.default_rng(seed)
     fits = np.zeros(count, dtype=bool)
     if groups is not None and len(numbers := np.unique(groups)) >= FEWEST:
-        some = numbers[random.order(len(numbers))[: len(numbers) // FITS]]
-        order = random.order(count)
+        some = numbers[random.permutation(len(numbers))[: len(numbers) // FITS]]
+        order = random.permutation(count)
         fits = np.isin(groups, some)
     else:
-        order = random.order(count)
+        order = random.permutation(count)
         is_first = (first == rows)[order]
         for part in (order[is_first], order[~is_first]):  # a third of the inputs, and of the copies
             fits[part[: len(part) // FITS]] = True
@@ -91,7 +90,7 @@ def split_rows(
 
 def split_as_marked(certifies: ndarray, seed: int, *, inputs: ndarray | None = None) -> Split:
     """Split rows of which it is known which ones certify; the others stand before them and fit."""
-    order = Drawing(seed).order(len(certifies))
+    order = np.random.default_rng(seed).permutation(len(certifies))
     certifying = order[certifies[order]]
     first = np.arange(len(certifies)) if inputs is None else first_rows(inputs)
     return Split(

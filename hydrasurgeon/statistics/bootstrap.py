@@ -12,7 +12,6 @@ from numpy import ndarray
 
 from hydrasurgeon.deadline import check_deadline
 from hydrasurgeon.run.shapes import Float, Int
-from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import BINS
 from hydrasurgeon.statistics.probabilities import in_pieces
 
@@ -43,12 +42,14 @@ def bootstrap(
 
     `measure` takes the rows that were drawn of each kind of sample, of which there are `counts`.
     """
-    random = Drawing(seed)
+    random = np.random.default_rng(seed)
     some = max(1, min(repeats, TOGETHER // sum(counts)))
     drawn: dict[str, list[float]] = {}
     for start in range(0, repeats, some):
         check_deadline()
-        rows = [random.integers(count, (min(some, repeats - start), count)) for count in counts]
+        rows = [
+            random.integers(count, size=(min(some, repeats - start), count)) for count in counts
+        ]
         for name, values in measure(*rows).items():
             drawn.setdefault(name, []).extend(values.tolist())
     ends = np.array([(1 - level) / 2, (1 + level) / 2], dtype=np.float64)

@@ -16,7 +16,7 @@ from hydrasurgeon.files.decided import FITTED, Conformal, DecisionRecord, Ood, P
 from hydrasurgeon.tasks import TASKS
 from hydrasurgeon.tasks.base import rows_of
 from hydrasurgeon.statistics import (
-    abstain, betting, bootstrap, by_text, conformal, drawing, entities, metrics,
+    abstain, betting, bootstrap, by_text, conformal, entities, metrics,
     probabilities, temperature, padded_words,
 )
 from hydrasurgeon.statistics.scores import evidence, fitted, on_features, on_logits

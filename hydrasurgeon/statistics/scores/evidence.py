@@ -14,7 +14,6 @@ from numpy import ndarray
 
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.run.shapes import Float, Int
-from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.probabilities import in_pieces, runs
 
 Fit = dict[str, ndarray]
@@ -203,7 +202,7 @@ class Gathering:
     ) -> None:
         self._weight, self._bias = weight.astype(np.float64), bias.astype(np.float64)
         self._plain, self._directions = Accumulator(*weight.shape), Accumulator(*weight.shape)
-        self._random = Drawing(seed)
+        self._random = np.random.default_rng(seed)
         self._bank = bank
         self._drawn: list[tuple[ndarray, ndarray, ndarray, ndarray]] = []
 
@@ -222,7 +221,7 @@ class Gathering:
                 )
         self._plain.add(features, labels)
         self._directions.add(directions(features), labels)
-        keys = self._random.fractions(len(features))
+        keys = self._random.random(len(features))
         self._drawn.append((keys, features, logits, labels))
         if sum(len(keys) for keys, *_ in self._drawn) > 2 * self._bank:
             self._drawn = [self._smallest()]
