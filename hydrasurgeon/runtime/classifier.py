@@ -151,8 +151,8 @@ class Classifier(LiveModel, Engine):
             >>> answers = hs.load("ready").predict(["bag.png", "boot.png"])
             >>> answers
                   id  label  probability  total  ood_score  unfamiliar  answer
-             bag.png    bag        0.998  0.018     -7.343       False     bag
-            boot.png   boot        0.947  0.226     -6.391       False    boot
+             bag.png    bag        0.998  0.019     -7.343       False     bag
+            boot.png   boot        0.945  0.231     -6.391       False    boot
             >>> first = answers[0]
             >>> first["set"]
             ['bag']

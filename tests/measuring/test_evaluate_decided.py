@@ -34,7 +34,7 @@ def ready(tmp_path: Path) -> Path:
         ood_score="rmds",
         coverage=0.6,
         id_flagged=0.1,
-        risk=0.15,
+        risk=0.2,
     )
     return tmp_path
 

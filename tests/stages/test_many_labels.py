@@ -258,7 +258,7 @@ def test_calibrated_label_by_label(learnt: Path, tmp_path: Path) -> None:
     constants = done.decision.labels
     assert constants is not None
     z, y = stored(learnt, data, tmp_path)
-    order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+    order = torch.from_numpy(np.random.default_rng(0).permutation(300))
     fitting, certifying = order[:100], order[100:]
     for label in range(3):
         inverse = torch.linspace(0.05, 20, 40_000, dtype=torch.float64)

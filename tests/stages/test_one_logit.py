@@ -241,7 +241,7 @@ def test_calibrated_as_platt(reranker: Path, tmp_path: Path) -> None:
     done = hs.calibrate(reranker, data=data, ood_score="msp", out=out, device="cpu")
     hs.evaluate(reranker, data=data, predictions=tmp_path / "p.safetensors")
     stored = load_file(tmp_path / "p.safetensors")
-    third = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:66]
+    third = torch.from_numpy(np.random.default_rng(0).permutation(200)[:66])
     z, y = stored["logits"][third, 0].double(), stored["labels"][third]
     fitted = LogisticRegression(C=1e12, tol=1e-10, max_iter=10_000).fit(z, y)
     assert 1 / done.decision.temperature == pytest.approx(fitted.coef_[0, 0], rel=1e-3)
