@@ -42,7 +42,7 @@ def tempered(probs: Array, temperature: float) -> Array:
 
 def figures(logits: Sequence[Array], labels: Array) -> dict[str, float]:
     """Accuracy and NLL of the members together: each half is calibrated by what the other half fits."""
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).numpy()
+    order = np.random.default_rng(0).permutation(len(labels))
     z, labels = np.stack(logits).astype(np.float64)[:, order], labels[order]
     halves = [slice(0, len(labels) // 2), slice(len(labels) // 2, None)]
     losses, right = [], []

@@ -441,7 +441,7 @@ def test_its_cascade_answers_in_two_stages(reranker: Path, tmp_path: Path) -> No
         unfamiliar = row["ood_score"] > decision.ood.threshold + 1e-9
         assert row["answer"] == ("unfamiliar" if unfamiliar else sure)
     # The first member's own constants, of the third that fits.
-    fitting = torch.randperm(400, generator=torch.Generator().manual_seed(0)).numpy()[:133]
+    fitting = np.random.default_rng(0).permutation(400)[:133]
     platt = LogisticRegression(C=1e12, tol=1e-10, max_iter=10_000)
     platt.fit(z[fitting][:, :1], y[fitting])
     assert 1 / cascade.temperature == pytest.approx(platt.coef_[0, 0], rel=1e-3)
