@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 Value = TypeVar("Value")
 
+_LAST = ContextVar[dict[str, tuple[Hashable, object]] | None]("last values", default=None)
+"""The last value of each name, with the key that it was computed for; None if nothing is shared."""
 
-class Memo:
-    """The last value of each name, with the key that it was computed for."""
 
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[Hashable, object]] = {}
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Share values between all steps within."""
+    token = _LAST.set({})
+    try:
+        yield
+    finally:
+        _LAST.reset(token)
 
-    def value(self, name: str, key: Hashable, compute: Callable[[], Value]) -> Value:
-        """Return the value of a name, computed anew if its key has changed."""
-        if name not in self._last or self._last[name][0] != key:
-            self._last.pop(name, None)  # two large ones are never held at once
-            self._last[name] = (key, compute())
-        return self._last[name][1]  # type: ignore[return-value]
+
+def shared(name: str, key: Hashable, compute: Callable[[], Value]) -> Value:
+    """Return the value of a name, computed anew if its key has changed or nothing is shared."""
+    last = _LAST.get()
+    if last is None:
+        return compute()
+    if name not in last or last[name][0] != key:
+        last.pop(name, None)  # two large ones are never held at once
+        last[name] = (key, compute())
+    return last[name][1]  # type: ignore[return-value]

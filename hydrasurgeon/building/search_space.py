@@ -339,9 +339,8 @@ class SearchSpace:
         if self.options.crossed:
             learnt = replace(learnt, folds=folds_of(self.data))
         lessons = learnt, lesson(val), outputs, parts
-        tokenizer, memo = model.preprocess.get("files_sha256"), self.options.memo
-        see = seer(self._transform, memo)
-        return fit_reading(self.answer_store.task, see, tokenizer, *lessons, memo=memo)[0]
+        tokenizer, see = model.preprocess.get("files_sha256"), seer(self._transform)
+        return fit_reading(self.answer_store.task, see, tokenizer, *lessons)[0]
 
     def ways(self, choice: Candidate, budget: Budget) -> list[Candidate]:
         """Return a choice in each engine, with words and without."""

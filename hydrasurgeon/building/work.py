@@ -109,5 +109,4 @@ class Workshop:
         if command.stage == "finetune":
             training_state = command.out.with_name(f"{command.out.stem}.training{SUFFIX}")
             more = {"resume": training_state.exists(), "save_every": SAVED}
-        shared = {"device": self.options.device, "memo": self.options.memo}
-        command.run(progress=self.progress, **shared, **more)
+        command.run(progress=self.progress, device=self.options.device, **more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
@@ -53,10 +53,10 @@ from hydrasurgeon.files.untrusted import (
     unrooted,
 )
 from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.memo import shared
 from hydrasurgeon.options.column_roles import LABELS, PART, SELECTING, SPLIT, WITHOUT, DataSpec
 
 if TYPE_CHECKING:
-    from hydrasurgeon.memo import Memo
     from hydrasurgeon.options.shared import Run
 
 
@@ -70,7 +70,6 @@ def open_data(
     labelled: bool = True,
     skip_bad: bool = False,
     empty: bool = False,
-    memo: Memo | None = None,
 ) -> Samples:
     """Open the samples behind a spec.
 
@@ -84,27 +83,28 @@ def open_data(
         skip_bad: Leave out rows of a table without a readable text, or without a label where labels
             are needed; `left_out` lists them.
         empty: A table may have no rows.
-        memo: Holds the samples for the next step that reads them.
     """
-    if memo is not None:
-        read = partial(
-            open_data,
-            spec,
-            limit=limit,
-            seed=seed,
-            carried=carried,
-            labelled=labelled,
-            skip_bad=skip_bad,
-            empty=empty,
-        )
-        key = (limit, seed, *carried, labelled, skip_bad, empty)
-        place, roles = DataSpec.parse(spec)
-        if SPLIT in roles and WITHOUT not in roles and PART not in roles:
-            # Both parts of one table come from one reading of it.
-            table = DataSpec(place, {role: roles[role] for role in roles if role != SPLIT})
-            read = partial(_parted, read, table, spec, roles[SPLIT], memo)
-        samples = memo.value(f"data {spec}", key, read)
-        return samples if model is None else fit_classes(samples, model)
+    options = (limit, seed, tuple(carried), labelled, skip_bad, empty)
+    read: Callable[[], Samples] = partial(_opened, spec, *options)
+    place, roles = DataSpec.parse(spec)
+    if SPLIT in roles and WITHOUT not in roles and PART not in roles:
+        # Both parts of one table come from one reading of it.
+        table = DataSpec(place, {role: roles[role] for role in roles if role != SPLIT})
+        read = partial(_parted, spec, str(table), roles[SPLIT], *options)
+    samples = shared(f"data {spec}", options, read)
+    return samples if model is None else fit_classes(samples, model)
+
+
+def _opened(
+    spec: str,
+    limit: int | None,
+    seed: int,
+    carried: Collection[str],
+    labelled: bool,
+    skip_bad: bool,
+    empty: bool,
+) -> Samples:
+    """Open the samples behind a spec that this process does not hold."""
     place, roles = DataSpec.parse(spec)
     roles = dict(roles)
     split, part, without = (roles.pop(role, None) for role in SELECTING)
@@ -141,12 +141,12 @@ def open_data(
         samples = part_of(samples, part)
     if listed is not None:
         samples = listed.left_out_of(samples)
-    return samples if model is None else fit_classes(samples, model)
+    return samples
 
 
-def _parted(read: partial[Samples], table: DataSpec, spec: str, split: str, memo: Memo) -> Samples:
-    """Return a part of a table that the memo holds, or will hold."""
-    samples = split_of(read.func(str(table), **read.keywords, memo=memo), split)
+def _parted(spec: str, table: str, split: str, *options: Any) -> Samples:
+    """Return a part of a table, which is read once where steps share values."""
+    samples = split_of(shared(f"data {table}", options, partial(_opened, table, *options)), split)
     samples.spec = unrooted(spec)
     return samples
 
@@ -160,7 +160,6 @@ def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool
         model=model,
         labelled=labelled,
         skip_bad=run.skip_bad,
-        memo=run.memo,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.deadline import check_deadline
-from hydrasurgeon.memo import Memo
+from hydrasurgeon.memo import shared
 from hydrasurgeon.run.bag_of_words import BUCKETS, BagOfWords, Floats, Ids, counted, unit
 
 Kind = Literal["softmax", "sigmoid", "square"]
@@ -52,16 +52,15 @@ def fit_words(
     kind: Kind,
     loss: Callable[[Floats], float],
     val: Sequence[Ids],
-    memo: Memo | None = None,
 ) -> Fitted:
     """Fit the bag-of-words model with the least loss of its outputs on VAL.
 
     All strengths are tried, and the best one again with pairs of words. Targets are [text, output]:
-    probabilities, or numbers. A large table is learnt in `passes`; `memo` holds the
-    reader for the next call.
+    probabilities, or numbers. A large table is learnt in `passes`, once where steps share
+    values.
     """
     if kind != "square" and targets.size > LARGE:
-        reader = _remembered(texts, targets, kind, memo or Memo())
+        reader = _remembered(texts, targets, kind)
         return chosen({STRENGTH: reader}, loss, val)
     ids = np.unique(np.concatenate(texts))
     alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
@@ -143,13 +142,13 @@ def path(
     return readers
 
 
-def _remembered(texts: Sequence[Ids], targets: Floats, kind: Kind, memo: Memo) -> BagOfWords:
+def _remembered(texts: Sequence[Ids], targets: Floats, kind: Kind) -> BagOfWords:
     """Return the reader that `passes` learns: build fits the same for its table and for each file."""
     about = hashlib.sha256(np.concatenate(texts).tobytes())
     about.update(np.array([len(text) for text in texts]).tobytes())
     about.update(np.ascontiguousarray(targets).tobytes())
     key = (about.hexdigest(), kind)
-    return memo.value("reader", key, lambda: passes(texts, targets, kind))
+    return shared("reader", key, lambda: passes(texts, targets, kind))
 
 
 def passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> BagOfWords:

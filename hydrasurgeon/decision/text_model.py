@@ -18,7 +18,7 @@ from hydrasurgeon.decision.blend import Blend, fit_blend, losses, means, scaled
 from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
-from hydrasurgeon.memo import Memo
+from hydrasurgeon.memo import shared
 from hydrasurgeon.run.bag_of_words import BagOfWords, Floats
 from hydrasurgeon.tasks.base import Outputs, Task
 
@@ -124,13 +124,11 @@ def fit_reading(
     halves: tuple[ndarray, ndarray],
     *,
     first: bool = False,
-    memo: Memo | None = None,
 ) -> tuple[Reading, Blend]:
     """Fit the bag-of-words model with the least loss on the fitting half of VAL, and its weights.
 
     The loss is that of the blend, or of the bag-of-words model alone if it is the `first` stage.
-    `tokenizer` is the hash of the tokenizer that makes ids of texts. `memo` holds readers of a large
-    table for the next call.
+    `tokenizer` is the hash of the tokenizer that makes ids of texts.
     """
     kind, logits = task.link or "softmax", outputs.logits.astype(np.float64)
     fitting, certifying = halves
@@ -152,7 +150,7 @@ def fit_reading(
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
     def fit_candidate(seen: Any, targets: Floats) -> tuple[float, BagOfWords, Blend]:
-        fitted = fit_words(seen, targets, kind, loss, val_seen, memo)
+        fitted = fit_words(seen, targets, kind, loss, val_seen)
         # As a file stores it: what is weighed is what will answer.
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         reader = reader_of(parts)
@@ -216,9 +214,9 @@ def _record(
     )
 
 
-def seer(transform: Any, memo: Memo | None = None) -> Callable[[Samples], Any]:
-    """Return a function that turns samples into the token ids of their texts. `memo` holds those of a
-    large table for the next call.
+def seer(transform: Any) -> Callable[[Samples], Any]:
+    """Return a function that turns samples into the token ids of their texts; those of a large table
+    are shared.
     """
     tokens = TokenIds(transform.tokenizer)
     tokenizer = hashlib.sha256(tokens.inner.to_str().encode()).hexdigest()
@@ -228,10 +226,10 @@ def seer(transform: Any, memo: Memo | None = None) -> Callable[[Samples], Any]:
         return tokens(texts)
 
     def remembered(samples: Samples) -> Any:
-        if memo is None or len(samples) < MANY_TEXTS:
+        if len(samples) < MANY_TEXTS:
             return see(samples)
         key = (tokenizer, hashlib.sha256(samples.digests.tobytes()).hexdigest())
-        return memo.value("token ids", key, lambda: see(samples))
+        return shared("token ids", key, lambda: see(samples))
 
     return remembered
 

@@ -14,7 +14,6 @@ from pydantic import BeforeValidator, Field
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.lookup import LARGEST
-from hydrasurgeon.memo import Memo
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
     LABELLED,
@@ -189,8 +188,6 @@ class Device(Options):
     )
     device: str = DEVICE
     progress: Progress | None = None
-    memo: Memo | None = None
-    """Data and readers that the steps of a build share."""
 
     def note(self, text: str) -> None:
         """Print a line that stays, if progress is shown."""

@@ -49,7 +49,7 @@ from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.files.torchrun import process_count
 from hydrasurgeon.measuring.known import certifying
 from hydrasurgeon.measuring.sets import apart
-from hydrasurgeon.memo import Memo
+from hydrasurgeon.memo import sharing
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.column_roles import SPLIT, DataSpec
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -112,6 +112,7 @@ class Built:
 
 
 @stage(BuildOptions)
+@sharing()
 def build(options: BuildOptions) -> Built:
     """Choose members of one or several models, within a budget or several, and write what serves
     best as soon as there is something.
@@ -121,7 +122,6 @@ def build(options: BuildOptions) -> Built:
     out, is_unfinished = _output(options, several=len(budgets) > 1)
     body = _body(options)
     spec = options.data
-    options = options.but(memo=Memo())
     options, parted = with_val(
         options, lambda: read_data(options.data, options), body=body is not None
     )

@@ -70,7 +70,7 @@ def reading_of(
     text = getattr(engine.transform, "kind", "image") == "text"
     if mode == "off" or not text or (mode == "auto" and stored is None and train is None):
         return None, None
-    see = seer(engine.transform, arguments.memo)
+    see = seer(engine.transform)
     if stored is not None:
         rows = split(outputs, arguments.seed)
         parts = see, lesson(val), outputs, (rows.fitting, rows.certifying)
@@ -139,7 +139,7 @@ def _weighed(
     rows = split(outputs, arguments.seed)
     parts = rows.fitting, rows.certifying
     about = (task, see, tokenizer, train, val, outputs, parts)
-    reading, worth = fit_reading(*about, first=mode == "cascade", memo=arguments.memo)
+    reading, worth = fit_reading(*about, first=mode == "cascade")
     if worth.pays or mode != "auto":
         source = (
             "also learnt from --unlabelled"

@@ -336,7 +336,7 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     from hydrasurgeon.data.samples import Subset
 
     source = starting_point(arguments.checkpoint, arguments.arch)
-    read = partial(open_data, seed=arguments.seed, skip_bad=arguments.skip_bad, memo=arguments.memo)
+    read = partial(open_data, seed=arguments.seed, skip_bad=arguments.skip_bad)
     if arguments.val == CROSS and recipe.classifier != "probe":
         raise UsageError(
             f"--val {CROSS}: chooses the penalty of a probe, and the recipe trains the body",

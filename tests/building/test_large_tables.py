@@ -17,7 +17,8 @@ from hydrasurgeon.data.folds import FEWEST_OF_CLASS, some_of
 from hydrasurgeon.data.labels import LabelColumn
 from hydrasurgeon.data.samples import Rows
 from hydrasurgeon.decision.bag_of_words_fit import passes, path
-from hydrasurgeon.memo import Memo
+from hydrasurgeon.errors import DataError
+from hydrasurgeon.memo import sharing
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.run import bag_of_words as run_words
 
@@ -106,13 +107,15 @@ def test_parts_of_a_table_come_from_one_reading(tmp_path: Path) -> None:
     lines = [f"text {row},{'abc'[row % 3]}" for row in range(60)]
     path.write_text("\n".join(["text,label", *lines]))
     alone = [open_data(f"{path}#split,{part}") for part in ("0-80", "80-100")]
-    memo = Memo()
-    shared = [open_data(f"{path}#split,{part}", memo=memo) for part in ("0-80", "80-100")]
-    for one, other in zip(alone, shared, strict=True):
-        assert other.fingerprint() == one.fingerprint()
-        assert other.spec == one.spec
-    path.unlink()
-    assert open_data(f"{path}#split,0-80", memo=memo) is shared[0]
+    with sharing():
+        shared = [open_data(f"{path}#split,{part}") for part in ("0-80", "80-100")]
+        for one, other in zip(alone, shared, strict=True):
+            assert other.fingerprint() == one.fingerprint()
+            assert other.spec == one.spec
+        path.unlink()
+        assert open_data(f"{path}#split,0-80") is shared[0]
+    with pytest.raises(DataError):
+        open_data(f"{path}#split,0-80")
 
 
 @pytest.mark.slow
