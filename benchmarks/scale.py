@@ -77,7 +77,7 @@ def measure(body: Path, folder: Path, rows: int, classes: int, most: float) -> d
             while not over.wait(2):
                 with contextlib.suppress(OSError):
                     if cpu_of(process.pid) > most:
-                        process.send_signal(signal.SIGINT)
+                        process.send_signal(signal.SIGTERM)
                         return
 
         threading.Thread(target=watch, daemon=True).start()

@@ -45,6 +45,8 @@ MOST = 20_000
 """Samples that a classifier is fitted to at most, chosen by a hash of their content."""
 WORK = 1e11
 """Multiplications of a fit, about: many rows and classes get fewer steps."""
+WORK_TOGETHER = 5e11
+"""Multiplications of all fits of a cross-fitting."""
 FEWEST_STEPS = 25
 MANY = 4_000
 """Rows from which on a fit ends at a change of 1e-9 in place of 1e-12."""
@@ -157,11 +159,12 @@ def out_of_fold(
     judged = torch.from_numpy(folds != NO_FOLD)
     penalties = penalties or (PENALTY, *PENALTIES)
     logits = features.new_zeros(len(penalties), len(features), layer.out_features)
+    work = min(WORK, WORK_TOGETHER / (FOLDS * len(penalties)))
     for fold in range(FOLDS):
         held = torch.from_numpy(folds == fold)
         usual: Fit | None = None
         for number, penalty in enumerate(penalties):
-            fit = logistic(features[~held], labels[~held], layer, losses, penalty, usual)
+            fit = logistic(features[~held], labels[~held], layer, losses, penalty, usual, work)
             usual = usual or fit
             logits[number, held] = features[held] @ fit[0].T + fit[1]
     means = [float(losses(part[judged], labels[judged]).mean()) for part in logits]
@@ -245,6 +248,7 @@ def logistic(
     losses: Callable[[Tensor, Tensor], Tensor] = losses_of(SINGLE).losses,
     penalty: float = PENALTY,
     start: Fit | None = None,
+    work: float = WORK,
 ) -> Fit:
     """Fit a multinomial logistic regression in the shape of a layer. A start at another fit takes
     fewer steps.
@@ -258,7 +262,7 @@ def logistic(
     if start is not None:
         weight, bias = start[0] * scale, start[1] + start[0] @ mean
     solved = [weight.requires_grad_(), *([bias.requires_grad_()] if intercept else [])]
-    steps = int(WORK / max(1, len(features) * weight.numel()))
+    steps = int(work / max(1, len(features) * weight.numel()))
     steps = min(max(steps, FEWEST_STEPS), ITERATIONS)
     least_change = 1e-12 if len(features) < MANY else 1e-9
     solver = torch.optim.LBFGS(

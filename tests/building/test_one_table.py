@@ -117,6 +117,30 @@ def test_logits_out_of_fold_do_not_depend_on_labels_of_the_fold(
     assert torch.allclose(before[folds == 1], features[folds == 1] @ weight.T + bias)
 
 
+def test_the_fits_of_a_cross_fitting_share_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many classes would take hours: each fit gets fewer steps, and no fewer than the least."""
+    random = torch.Generator().manual_seed(0)
+    features = torch.randn(100, 8, generator=random, dtype=torch.float64)
+    labels = torch.randint(5, (100,), generator=random)
+    folds, layer = np.arange(100) // 20, nn.Linear(8, 5)
+    counted: list[int] = []
+
+    def losses(logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        counted.append(len(logits))
+        return losses_of(SINGLE).losses(logits, truth)
+
+    def evaluations() -> int:
+        counted.clear()
+        probe.out_of_fold(features, labels, folds, layer, losses)
+        return sum(count == 80 for count in counted)  # a fit sees four folds
+
+    converged = evaluations()
+    monkeypatch.setattr(probe, "FEWEST_STEPS", 2)
+    monkeypatch.setattr(probe, "WORK_TOGETHER", 1.0)
+    fits = FOLDS * (1 + len(probe.PENALTIES))
+    assert fits <= evaluations() <= 4 * fits < converged
+
+
 @pytest.mark.slow
 def test_few_rows_without_a_signal_show_none(body: Path, tmp_path: Path) -> None:
     """What the model was fitted to would look right on every row."""
