@@ -4,7 +4,6 @@ them: the snippets of docs/guide/extending.md, and examples/plugin.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tomllib
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from fitted_heads import solved, with_head
+from row_files import read_lines
 
 import hydrasurgeon as hs
 from hydrasurgeon import criteria, families, lookup
@@ -142,7 +142,7 @@ def _unclear(path: str) -> str:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_lines(path)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ printed can be typed."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lines_kept import Lines
+from row_files import write_lines
 from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 
 import hydrasurgeon as hs
@@ -26,7 +26,7 @@ NAMES = ("alarm", "call", "play")
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> Path:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_lines(path, rows)
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_files import write_lines
 from torch import nn
 from word_tables import WORD, Row, texts, write, write_body
 
@@ -322,7 +322,7 @@ def test_labels_that_are_booleans(body: Path, tmp_path: Path) -> None:
     """JSON has them, and a CSV file of pandas has their names."""
     rows = [{**row, "label": row["label"] == "c0"} for row in texts(40, 2)]
     table = tmp_path / "all.jsonl"
-    table.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    write_lines(table, rows)
     built = build(body, table)
     assert open_checkpoint(built.path).manifest.model.labels == ("False", "True")
     same = write(tmp_path / "all.csv", rows)

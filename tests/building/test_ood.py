@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn_answers import member
+from row_files import write_lines
 from tiny_families import TEXT, WORDS, tokenizer, transformers_model
 
 import hydrasurgeon as hs
@@ -106,8 +107,7 @@ def write(path: Path, texts: Sequence[str], labels: Sequence[str] | None = None)
     rows = [{"text": text} for text in texts]
     for row, label in zip(rows, labels or (), strict=False):
         row["label"] = label
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
+    return write_lines(path, rows)
 
 
 class Place:

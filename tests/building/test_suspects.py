@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from row_files import write_lines
 from word_tables import WORD, Row, texts, write, write_body
 
 import hydrasurgeon as hs
@@ -374,10 +374,9 @@ def test_an_empty_list_and_labels_that_are_no_classes(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text(",".join(HEADS) + "\n", "utf-8")
     with pytest.raises(DataError, match="lists no rows"):
         open_data(f"{table}#without,{tmp_path / 'empty.csv'}")
-    (tmp_path / "many.jsonl").write_text(
-        "".join(
-            json.dumps({"text": f"t{at}", "labels": ["a", "b"][: at % 3]}) + "\n" for at in range(9)
-        )
+    write_lines(
+        tmp_path / "many.jsonl",
+        ({"text": f"t{at}", "labels": ["a", "b"][: at % 3]} for at in range(9)),
     )
     with pytest.raises(DataError, match="only of data with one label for each row"):
         open_data(f"{tmp_path / 'many.jsonl'}#without,{table}")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_models import LABELS, texts
-from tiny_families import FAMILIES
+from own_models import LABELS, probe_folder
+from row_files import write_lines
 
 import hydrasurgeon as hs
 from hydrasurgeon.building import clock
@@ -33,13 +33,9 @@ SECONDS = {"torch": 2.0, "onnx": 1.0, WORDS: 0.05, "written": 0.05}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A probe on a random BERT, and its tables."""
     place = tmp_path_factory.mktemp("words")
-    texts(place)
-    FAMILIES["BERT"].write(place / "random")
-    data = str(place / "train.csv")
-    hs.finetune(place / "random", recipe="probe", data=data, out=place / "probe")
-    hs.calibrate(
-        place / "probe", data=str(place / "val.csv"), fit_data=data, words="off", out=place / "off"
-    )
+    probe_folder(place)
+    data, val = str(place / "train.csv"), str(place / "val.csv")
+    hs.calibrate(place / "probe", data=val, fit_data=data, words="off", out=place / "off")
     return place
 
 
@@ -121,7 +117,7 @@ def test_invented_samples_take_nothing_from_a_budget(place: Path, tmp_path: Path
     stops = np.asarray(first.decide(rows).members_run) == 0
     lost = 100 * (stops & np.asarray(off.decide(rows).unfamiliar)).mean()
     assert note.startswith(f"the bag-of-words model answers {lost:.0f} % of the perturbed rows")
-    given.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    write_lines(given, ({"text": row} for row in rows))
     with pytest.raises(SurgeryError, match=r"of the rows must go on"):
         calibrated(place, tmp_path / "other", budget=budget, ood=[str(given)])
 

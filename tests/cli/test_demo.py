@@ -1,4 +1,5 @@
-"""The demo runs as a user runs it; the README's and the examples' commands run as they stand."""
+"""The demo runs as a user runs it, the README's and the examples' commands as they stand; of its folder only its own
+files are replaced."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hydrasurgeon.cli.demo import COMMANDS
+from hydrasurgeon.cli.demo import COMMANDS, SHIPPED, demo
 from hydrasurgeon.data import open_data
+from hydrasurgeon.errors import OutputError
 
 ROOT = Path(__file__).parents[2]
 DEMO = files("hydrasurgeon") / "demo"
@@ -133,3 +135,22 @@ def test_figures_of_the_demo_are_generated() -> None:
     lead = readme.split("<!-- demo:")[1].split("<!-- end of demo -->")[0]
     assert sum(line.startswith(rows) for line in lead.splitlines()) == 5
     assert (ROOT / "docs" / "hydra.svg").read_text().count("<rect") == 1 + 3 * 6 * 8
+
+
+def test_force_replaces_its_own_files_only(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    (folder / "mine").mkdir(parents=True)
+    for name in ("notes.txt", "mine/hydra.safetensors", "other.safetensors"):
+        (folder / name).write_text("mine")
+    (folder / "hydra.safetensors").write_text("old")
+    with pytest.raises(OutputError, match="is not empty"):
+        demo(folder, run=lambda _: 0, force=False)
+    demo(folder, run=lambda _: 0, force=True)
+    assert {path.name for path in folder.iterdir()} == {
+        *(f"{name}.safetensors" for name in SHIPPED),
+        "notes.txt",
+        "mine",
+        "other.safetensors",
+    }
+    assert (folder / "mine" / "hydra.safetensors").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]

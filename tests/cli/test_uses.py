@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from own_models import embedder_folder
+from row_files import read_lines
 from tiny_families import WORDS
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
         assert len(kept) > 100
         assert sum(row["answer"] != row["data_label"] for row in kept) < 0.2 * len(kept)
         return
-    guarded = [json.loads(line) for line in (tmp_path / "guarded.jsonl").read_text().splitlines()]
+    guarded = read_lines(tmp_path / "guarded.jsonl")
     assert {row["answer"] for row in guarded} <= {"yes", "no", "abstain", "unfamiliar"}
     money = [row["answer"] for row in guarded if row["label"] == "yes"]
     assert money.count("no") <= 0.2 * len(money)

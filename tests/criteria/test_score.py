@@ -1,4 +1,4 @@
-"""Criteria against slow, obvious versions of their formulas."""
+"""Criteria against slow, obvious versions of their formulas, and the names of scores in manifests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import hydrasurgeon as hs
+from hydrasurgeon.criteria import ScoreKey, score_key
 from hydrasurgeon.data import Batches, open_data
-from hydrasurgeon.errors import SurgeryError
+from hydrasurgeon.errors import SurgeryError, UsageError
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -172,3 +173,26 @@ def test_samples_differ_by_seed_and_stay_in_the_pool(tiny: MAKE, tmp_path: Path)
     assert len(seen) > 1
     with pytest.raises(SurgeryError, match="0 < N ≤ P"):
         hs.prune(path, method="random", sample="5/13", out=tmp_path / "x.safetensors")
+
+
+def test_keys() -> None:
+    assert str(score_key("circuit")) == "circuit-avg"
+    assert score_key("circuit", "ood") == score_key("circuit-ood") == ScoreKey("circuit", "ood")
+    assert score_key("circuit", recorded=("circuit-ood", "taylor")) == ScoreKey("circuit", "ood")
+    with pytest.raises(UsageError, match="circuit-acc and circuit-ood"):
+        score_key("circuit", recorded=("circuit-ood", "circuit-acc"))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("circuit-acc", ScoreKey("circuit", "acc")),
+        ("neurons-magnitude", ScoreKey("magnitude", part="neurons")),
+        ("my-own", ScoreKey("my-own")),
+    ],
+)
+def test_a_key_and_its_text(text: str, key: ScoreKey) -> None:
+    assert ScoreKey.parse(text) == key
+    assert str(key) == text
+    method, *objective = key.words  # what is printed to be typed
+    assert score_key(method, *objective[1:]) == key

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slow_circuits import everything, greedy, points
 from tiny_families import CLIP, HEADS, LAYERS, NAMES, write_clip
 
 import hydrasurgeon as hs
 from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.criteria.circuits.engine import TwoTowerEngine, circuit_engine, numbered
 from hydrasurgeon.criteria.circuits.objective import Held, Objective, Problem
-from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.heads import Head
 
 TEMPLATES = ("A photo of a {label}.", "{label}, drawn badly by somebody")
@@ -48,20 +48,16 @@ def sets(tmp_path: Path) -> dict[str, Any]:
     return {"data": data, "ood": [ood], "batch_size": 7, "device": "cpu"}
 
 
-def everything(spec: str, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    samples = open_data(spec)
-    (batch,) = Batches(samples, model.transform, batch_size=len(samples))
-    return batch.inputs, batch.labels
-
-
 def algorithm_1(
     path: Path, sets: dict[str, Any], objective: str, budget: int, left: list[Head] = ALL
 ) -> tuple[list[Head], list[float]]:
     """Zero W_O's columns in either tower, run the whole model, restore."""
     model = hs.load(path, device="cpu")
-    clip, left = model.module.model, list(left)
+    clip = model.module.model
     stacks = {"vision": clip.visual.transformer, "text": clip.transformer}
-    (x, y), (foreign, _) = everything(sets["data"], model), everything(sets["ood"][0], model)
+    (x, y), (foreign, _) = (
+        everything(spec, model.transform) for spec in (sets["data"], *sets["ood"])
+    )
 
     def columns(head: Head) -> torch.Tensor:
         # Not `.data`: the model would not notice, and keep its class features.
@@ -69,34 +65,23 @@ def algorithm_1(
         return weight[:, 8 * head.number : 8 * head.number + 8]
 
     @torch.no_grad()
-    def score() -> Fraction:
+    def worth(removed: list[Head]) -> Fraction:
+        saved = [columns(head).clone() for head in removed]
+        for head in removed:
+            columns(head).zero_()
         logits, outside = (
             torch.cat([model(b)[:, 0] for b in s.split(7)]).double() for s in (x, foreign)
         )
-        acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
+        for head, weight in zip(removed, saved, strict=True):
+            columns(head).copy_(weight)
+        right = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
         # ln (1 − p), summed over the others: 1 − p itself would round to 0 for sure samples.
-        strange, known = (
-            z.log_softmax(-1).sort(-1).values[:, :-1].logsumexp(-1) for z in (outside, logits)
+        scores = (
+            z.log_softmax(-1).sort(-1).values[:, :-1].logsumexp(-1) for z in (logits, outside)
         )
-        above = 2 * int((strange[:, None] > known).sum()) + int((strange[:, None] == known).sum())
-        auroc = Fraction(above, 2 * len(strange) * len(known))
-        return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
+        return points(objective, right, *scores)
 
-    order, trace = [], []
-    for _ in range(budget):
-        found = []
-        for head in left:
-            saved = columns(head).clone()
-            columns(head).zero_()
-            found.append(score())
-            columns(head).copy_(saved)
-        best = max(found)
-        winner = left[found.index(best)]
-        columns(winner).zero_()
-        left.remove(winner)
-        order.append(winner)
-        trace.append(float(best))
-    return order, trace
+    return greedy(left, budget, worth)
 
 
 @pytest.mark.slow

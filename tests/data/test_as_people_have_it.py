@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from row_files import write_lines
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
@@ -52,7 +53,7 @@ def test_a_table_is_the_same_in_every_format(there: Path) -> None:
     records = [{"text": text, "label": star} for text, star in zip(TEXTS, STARS, strict=True)]
     _table(there / "a.tsv", "\t")
     (there / "a.json").write_text(json.dumps(records))
-    (there / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    write_lines(there / "a.jsonl", records)
     _table(there / "part-1.csv", ",", rows=slice(2))
     _table(there / "part-2.csv", ",", rows=slice(2, None))
     _table(there / "other.csv", ",", names=("film.review", "the stars"))
@@ -124,11 +125,9 @@ def test_the_first_line_says_what_separates_fields(there: Path, between: str) ->
 
 def test_ids_and_columns_of_answers(there: Path) -> None:
     FAMILIES["BERT"].write(there / "bert")
-    (there / "a.jsonl").write_text(
-        "".join(
-            json.dumps({"id": i // 2, "text": "film", "\uff1dcmd": "\uff1d1+1"}) + "\n"
-            for i in range(4)
-        )
+    write_lines(
+        there / "a.jsonl",
+        ({"id": i // 2, "text": "film", "\uff1dcmd": "\uff1d1+1"} for i in range(4)),
     )
     options = {"data": "a.jsonl", "keep_columns": "\uff1dcmd"}
     done = hs.predict("bert", **options, out="o.csv")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fitted_heads import solved, with_head
+from row_files import write_lines
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
@@ -226,7 +227,7 @@ def test_a_0_or_1_for_every_label(tmp_path: Path, kind: type, names: tuple[str, 
     holds = [[0, 0, 1], [1, 0, 1], [0, 0, 0]]
     lists = [[kind(value) for value in row] for row in holds]
     path = tmp_path / "d.jsonl"
-    path.write_text("".join(json.dumps({"text": "x", "labels": row}) + "\n" for row in lists))
+    write_lines(path, ({"text": "x", "labels": row} for row in lists))
     about = named(names, 3).model_copy(update={"task": "multi_label"})
     labels = open_data(str(path), model=about).labels
     assert labels is not None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from row_files import write_lines, write_rows
 from tiny_families import FAMILIES, WORDS
 
 import hydrasurgeon as hs
@@ -29,24 +30,15 @@ def model(names: tuple[str, ...] | None, count: int = 5, many: bool = False) -> 
 
 def table(folder: Path, labels: list[str], shape: str = "csv") -> str:
     """Rows of these labels, in one of the shapes that tables have."""
-    if shape == "csv":
-        rows = "".join(f"a text,{label}\n" for label in labels)
-        (folder / "d.csv").write_text(f"text,label\n{rows}")
-        return str(folder / "d.csv")
     values: list[Any] = list(labels)
     if shape in ("ints", "many ints", "parquet"):
         values = [int(label) for label in labels]
     if shape.startswith("many"):
         values = [[value] for value in values]
-    rows = [{"text": "a text", "label": value} for value in values]
-    if shape == "parquet":
-        import pyarrow
-        from pyarrow import parquet
-
-        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "d.parquet")
-        return str(folder / "d.parquet")
-    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(folder / "d.jsonl")
+    ending = shape if shape in ("csv", "parquet") else "jsonl"
+    return write_rows(
+        folder / f"d.{ending}", [{"text": "a text", "label": value} for value in values]
+    )
 
 
 def fitted(spec: str, to: Model) -> list[int]:
@@ -149,7 +141,7 @@ def test_its_own_answers_are_all_right(tmp_path: Path) -> None:
     place.write_text(json.dumps(json.loads(place.read_text()) | {"id2label": names}))
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, 5)) for _ in range(60)]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    write_lines(tmp_path / "texts.jsonl", ({"text": t} for t in texts))
     hs.predict(tmp_path / "star", data=f"{tmp_path}/texts.jsonl", out=tmp_path / "a.jsonl")
     answers = (tmp_path / "a.jsonl").read_text().splitlines()
     labels = [json.loads(answer)["label"] for answer in answers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from any_labels import any_labels
+from row_files import write_lines
 from tiny_families import TEXT, tokenizer, transformers_model
 
 import hydrasurgeon as hs
@@ -24,8 +24,7 @@ from hydrasurgeon.families.hf_encoder.family import HFEncoder
 def table(path: Path, labels: list[Any], texts: list[str] | None = None) -> str:
     texts = texts or [f"text {number}" for number in range(len(labels))]
     rows = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
+    return write_lines(path, rows)
 
 
 def notes(path: Path, labels: list[Any], texts: list[str] | None = None) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from row_files import write_rows
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
@@ -20,18 +20,7 @@ TEXTS = tuple(None if i % 4 == 1 else f"good film {i}" for i in range(120))
 
 def table(place: Path, missing: object, ending: str) -> str:
     rows = [{"text": text or missing, "label": i % 3} for i, text in enumerate(TEXTS)]
-    path = place / f"d.{ending}"
-    if ending == "csv":
-        lines = "".join(f"{row['text']},{row['label']}\n" for row in rows)
-        path.write_text(f"text,label\n{lines}")
-    elif ending == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        import pyarrow
-        from pyarrow import parquet
-
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return str(path)
+    return write_rows(place / f"d.{ending}", rows)
 
 
 @pytest.mark.parametrize(

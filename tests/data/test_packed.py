@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from row_files import write_lines
 
 from hydrasurgeon.data import open_data, tables
 from hydrasurgeon.data.packed import Packed
@@ -35,8 +35,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 def written(path: Path, count: int) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows(count)))
-    return str(path)
+    return write_lines(path, rows(count))
 
 
 @pytest.mark.parametrize("count", [1, 4, 8, 19])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_files import read_lines, write_lines
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, WORDS
 
@@ -26,8 +27,7 @@ MODEL = Model(family="timm", arch="x", num_classes=3, labels=NAMES)
 
 def table(place: Path, rows: list[dict[str, Any]]) -> str:
     lines = [{"text": text, **row} for text, row in zip(TEXTS * len(rows), rows, strict=False)]
-    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(place)
+    return write_lines(place, lines)
 
 
 def named(shares: list[float]) -> dict[str, float]:
@@ -229,7 +229,7 @@ def test_a_probe_and_training_learn_what_as_many_copies_say(tmp_path: Path) -> N
         for _ in range(round(10 * p))
     ]
     hard = tmp_path / "hard.jsonl"
-    hard.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(hard, lines)
     made = []
     for data in (soft, str(hard)):
         how = {"data": data, "device": "cpu", "recipe": "probe", "force": True}
@@ -267,11 +267,11 @@ def test_calibration_takes_the_most_probable(tmp_path: Path) -> None:
 
     BERT.write(tmp_path / "bert")
     hard = labelled(tmp_path / "bert", tmp_path / "val.jsonl", texts(200))
-    rows = [json.loads(line) for line in Path(hard).read_text().splitlines()]
+    rows = read_lines(hard)
     for row in rows:
         row["label"] = [0.8 if at == row["label"] else 0.1 for at in range(3)]
     soft = tmp_path / "soft.jsonl"
-    soft.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(soft, rows)
     made = [
         hs.calibrate(
             tmp_path / "bert", data=str(data), ood_score="msp", out=tmp_path / f"{n}.safetensors"
@@ -299,7 +299,7 @@ def test_the_reader_of_words_learns_them(tmp_path: Path) -> None:
     val = labelled(tmp_path / "bert", tmp_path / "val.jsonl", texts(200))
     others = [text for text in texts(200, seed=3) if text not in texts(200)]
     hard = labelled(tmp_path / "bert", tmp_path / "hard.jsonl", others)
-    rows = [json.loads(line) for line in Path(hard).read_text().splitlines()]
+    rows = read_lines(hard)
 
     def fitted(share: float) -> dict[str, torch.Tensor]:
         rest = (1 - share) / 2
@@ -308,7 +308,7 @@ def test_the_reader_of_words_learns_them(tmp_path: Path) -> None:
             for row in rows
         ]
         place = tmp_path / "soft.jsonl"
-        place.write_text("".join(json.dumps(row) + "\n" for row in said))
+        write_lines(place, said)
         return read(str(place))
 
     def read(data: str) -> dict[str, torch.Tensor]:

@@ -4,7 +4,6 @@ what clean tables make.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from own_models import texts
+from row_files import write_lines, write_rows
 from safetensors.numpy import load_file
 from tiny_families import FAMILIES
 
@@ -40,24 +40,14 @@ def csv_of(path: Path, rows: list[Row]) -> str:
     return str(path)
 
 
-def jsonl_of(path: Path, rows: list[Row]) -> str:
-    path.write_text("".join(json.dumps({"text": t, "label": v}) + "\n" for t, v in rows))
-    return str(path)
-
-
-def parquet_of(path: Path, rows: list[Row]) -> str:
-    import pyarrow
-    from pyarrow import parquet
-
-    columns = {"text": [t for t, _ in rows], "label": [v for _, v in rows]}
-    parquet.write_table(pyarrow.table(columns), path)
-    return str(path)
+def table_of(path: Path, rows: list[Row]) -> str:
+    return write_rows(path, [{"text": text, "label": label} for text, label in rows])
 
 
 WRITERS: dict[str, tuple[Callable[[Path, list[Row]], str], list[str]]] = {
     "csv": (csv_of, ["line 4", "line 5", "line 10", "line 12"]),
-    "jsonl": (jsonl_of, ["line 2", "line 3", "line 5", "line 7"]),
-    "parquet": (parquet_of, ["row 1", "row 2", "row 4", "row 6"]),
+    "jsonl": (table_of, ["line 2", "line 3", "line 5", "line 7"]),
+    "parquet": (table_of, ["row 1", "row 2", "row 4", "row 6"]),
 }
 WHY = [
     " has no label ('so-so')",
@@ -93,7 +83,7 @@ def test_rows_are_named_by_their_place_in_the_file(tmp_path: Path, ending: str) 
 def test_lists_tags_entities_and_probabilities_may_lack(tmp_path: Path) -> None:
     def opened(*records: dict[str, Any]) -> Any:
         path = tmp_path / "d.jsonl"
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        write_lines(path, records)
         return open_data(str(path), skip_bad=True)
 
     several = opened(

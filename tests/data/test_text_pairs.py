@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
 
-import pyarrow
 import pytest
-from pyarrow import parquet
+from row_files import write_lines, write_rows
 
 from hydrasurgeon.data import open_data
 from hydrasurgeon.data.samples import Subset, limited
@@ -19,14 +16,9 @@ from hydrasurgeon.options.column_roles import DataSpec
 from hydrasurgeon.options.measuring import EvaluateOptions
 
 
-def _jsonl(path: Path, rows: list[dict[str, object]]) -> str:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
-
-
 def test_samples_know_the_query_that_they_belong_to(tmp_path: Path) -> None:
     rows = [{"text": f"t{i}", "label": i % 2, "group": i // 2} for i in range(6)]
-    samples = open_data(_jsonl(tmp_path / "a.jsonl", rows))
+    samples = open_data(write_lines(tmp_path / "a.jsonl", rows))
     assert samples.groups == ("0", "0", "1", "1", "2", "2")
     some = limited(samples, 3, seed=1)
     assert isinstance(some, Subset)
@@ -35,7 +27,7 @@ def test_samples_know_the_query_that_they_belong_to(tmp_path: Path) -> None:
 
 
 def test_a_row_without_its_query_is_named(tmp_path: Path) -> None:
-    spec = _jsonl(
+    spec = write_lines(
         tmp_path / "a.jsonl", [{"text": "a", "group": "q1"}, {"text": "b", "group": None}]
     )
     samples = open_data(spec)
@@ -55,18 +47,7 @@ PAIRS = [
 def _as(path: Path, names: tuple[str, str, str] = ("text", "text_pair", "label")) -> str:
     """The pairs in the format that the name ends in, under these names."""
     rows = [dict(zip(names, row.values(), strict=True)) for row in PAIRS]
-    if path.suffix in (".csv", ".tsv"):
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, names, delimiter="\t" if path.suffix == ".tsv" else ",")
-            writer.writeheader()
-            writer.writerows(rows)
-    elif path.suffix == ".parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    else:
-        _jsonl(path, list(rows))
-    return str(path)
+    return write_rows(path, rows)
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "json", "jsonl", "parquet"])
@@ -91,7 +72,7 @@ def test_pairs_are_the_same_in_every_format(tmp_path: Path, ending: str) -> None
 @pytest.mark.parametrize("second", ["", None])
 def test_a_pair_without_its_second_text_is_named(tmp_path: Path, second: str | None) -> None:
     rows = [{"text": "a", "text_pair": "b"}, {"text": "c", "text_pair": second}]
-    samples = open_data(_jsonl(tmp_path / "a.jsonl", list(rows)))
+    samples = open_data(write_lines(tmp_path / "a.jsonl", list(rows)))
     assert samples.read(0) == ("a", "b")
     with pytest.raises(DataError, match=r"row 1 has no second text \(text_pair\)") as caught:
         samples.read(1)

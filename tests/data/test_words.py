@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_families
+from row_files import write_lines
 from transformers import PreTrainedTokenizerFast
 
 from hydrasurgeon.data import open_data
@@ -27,8 +27,7 @@ POSITIONS = [[3, 0, 1, 2, 0], [0, -1, -1, -1, -1]]
 
 
 def lines(place: Path, rows: list[dict[str, Any]]) -> str:
-    place.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(place)
+    return write_lines(place, rows)
 
 
 def model(labels: tuple[str, ...] = NAMES) -> Model:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from edited import edited
-from own_models import texts
-from tiny_families import FAMILIES
+from own_models import probe_folder
 from torch import Tensor
 
 import hydrasurgeon as hs
@@ -32,13 +31,7 @@ IDS, IDF = (
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A probe on a random BERT before which words answer, and texts for it."""
     place = tmp_path_factory.mktemp("hostile")
-    texts(place)
-    for name, rows in (("train", 400), ("val", 200), ("test", 3)):
-        lines = (place / f"{name}.csv").read_text().splitlines()[: rows + 1]
-        (place / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    FAMILIES["BERT"].write(place / "random")
-    data = {"data": str(place / "train.csv"), "device": "cpu"}
-    hs.finetune(place / "random", recipe="probe", out=place / "probe", **data)
+    probe_folder(place, train=400, val=200, test=3)
     hs.calibrate(
         place / "probe",
         data=str(place / "val.csv"),

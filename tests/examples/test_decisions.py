@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from own_models import embedder_folder
+from row_files import write_lines
 from tiny_families import FAMILIES, WORDS
 
 import hydrasurgeon as hs
@@ -112,7 +113,7 @@ def tables(folder: Path) -> None:
                 rows.append({"text": text, "label": ("billing", "technical")[label]})
         if name == "texts":
             rows = [{"text": row["text"]} for row in rows]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / f"{name}.jsonl", rows)
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

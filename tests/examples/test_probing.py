@@ -15,6 +15,7 @@ from probing.curvature import Weights, curvature
 from probing.probe import probe
 from probing.report import ProbeReport
 from probing.separation import distances, head_moments
+from row_files import write_lines
 from tiny_families import ONE_CLASS, Family, thoroughly
 from torch import Tensor
 from torch.func import functional_call
@@ -152,9 +153,7 @@ def test_every_family(family: Family, tmp_path: Path) -> None:
     spec = family.data(tmp_path)
     foreign = tmp_path / ("foreign.jsonl" if family.is_text else "foreign.npz")
     if family.is_text:
-        foreign.write_text(
-            "".join(json.dumps({"text": t}) + "\n" for t in ("a the a", "very dull plot plot") * 5)
-        )
+        write_lines(foreign, ({"text": t} for t in ("a the a", "very dull plot plot") * 5))
     else:
         pixels = np.random.default_rng(1).integers(0, 256, (10, 28, 28, 3), dtype=np.uint8)
         np.savez(foreign, images=pixels)

@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tiny_families import LAYERS, TEXT, deberta
-from tiny_members import RAGGED, logits, member, members_of, tune
+from tiny_families import TEXT, deberta
 
-import hydrasurgeon as hs
-from hydrasurgeon.anatomy.hooks import ablated
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.errors import CheckpointError, SurgeryError
 from hydrasurgeon.families import family_of
@@ -20,47 +16,6 @@ from hydrasurgeon.families.base import BareCheckpoint
 from hydrasurgeon.families.deberta.family import DebertaV2, DebertaV2Config, weights
 from hydrasurgeon.families.weights import shapes_of
 from hydrasurgeon.files.tensors import TensorInfo
-from hydrasurgeon.heads import all_heads
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "c2p": {"pos_att_type": "c2p"},
-    "p2c shared": {"pos_att_type": ["p2c"], "share_att_key": True},
-    "few distances": {"max_relative_positions": 3, "type_vocab_size": 2},
-    "projected": {"position_buckets": 6, "embedding_size": 16},
-    "places": {"relative_attention": False, "position_biased_input": True},
-    "nothing compared": {"pos_att_type": None},
-}
-"""What a config changes of the uniform suite's."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_variant_is_the_librarys(variant: str, tmp_path: Path) -> None:
-    """The source is stock, pruned is masked, a hydra its members."""
-    family = deberta(variant, **VARIANTS[variant])
-    source, inputs = tmp_path / "source", family.inputs(dtype=torch.float64)
-    if VARIANTS[variant].get("type_vocab_size"):  # of the texts of a pair
-        inputs["token_type_ids"] = (torch.arange(9) > 3).long().expand(5, 9) * inputs[
-            "attention_mask"
-        ]
-    family.write(source)
-    torch.testing.assert_close(
-        logits(source, inputs)[:, 0], family.stock(source)(inputs), rtol=0, atol=1e-5
-    )
-    model = hs.load(source, device="cpu", dtype="float64")
-    gone = [
-        h for h in all_heads({"text": ((0, 1, 2, 3),) * LAYERS}) if h.number not in RAGGED[h.layer]
-    ]
-    with torch.inference_mode(), ablated(model.anatomy.sites, gone):
-        masked = model(inputs)
-    pruned = member(source, family, RAGGED, tmp_path / "m.safetensors")
-    torch.testing.assert_close(logits(pruned, inputs, "float64"), masked, rtol=0, atol=1e-11)
-    parts = members_of(source, family, tmp_path)
-    parts[0] = tune(parts[0], tmp_path / "tuned.safetensors", seed=0)
-    hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate").path
-    expected = torch.cat([logits(part, inputs, "float64") for part in parts], dim=1)
-    torch.testing.assert_close(logits(hydra, inputs, "float64"), expected, rtol=0, atol=1e-10)
-
 
 V3 = {
     "model_type": "deberta-v2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from paper import SCRATCH, SST2
 from slow_circuits import problem_of, slow_order
+from taggers import TAGGERS
 from tiny_families import (
     CLASSES,
     FAMILIES,
@@ -19,6 +21,7 @@ from tiny_families import (
     VOCAB,
     WORDS,
     Family,
+    deberta,
     thoroughly,
 )
 from tiny_members import RAGGED, logits, member, members_of, tuned_of
@@ -32,6 +35,25 @@ from hydrasurgeon.heads import all_heads
 from hydrasurgeon.options.shared import Run
 
 ALL = [pytest.param(family, id=name.replace(" ", "-")) for name, family in FAMILIES.items()]
+FEW = ("BERT", "ModernBERT")
+"""Token classifiers of the fast tests."""
+VARIANTS = (
+    deberta("c2p", pos_att_type="c2p"),
+    deberta("p2c shared", pos_att_type=["p2c"], share_att_key=True),
+    replace(deberta("few distances", max_relative_positions=3, type_vocab_size=2), typed=True),
+    deberta("projected", position_buckets=6, embedding_size=16),
+    deberta("places", relative_attention=False, position_biased_input=True),
+    deberta("nothing compared", pos_att_type=None),
+)
+"""DeBERTas with some terms, or none."""
+MORE = [
+    *(
+        pytest.param(family, id=family.name, marks=() if name in FEW else pytest.mark.slow)
+        for name, family in TAGGERS.items()
+    ),
+    *(pytest.param(family, id=family.name, marks=pytest.mark.slow) for family in VARIANTS),
+]
+"""What is recognised, cut and fused, and no family of its own."""
 TEXTS = thoroughly(*(name for name in KINDS if FAMILIES[name].is_text))
 
 
@@ -43,7 +65,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", [*ALL, *MORE])
 def test_it_is_recognised_and_runs_as_its_library_runs_it(family: Family, source: Path) -> None:
     opened = open_checkpoint(source)
     for tower in opened.manifest.towers.values():
@@ -52,11 +74,11 @@ def test_it_is_recognised_and_runs_as_its_library_runs_it(family: Family, source
     assert opened.manifest.model.num_classes == CLASSES
     inputs = family.inputs()
     expected = family.stock(source)(inputs)
-    assert expected.std() > 1e-2  # the model says something
+    assert expected[0].std() > 1e-2  # the model says something
     torch.testing.assert_close(logits(source, inputs)[:, 0], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", [*ALL, *MORE])
 def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> None:
     pruned = member(source, family, RAGGED, tmp_path / "m.safetensors")
     for dtype, atol in (("float64", 1e-11), ("float32", 1e-5)):
@@ -73,7 +95,7 @@ def test_pruned_equals_masked(family: Family, source: Path, tmp_path: Path) -> N
         torch.testing.assert_close(logits(pruned, inputs, dtype), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("family", thoroughly(*KINDS, *NAMESAKES))
+@pytest.mark.parametrize("family", [*thoroughly(*KINDS, *NAMESAKES), *MORE])
 def test_fused_equals_members(family: Family, source: Path, tmp_path: Path) -> None:
     """Training-free members (shared heads, a trunk), and tuned ones (nothing shared)."""
     members = members_of(source, family, tmp_path)

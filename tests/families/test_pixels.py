@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from row_files import read_lines
 from tiny_families import FAMILIES, Family
 from torch import Tensor
 
@@ -119,7 +120,7 @@ def of_rows(folder: Path, rows: list[dict[str, Any]]) -> Tensor:
 def by_predict(folder: Path, data: str, paths: list[Path], engine: str = "torch") -> Tensor:
     out = folder.parent / f"{engine}.jsonl"
     hs.predict(folder, data=data, device="cpu", engine=engine, top=3, out=out)
-    return of_rows(folder, [json.loads(line) for line in out.read_text().splitlines()])
+    return of_rows(folder, read_lines(out))
 
 
 def by_onnx(folder: Path, data: str, paths: list[Path]) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_files import write_lines
 from tiny_families import FAMILIES, WORDS
 
 import hydrasurgeon as hs
@@ -33,8 +34,7 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 def written(folder: Path, count: int = 24, seed: int = 0) -> str:
     path = folder / f"pairs-{seed}.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows(count, seed)))
-    return str(path)
+    return write_lines(path, rows(count, seed))
 
 
 def stock_logits(folder: Path, pairs: list[dict[str, Any]]) -> torch.Tensor:

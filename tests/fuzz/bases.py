@@ -150,18 +150,13 @@ class Bases:
 
     def _read_words(self, folder: Path) -> None:
         """A probe, which says what it was trained on, and a bag of words that answers before it."""
-        from own_models import texts
+        from own_models import probe_folder
 
         import hydrasurgeon as hs
 
         place = self.folder / "words"
         place.mkdir()
-        texts(place)
-        for name, rows in (("train", 300), ("val", 150), ("test", 20)):
-            lines = (place / f"{name}.csv").read_text().splitlines()[: rows + 1]
-            (place / f"{name}.csv").write_text("\n".join(lines) + "\n")
-        data = {"data": str(place / "train.csv"), "device": "cpu"}
-        hs.finetune(self.directory("BERT"), recipe="probe", out=place / "probe", **data)
+        probe_folder(place, train=300, val=150, test=20)
         hs.calibrate(
             place / "probe",
             data=str(place / "val.csv"),

@@ -1,4 +1,4 @@
-"""bench: what it counts is right, and it says what it compared."""
+"""bench: what it counts is right, of a cascade too, and it says what it compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 from exporting import exports, onnx_writes
-from tiny_families import FAMILIES
+from runtime_states import cascade_by
+from runtime_states import state as made_state
+from tiny_families import FAMILIES, Family, thoroughly
+from tiny_members import KEPTS, member
 from torch import nn
 
 import hydrasurgeon as hs
@@ -18,7 +21,16 @@ from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import open_data
 from hydrasurgeon.engines import engine_of, runnable
 from hydrasurgeon.errors import DataError, HydraError
-from hydrasurgeon.measuring.cost import InTurn, peak_bytes, timed_samples
+from hydrasurgeon.measuring.cost import (
+    InTurn,
+    MultiplyAdds,
+    macs,
+    peak_bytes,
+    stage_macs,
+    timed_samples,
+    without_padding,
+)
+from hydrasurgeon.runtime.answering import outputs_in_stages
 
 MAKE = Callable[..., Path]
 
@@ -122,3 +134,42 @@ def test_every_engine_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert int8 == pytest.approx(np.abs(said[2] - said[0]).max(), rel=1e-3)
     assert 1e-7 < int8 < 1e-2
     assert run([*words, "--vs", str(source)]) == 2
+
+
+FULL = [0, 1, 2, 3]
+TRUNKED = ([FULL, FULL, [0, 1]], [FULL, [1, 2], [0, 1]], [FULL, [1, 2], []])
+
+
+def fused(folder: Path, family: Family, kepts: tuple[list[list[int]], ...]) -> hs.Classifier:
+    paths = [
+        member(folder / "source", family, rows, folder / f"m{i}.safetensors")
+        for i, rows in enumerate(kepts)
+    ]
+    made = hs.fuse(paths, out=folder / "hydra.safetensors", force=True)
+    return hs.load(made.path, device="cpu")
+
+
+@pytest.mark.parametrize("family", thoroughly())
+def test_parts_cost_no_less_than_the_whole(family: Family, tmp_path: Path) -> None:
+    family.write(tmp_path / "source")
+    inputs = family.inputs()
+    for number, kepts in enumerate((KEPTS, TRUNKED)):
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / "source").symlink_to(tmp_path / "source")
+        model = fused(folder, family, kepts)
+        counted = stage_macs(model, inputs)
+        # Heads in common the whole computes once, the parts do not.
+        assert macs(model, inputs) <= counted.expected(1.0)
+
+
+def test_all_rows_through_count_what_runs(tmp_path: Path) -> None:
+    """Counted while the cascade runs, with every row going on."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "source")
+    model, inputs = fused(tmp_path, family, TRUNKED), family.inputs(4)
+    model.state = made_state(cascade=cascade_by(1.0))
+    with torch.inference_mode(), without_padding(model):
+        outputs_in_stages(model, inputs, features=False)
+        with MultiplyAdds() as counter:
+            outputs_in_stages(model, inputs, features=False)
+    assert counter.count == 4 * stage_macs(model, inputs).expected(1.0)

@@ -1,8 +1,11 @@
-"""eval names what models do not have in common besides their answers: training, OOD score, calibration, data."""
+"""eval names what models do not have in common besides their answers, and gives each of one name a name of its own."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +13,9 @@ import pytest
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
+from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from hydrasurgeon.data import open_data
+from hydrasurgeon.measuring.sets import by_path, name_of
 
 VIT = FAMILIES["timm ViT"]
 
@@ -57,3 +61,28 @@ def test_a_calibrated_model_is_compared_with_a_calibrated_reference(home: Path) 
     table = page.read_text(encoding="utf-8").partition("<caption>Differences")[2]
     heads = table.partition("</thead>")[0]
     assert re.findall("[A-Za-z0-9]+&nbsp;[↑↓]", heads) == ["accuracy&nbsp;↑"]
+
+
+MAKE = Callable[..., Path]
+
+
+@pytest.fixture
+def named(tiny: MAKE) -> Callable[[str], Checkpoint]:
+    opened = open_checkpoint(tiny())
+    return lambda path: replace(opened, path=Path(path))
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["/x/a.safetensors", "/y/b.safetensors"], ["a", "b"]),
+        (["/x/a.safetensors", "/x/b.safetensors", "/y/a.safetensors"], ["/x/a", "b", "/y/a"]),
+        (["/x/a.safetensors", "/x/a.safetensors"], ["a", "a"]),
+        ([f"{os.getcwd()}/a.safetensors", "a.safetensors"], ["a", "a"]),
+    ],
+    ids=["other names", "one apart", "one file twice", "one file, named in two ways"],
+)
+def test_the_path_tells_them_apart(
+    paths: list[str], names: list[str], named: Callable[[str], Checkpoint]
+) -> None:
+    assert [name_of([each]) for each in by_path([named(path) for path in paths], paths)] == names

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.predictions import read_predictions
 from hydrasurgeon.stages.evaluate import Evaluation
-from hydrasurgeon.statistics import probabilities
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
@@ -111,22 +110,6 @@ def test_what_is_no_ensemble(
     assert run(["eval", "m1+m2", *data, "--predictions", "p.safetensors"]) == 0
 
 
-def test_metrics_come_from_the_averaged_probabilities(
-    members: list[Path], images: SPEC, tmp_path: Path
-) -> None:
-    spec, out = images(), tmp_path / "p.safetensors"
-    found = hs.evaluate(members, ensemble=True, data=spec, predictions=out).report.results[0]
-    stored = {name: tensor.numpy() for name, tensor in load_file(out).items()}
-    assert stored["logits"].shape == (40, 3, 5)
-    assert found.id.nll == probabilities.nll(
-        probabilities.mean_probs(stored["logits"]), stored["labels"]
-    )
-    # Anyone's file gives the same table.
-    again = hs.evaluate([], predictions_in=[out]).report.results[0]
-    assert again.id == found.id
-    assert again.cost == found.cost
-
-
 def test_strangers_predictions(tmp_path: Path) -> None:
     z, y = torch.randn(8, 4), torch.arange(8) % 4
     path = tmp_path / "theirs.safetensors"
@@ -139,12 +122,6 @@ def test_strangers_predictions(tmp_path: Path) -> None:
         "far",
     )
     assert found.id.accuracy == pytest.approx(float((z.argmax(-1) == y).float().mean()))
-    save_file({"logits": z, "labels": y[:3]}, path)
-    with pytest.raises(DataError, match="labels must be integer"):
-        read_predictions(path)
-    save_file({"labels": y}, path)
-    with pytest.raises(DataError, match="tensor logits is missing"):
-        read_predictions(path)
     path.write_bytes(b"nonsense")
     with pytest.raises(DataError, match="not a readable predictions file"):
         read_predictions(path)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from exporting import exports, fed, onnx_writes
-from tiny_families import FAMILIES, HEADS, WORDS, Family, deberta, hf, modernbert
+from taggers import TAGGERS
+from tiny_families import HEADS, WORDS, Family
 from tiny_members import RAGGED, member, members_of
 
 import hydrasurgeon as hs
@@ -27,10 +28,6 @@ pytestmark = [
 TAGS = ("O", "B-A", "I-A", "B-C", "I-C")
 PIECES = ("good", "bad", "film", "plot", "the", "not", "##s", "##ly", ",", ".")
 Spans = list[list[tuple[int, int, str]]]
-
-
-def of_words(name: str, made: Family) -> Family:
-    return replace(FAMILIES[name], make=made.make, stock=made.stock)
 
 
 def word_pieces(folder: Path) -> None:
@@ -52,20 +49,10 @@ def word_pieces(folder: Path) -> None:
     )
 
 
-BERT = of_words("BERT", hf("BERT", "text", "BertForTokenClassification"))
-OTHERS = {
-    "RoBERTa": hf("RoBERTa", "text", "RobertaForTokenClassification", type_vocab_size=1),
-    "ELECTRA": hf("E", "text", "ElectraForTokenClassification", embedding_size=16),
-    "MPNet": hf("M", "text", "MPNetForTokenClassification"),
-    "ModernBERT": modernbert("ModernBERT", "Token"),
-    "DeBERTa-v3": deberta("DeBERTa-v3", "Token", share_att_key=True, norm_rel_ebd="layer_norm"),
-}
+NAMES = ("BERT", "RoBERTa", "ELECTRA", "MPNet", "ModernBERT", "DeBERTa-v3")
 ALL = [
-    pytest.param(BERT, word_pieces, id="BERT"),
-    *(
-        pytest.param(of_words(name, made), None, id=name, marks=pytest.mark.slow)
-        for name, made in OTHERS.items()
-    ),
+    pytest.param(replace(TAGGERS[name], tags=TAGS), None if number else word_pieces, id=name)
+    for number, name in enumerate(NAMES)
 ]
 
 
@@ -78,9 +65,6 @@ def source(
     family.write(folder)
     if pieces is not None:
         pieces(folder)
-    config = folder / "config.json"
-    named = {"id2label": {str(at): tag for at, tag in enumerate(TAGS)}}
-    config.write_text(json.dumps(json.loads(config.read_text()) | named))
     return folder
 
 

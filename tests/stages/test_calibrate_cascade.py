@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_files import read_lines
 from tiny_families import FAMILIES
 from tiny_members import KEPTS, member, tune
 
@@ -83,7 +84,7 @@ def test_the_record_follows_from_the_model_and_the_data(made: Path) -> None:
     lines = hs.predict(
         made, data=str(made.with_name("val.npz")), device="cpu", out=made.parent / "p.jsonl"
     )
-    rows = [json.loads(line) for line in Path(lines.path).read_text().splitlines()]
+    rows = read_lines(lines.path)
     assert [row["members_run"] for row in rows] == found.members_run.tolist()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_files import read_lines
 from safetensors.numpy import load_file, save_file
 from tiny_families import FAMILIES
 from tiny_members import members_of
@@ -126,7 +127,7 @@ def test_rows_are_what_the_decision_says(files: dict[str, Path], tmp_path: Path)
     decision = hs.Decision.load(out)
     assert decision.state.record.ood.score in ("mds", "rmds", "maha++", "vim", "residual", "knn")
     expected = decision.decide(new["logits"], new["features"])
-    read = [json.loads(line) for line in rows.read_text().splitlines()]
+    read = read_lines(rows)
     assert [row["id"] for row in read] == list(range(50))
     assert [row["answer"] for row in read] == expected.answer
     assert [row["ood_score"] for row in read] == pytest.approx(
@@ -232,7 +233,7 @@ def softmax(logits: Any) -> Any:
 def rows_by(decision: Path, predictions: Path, out: Path) -> list[dict[str, Any]]:
     command = ["predict", "--decision", str(decision), "--predictions", str(predictions)]
     assert run([*command, "-o", str(out)]) == 0
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    return read_lines(out)
 
 
 def test_probabilities_are_logits_whose_logarithms_are_taken(tmp_path: Path) -> None:

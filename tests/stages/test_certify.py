@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_models import texts
+from own_models import probe_folder
 from tiny_families import FAMILIES
 from tiny_members import members_of
 
@@ -20,11 +20,7 @@ from hydrasurgeon.errors import DataError, UsageError
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A probe of texts, a hydra, and tables."""
     place = tmp_path_factory.mktemp("certify")
-    texts(place)
-    FAMILIES["BERT"].write(place / "random")
-    hs.finetune(
-        place / "random", recipe="probe", data=str(place / "train.csv"), out=place / "probe"
-    )
+    probe_folder(place)
     paths = members_of(place / "probe", FAMILIES["BERT"], place)
     hs.fuse(paths, out=place / "hydra.safetensors")
     with (place / "val.csv").open() as file:

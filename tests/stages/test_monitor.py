@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edited import edited
+from row_files import write_lines
 from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
@@ -191,7 +192,7 @@ def test_labels_show_a_broken_promise(
     rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
     given = [row for row in rows if row["answer"] not in ("abstain", "unfamiliar")]
     wrong = [{"id": row["id"], "label": (row["label"] + 1) % 3} for row in given]
-    (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in wrong))
+    write_lines(tmp_path / "l.jsonl", wrong)
     state = tmp_path / "nights.json"
     monitor(ready / "same.jsonl", against=ready / "c", state=state)
     result = monitor(
@@ -227,7 +228,7 @@ def test_labels_join_answers_by_their_key(ready: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
     given = [row for row in rows if row["answer"] not in ("abstain", "unfamiliar")]
     served = [{**row, "id": at % 3, "key": f"k{at}"} for at, row in enumerate(given)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in served))
+    write_lines(tmp_path / "a.jsonl", served)
     text = "".join(
         f"{row['key']},{(row['label'] + (at < 2)) % 3}\n" for at, row in enumerate(served)
     )

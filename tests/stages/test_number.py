@@ -1,22 +1,19 @@
-"""Numbers through every stage, against transformers, scikit-learn and the formulas."""
+"""Numbers beside the life of a task: drift, foreign texts, labels of other rows, anyone's regressor."""
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from row_files import read_lines, write_lines
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, WORDS
-from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.checkpoints.decided_words import decision_lines
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.stages.monitor import monitor
@@ -35,8 +32,7 @@ def table(place: Path, rows: int, seed: int, noise: float = 0.1) -> str:
         words += [*rng.choice(WORDS[4:], size=rng.integers(1, 4)), f"s{seed}r{row}"]
         number = 2.0 * there[0] - 1.0 * there[1] + noise * rng.normal()
         lines.append({"text": " ".join(rng.permutation(words)), "label": number})
-    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(place)
+    return write_lines(place, lines)
 
 
 @pytest.fixture(scope="module")
@@ -72,71 +68,6 @@ def values(checkpoint: Path, data: str, home: Path) -> tuple[np.ndarray, np.ndar
     return file["logits"][..., 0].double().numpy(), file["labels"].numpy()
 
 
-def hydra_of(learnt: Path, home: Path) -> Path:
-    parts = members_of(learnt, BERT, home)
-    parts = tuned_of(parts, home)
-    hs.fuse(parts, out=home / "hydra.safetensors", mlp="separate")
-    return home / "hydra.safetensors"
-
-
-def test_it_learns_and_is_measured(learnt: Path, tmp_path: Path) -> None:
-    from sklearn import metrics
-
-    data = table(tmp_path / "test.jsonl", 150, 1)
-    found = hs.evaluate(learnt, data=data, device="cpu", ci=0.9).report.results[0].id
-    said, truth = values(learnt, data, tmp_path)
-    assert found.rmse == pytest.approx(math.sqrt(metrics.mean_squared_error(truth, said[:, 0])))
-    assert found.mae == pytest.approx(metrics.mean_absolute_error(truth, said[:, 0]))
-    assert found.r2 == pytest.approx(metrics.r2_score(truth, said[:, 0]))
-    assert found.r2 is not None
-    assert found.rmse is not None
-    assert found.r2 > 0.6
-    assert found.accuracy is found.nll is found.coverage is None
-    assert found.ci is not None
-    assert found.ci["rmse"][0] < found.rmse < found.ci["rmse"][1]
-    assert open_checkpoint(learnt).manifest.model.task == "regression"
-
-
-def test_intervals_hold_what_they_promise(learnt: Path, tmp_path: Path) -> None:
-    hydra = hydra_of(learnt, tmp_path)
-    val, test = table(tmp_path / "val.jsonl", 400, 2), table(tmp_path / "test.jsonl", 400, 3)
-    out = tmp_path / "c.safetensors"
-    done = hs.calibrate(hydra, data=val, out=out, ood_score="knn", coverage=0.8, device="cpu")
-    joint, half = done.decision.joint, done.decision.conformal.threshold
-    assert joint is not None
-    rows = list(hs.predict(out, data=test, device="cpu"))
-    said, truth = values(hydra, test, tmp_path)
-    sigma = np.sqrt(joint.aleatoric**2 + joint.epistemic**2 * said.var(axis=1))
-    columns = ["id", "value", "low", "high", "spread", "ood_score", "unfamiliar", "answer"]
-    assert [*rows[0]] == columns
-    for name, expected in (
-        ("value", said.mean(axis=1)),
-        ("spread", said.std(axis=1)),
-        ("low", said.mean(axis=1) - half * sigma),
-        ("high", said.mean(axis=1) + half * sigma),
-    ):
-        assert [row[name] for row in rows] == pytest.approx(expected.tolist(), abs=1e-5)
-    for row in rows:
-        assert row["answer"] == ("unfamiliar" if row["unfamiliar"] else row["value"])
-    held = np.mean([row["low"] <= y <= row["high"] for row, y in zip(rows, truth, strict=True)])
-    assert 0.7 < held < 0.9
-    done = hs.evaluate([out, hydra], data=test, device="cpu", markdown="-")
-    assert "| `hydra` | +0.0000 [" in done.printed["markdown"]
-    found = done.report.results[0].id
-    assert found.coverage == pytest.approx(held, abs=0.01)
-    assert found.width == pytest.approx(2 * half * sigma.mean(), rel=1e-4)
-    errors = truth - said.mean(axis=1)
-    nll = np.log(sigma) + (errors / sigma) ** 2 / 2 + math.log(2 * math.pi) / 2
-    assert found.nll == pytest.approx(nll.mean(), rel=1e-4)
-    hs.predict(out, data=test, out=tmp_path / "a.jsonl", device="cpu")
-    seen = monitor(tmp_path / "a.jsonl", against=out).drift
-    assert not seen.drifted
-    assert seen.answers.rows == 400
-    hs.predict(out, data=test, out=tmp_path / "a.csv", device="cpu")
-    assert (tmp_path / "a.csv").read_text().splitlines()[0] == ",".join([*columns, "cut"])
-    assert monitor(tmp_path / "a.csv", against=out).drift.answers.rows == 400
-
-
 def test_other_values_drift(learnt: Path, tmp_path: Path) -> None:
     """Texts that look alike, of which only the higher numbers come: deciles of the values tell."""
     val, out = table(tmp_path / "val.jsonl", 400, 2), tmp_path / "c.safetensors"
@@ -152,7 +83,7 @@ def test_other_values_drift(learnt: Path, tmp_path: Path) -> None:
         ("high", [row for row in rows if row["value"] > decision.levels[5]], True),
     ):
         answers = tmp_path / f"{name}.jsonl"
-        answers.write_text("".join(json.dumps(row) + "\n" for row in chosen))
+        write_lines(answers, chosen)
         found = {test.name: test.drifted for test in monitor(answers, against=out).drift.tests}
         assert found == {"unfamiliar": False, "classes": drifted}
 
@@ -160,50 +91,23 @@ def test_other_values_drift(learnt: Path, tmp_path: Path) -> None:
 def test_far_numbers_are_unfamiliar(learnt: Path, tmp_path: Path) -> None:
     val, out = table(tmp_path / "val.jsonl", 300, 2), tmp_path / "c.safetensors"
     place = tmp_path / "ood.jsonl"
-    place.write_text(
-        "".join(json.dumps({"text": " ".join([WORDS[3]] * (5 + i % 9))}) + "\n" for i in range(60))
-    )
+    write_lines(place, ({"text": " ".join([WORDS[3]] * (5 + i % 9))} for i in range(60)))
     done = hs.calibrate(learnt, data=val, ood=[str(place)], out=out, device="cpu")
     assert done.decision.ood.score in ("mds", "maha++", "residual", "knn")
     result = hs.evaluate(out, data=val, ood=[f"far:odd={place}"], device="cpu").report.results[0]
     assert result.ood[0].auroc > 0.9
+    both = hs.evaluate([out, learnt], data=val, device="cpu", markdown="-")
+    assert "| `n` | +0.0000 [" in both.printed["markdown"]
 
 
 def test_labels_of_other_rows_are_refused(learnt: Path, tmp_path: Path) -> None:
     data = Path(table(tmp_path / "val.jsonl", 200, 2))
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    rows = read_lines(data)
     for row, other in zip(rows, np.random.default_rng(0).permutation(200), strict=True):
         row["label"] = json.loads(data.read_text().splitlines()[other])["label"]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(data, rows)
     with pytest.raises(DataError, match="no better than the mean"):
         hs.calibrate(learnt, data=str(data), out=tmp_path / "c.safetensors", device="cpu")
-
-
-@pytest.mark.usefixtures("own_module_cache")
-def test_its_own_library_says_the_same(learnt: Path, tmp_path: Path) -> None:
-    import transformers
-
-    load = transformers.AutoModelForSequenceClassification.from_pretrained
-    inputs = BERT.inputs()
-    truth = torch.tensor([1.0, -2, 0.5, 0, 3])
-    for number, checkpoint in enumerate((learnt,)):
-        folder = tmp_path / f"folder{number}"
-        model = hs.load(checkpoint, device="cpu")
-        hs.finetune(
-            checkpoint,
-            data=table(tmp_path / "one.jsonl", 20, 0),
-            recipe="text",
-            device="cpu",
-            set={"epochs": "1", "lr": "1e-9"},
-            out=f"{folder}/",
-        )
-        with torch.inference_mode():
-            theirs = load(folder, trust_remote_code=True).eval()(**inputs, labels=truth)
-        expected = model.predict(inputs)
-        torch.testing.assert_close(theirs.logits, expected, atol=1e-4, rtol=0)
-        torch.testing.assert_close(theirs.loss, (theirs.logits[:, 0] - truth).square().mean())
-        assert open_checkpoint(folder).manifest.model.task == "regression"
-        torch.testing.assert_close(model(inputs).mean(dim=1), expected)
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])

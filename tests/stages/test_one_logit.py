@@ -1,5 +1,4 @@
-"""One logit through every stage: rerankers and reward models, against their own library, scikit-learn and
-torchmetrics."""
+"""One logit beside the life of a task: fractions, names, groups, promises and a cascade."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ import pytest
 import tiny_families
 import torch
 from any_labels import any_labels
+from row_files import read_lines, write_lines
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, WORDS
 from tiny_members import members_of, tuned_of
@@ -47,8 +47,7 @@ def table(place: Path, labels: list[Any], *, seed: int = 0, groups: bool = True)
                 **({"group": f"q{row // 5}"} if groups else {}),
             }
         )
-    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(place)
+    return write_lines(place, lines)
 
 
 def mixed(rows: int, seed: int = 0) -> list[int]:
@@ -70,8 +69,7 @@ def likely(place: Path, model: Path, rows: int) -> str:
         json.loads(line) | {"label": y}
         for line, y in zip(Path(plain).read_text().splitlines(), truth, strict=True)
     ]
-    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(place)
+    return write_lines(place, lines)
 
 
 def hydra_of(source: Path, home: Path, out: str | Path) -> Path:
@@ -83,119 +81,21 @@ def hydra_of(source: Path, home: Path, out: str | Path) -> Path:
     ).path
 
 
-def own(path: Path) -> Any:
-    import transformers
-
-    load = transformers.AutoModelForSequenceClassification.from_pretrained
-    return load(path, trust_remote_code=True).eval()
-
-
-@pytest.mark.usefixtures("own_module_cache")
-def test_its_own_library_says_the_same(reranker: Path, tmp_path: Path) -> None:
-    model, inputs = hs.load(reranker, device="cpu"), BERT.inputs()
-    with torch.inference_mode():
-        theirs = own(reranker)(**inputs).logits
-    assert torch.allclose(model(inputs)[:, 0], theirs, atol=1e-5)
-    assert torch.allclose(torch.as_tensor(model.predict(inputs)), theirs.sigmoid(), atol=1e-6)
-    manifest = open_checkpoint(reranker).manifest
-    assert manifest.model.task == "binary"
-    # A hydra's logit is the log-odds of the members' mean probability.
-    folder = hydra_of(reranker, tmp_path, f"{tmp_path / 'hydra'}/")
-    each = torch.cat(
-        [hs.load(tmp_path / f"t{i}.safetensors", device="cpu")(inputs) for i in range(3)], dim=1
-    )
-    with torch.inference_mode():
-        logits = own(folder)(**inputs).logits
-    assert torch.allclose(logits.sigmoid(), each.sigmoid().mean(dim=1), atol=1e-6)
-    assert torch.allclose(
-        torch.as_tensor(hs.load(folder, device="cpu").predict(inputs)), logits.sigmoid(), atol=1e-6
-    )
-    assert '"task"' in (folder / "heads.json").read_text()
-
-
-def test_eval_is_scikit_learns_and_torchmetrics(reranker: Path, tmp_path: Path) -> None:
-    from sklearn import metrics
-    from torchmetrics.functional.classification import binary_calibration_error
-
-    labels = mixed(60)
-    data = table(tmp_path / "d.jsonl", labels)
-    saved = tmp_path / "p.safetensors"
-    result = hs.evaluate(reranker, data=data, predictions=saved).report.results[0].id
-    stored = load_file(saved)
-    p, y = stored["logits"][:, 0, 0].double().sigmoid(), torch.tensor(labels)
-    assert result.n == 60
-    expected = {
-        "accuracy": metrics.accuracy_score(y, p >= 0.5),
-        "brier": metrics.brier_score_loss(y, p),
-        "nll": metrics.log_loss(y, p),
-        "ece": float(binary_calibration_error(p, y, n_bins=15)),
-        "auroc": metrics.roc_auc_score(y, p),
-        "ap": metrics.average_precision_score(y, p),
-    }
-    assert {name: getattr(result, name) for name in expected} == pytest.approx(expected, abs=1e-6)
-    again = hs.evaluate(predictions_in=[saved]).report.results[0].id
-    assert again == result
-
-
 def test_fractions_count_as_much_as_they_say(reranker: Path, tmp_path: Path) -> None:
-    labels = [0.0, 0.25, 0.5, 0.75, 1.0, 0.1] * 5
-    result = hs.evaluate(
-        reranker, data=table(tmp_path / "d.jsonl", labels), predictions=tmp_path / "p.safetensors"
-    )
-    z, y = (
-        load_file(tmp_path / "p.safetensors")["logits"][:, 0, 0].double(),
-        torch.tensor(labels).double(),
-    )
-    found = result.report.results[0].id
-    assert found.nll == pytest.approx(
-        float(torch.nn.functional.binary_cross_entropy_with_logits(z, y)), abs=1e-9
-    )
-    assert found.brier == pytest.approx(float((z.sigmoid() - y).square().mean()), abs=1e-9)
-
-
-def test_training_starts_from_torchs_loss_and_learns(reranker: Path, tmp_path: Path) -> None:
-    config = json.loads((reranker / "config.json").read_text())
+    labels, saved = [0.0, 0.25, 0.5, 0.75, 1.0, 0.1] * 5, tmp_path / "p.safetensors"
+    data = table(tmp_path / "d.jsonl", labels)
+    measured = hs.evaluate(reranker, data=data, predictions=saved).report.results[0].id
+    z, y = load_file(saved)["logits"][:, 0, 0].double(), torch.tensor(labels).double()
+    loss = float(torch.nn.functional.binary_cross_entropy_with_logits(z, y))
+    assert measured.nll == pytest.approx(loss, abs=1e-9)
+    assert measured.brier == pytest.approx(float((z.sigmoid() - y).square().mean()), abs=1e-9)
+    place = reranker / "config.json"
     still = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
-    (reranker / "config.json").write_text(json.dumps(config | still))
-    labels: list[Any] = [*mixed(40)]
-    labels[3] = 0.5
-    data, val = (
-        table(tmp_path / "d.jsonl", labels),
-        table(tmp_path / "v.jsonl", mixed(40, 1), seed=1),
-    )
-    common = {"recipe": "text", "data": data, "val": val, "device": "cpu"}
-    slow = {
-        "epochs": "1",
-        "lr": "1e-12",
-        "batch_size": "40",
-        "dropout": "0",
-        "label_smoothing": "0",
-        "warmup": "0",
-    }
-    made = hs.finetune(reranker, out=tmp_path / "still.safetensors", set=slow, **common)
-    before = hs.evaluate(reranker, data=data).report.results[0].id
-    assert made.trained.loss == pytest.approx(before.nll, abs=1e-5)
-    weighted = hs.finetune(
-        reranker, out=tmp_path / "w.safetensors", set={**slow, "pos_weight": "3"}, **common
-    )
-    z = hs.evaluate(reranker, data=data, predictions=tmp_path / "p.safetensors") and load_file(
-        tmp_path / "p.safetensors"
-    )
-    expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0))(
-        z["logits"][:, 0, 0], z["labels"].float()
-    )
-    assert weighted.trained.loss == pytest.approx(float(expected), abs=1e-5)
-    learnt = hs.finetune(
-        reranker,
-        out=tmp_path / "l.safetensors",
-        set={"epochs": "30", "lr": "1e-3", "batch_size": "8"},
-        **common,
-    )
-    after = hs.evaluate(tmp_path / "l.safetensors", data=val).report.results[0].id
-    assert after.accuracy >= 0.95
-    kept = learnt.trained.kept_epoch
-    (logged,) = (each["val_nll"] for each in learnt.trained.log if each["epoch"] == kept)
-    assert after.nll == pytest.approx(logged, abs=1e-4)
+    place.write_text(json.dumps(json.loads(place.read_text()) | still))
+    step = {"epochs": "1", "lr": "1e-12", "batch_size": "30", "dropout": "0", "warmup": "0"}
+    options = {"recipe": "text", "set": {**step, "label_smoothing": "0"}, "device": "cpu"}
+    trained = hs.finetune(reranker, data=data, out=tmp_path / "still", **options).trained
+    assert trained.loss == pytest.approx(loss, abs=1e-5)
 
 
 def test_a_new_classifier_of_one_logit(tmp_path: Path) -> None:
@@ -233,31 +133,6 @@ def test_a_new_classifier_of_one_logit(tmp_path: Path) -> None:
         )
 
 
-def test_calibrated_as_platt(reranker: Path, tmp_path: Path) -> None:
-    from sklearn.linear_model import LogisticRegression
-
-    data = likely(tmp_path / "d.jsonl", reranker, 200)
-    out = tmp_path / "c.safetensors"
-    done = hs.calibrate(reranker, data=data, ood_score="msp", out=out, device="cpu")
-    hs.evaluate(reranker, data=data, predictions=tmp_path / "p.safetensors")
-    stored = load_file(tmp_path / "p.safetensors")
-    third = torch.from_numpy(np.random.default_rng(0).permutation(200)[:66])
-    z, y = stored["logits"][third, 0].double(), stored["labels"][third]
-    fitted = LogisticRegression(C=1e12, tol=1e-10, max_iter=10_000).fit(z, y)
-    assert 1 / done.decision.temperature == pytest.approx(fitted.coef_[0, 0], rel=1e-3)
-    assert done.decision.bias == pytest.approx(fitted.intercept_[0], abs=1e-3)
-    rows = hs.predict(out, data=data, device="cpu")
-    expected = fitted.predict_proba(stored["logits"][:, 0].double())[:, 1]
-    assert [row["probability"] for row in rows] == pytest.approx(expected.tolist(), abs=1e-4)
-    for row in rows[:3]:
-        assert row["probability"] == pytest.approx(1 / (1 + np.exp(-row["logit"])), abs=1e-8)
-    assert done.decision.nll["temperature"] < done.decision.nll["before"]
-    calibrated = hs.evaluate(out, data=data, device="cpu").report.results[0].id
-    assert calibrated.nll == pytest.approx(
-        float(torch.nn.BCELoss()(torch.tensor(expected), stored["labels"])), abs=1e-4
-    )
-
-
 def test_what_is_promised_holds(tmp_path: Path) -> None:
     """Over many draws, precision and the miss rate break their bound in at most δ of them."""
     from hydrasurgeon.statistics.abstain import Graded, fit_limits
@@ -279,58 +154,6 @@ def test_what_is_promised_holds(tmp_path: Path) -> None:
     # 0.1 of 50 and three deviations.
     assert max(broken) <= 5 + 6
     assert limits.no > 0
-
-
-def test_answers(reranker: Path, tmp_path: Path) -> None:
-    data = table(tmp_path / "d.jsonl", mixed(200))
-    common = {"recipe": "text", "data": data, "device": "cpu"}
-    hs.finetune(
-        reranker,
-        out=tmp_path / "l.safetensors",
-        set={"epochs": "4", "lr": "3e-3", "batch_size": "8"},
-        **common,
-    )
-    out = tmp_path / "c.safetensors"
-    done = hs.calibrate(
-        tmp_path / "l.safetensors",
-        data=table(tmp_path / "v.jsonl", mixed(200, 2), seed=2),
-        out=out,
-        risk=0.2,
-        device="cpu",
-    )
-    limits = done.decision.limits
-    assert limits is not None
-    assert done.decision.abstain is None
-    rows = hs.predict(out, data=data, device="cpu")
-    for row in rows:
-        assert [*row][:3] == ["id", "probability", "logit"]
-        assert {"label", "top", "set"}.isdisjoint(row)
-        # One sample is the threshold itself, and rows have nine digits.
-        unfamiliar = row["ood_score"] > done.decision.ood.threshold + 1e-8
-        sure = (
-            "yes"
-            if row["probability"] >= limits.yes
-            else "no"
-            if row["probability"] < limits.no
-            else "abstain"
-        )
-        assert row["answer"] == ("unfamiliar" if unfamiliar else sure)
-    truth = [("no", "yes")[label] for label in mixed(200)]
-    pairs = zip((row["answer"] for row in rows), truth, strict=True)
-    wrong = [answer != true for answer, true in pairs if answer in ("yes", "no")]
-    found = hs.evaluate(out, data=data, device="cpu").report.results[0].id
-    assert found.answered == pytest.approx(len(wrong) / 200)
-    assert found.wrong == pytest.approx(sum(wrong) / len(wrong))
-    hs.predict(out, data=data, device="cpu", out=tmp_path / "a.csv")
-    header = (tmp_path / "a.csv").read_text().splitlines()[0]
-    assert (
-        header
-        == "id,probability,logit,total,aleatoric,epistemic,ood_score,unfamiliar,members_run,answer,cut"
-    )
-    model = hs.load(out, device="cpu")
-    assert "yes" in {
-        row["answer"] for row in model.predict(["good film", "bad plot", "good the", "good a"])
-    }
 
 
 @pytest.mark.parametrize(
@@ -379,7 +202,7 @@ def test_calibrate_keeps_groups_whole(
     groups = np.concatenate([np.arange(72) // 8, 9 + np.arange(88) // 2])
     labels = [row % max(2, classes) for row in range(160)]
     place = Path(table(tmp_path / "d.jsonl", labels, groups=False))
-    texts = [json.loads(line) for line in place.read_text().splitlines()]
+    texts = read_lines(place)
     lines = [
         json.dumps({**text, "group": f"q{group}"}) + "\n"
         for text, group in zip(texts, groups, strict=True)
@@ -457,12 +280,10 @@ def test_labels_test_both_promises(reranker: Path, tmp_path: Path) -> None:
     data, out = likely(tmp_path / "d.jsonl", reranker, 200), tmp_path / "c.safetensors"
     hs.calibrate(reranker, data=data, ood_score="msp", risk=0.55, out=out, device="cpu")
     hs.predict(out, data=data, device="cpu", out=tmp_path / "a.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "a.jsonl")
     truth = [at % 3 == 0 for at in range(len(rows))]
     labels = zip((row["id"] for row in rows), truth, strict=True)
-    (tmp_path / "l.jsonl").write_text(
-        "".join(json.dumps({"id": name, "label": label}) + "\n" for name, label in labels)
-    )
+    write_lines(tmp_path / "l.jsonl", ({"id": name, "label": label} for name, label in labels))
     state = tmp_path / "s.json"
     found = monitor(tmp_path / "a.jsonl", against=out, state=state, labels=tmp_path / "l.jsonl")
     answers = [row["answer"] for row in rows]

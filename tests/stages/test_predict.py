@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from row_files import read_lines, write_lines, write_rows
 from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 
@@ -23,7 +24,7 @@ from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import DataError, OutputError, UsageError
-from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.runtime.classifier import Classifier
 
 VIT, BERT = FAMILIES["timm ViT"], FAMILIES["BERT"]
 
@@ -45,38 +46,7 @@ def ready(tmp_path: Path) -> Path:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_rows_are_what_the_model_decides(ready: Path) -> None:
-    done = hs.predict(
-        ready / "c", data=str(ready / "data.npz"), out=ready / "a.jsonl", batch_size=32, top=2
-    )
-    model = as_classifier(open_checkpoint(ready / "c"), device="cpu", lean=True)
-    samples = open_data(str(ready / "data.npz"))
-    found = rows(ready / "a.jsonl")
-    assert [row["id"] for row in found] == list(range(90))
-    pairs = []
-    for batch in Batches(samples, model.transform, batch_size=32, workers=0):
-        expected = model.decide(batch.inputs)
-        pairs += [(expected, i, found[at]) for i, at in enumerate(batch.index.tolist())]
-    assert len(pairs) == 90
-    for expected, i, row in pairs:
-        assert " ".join(row) == (
-            "id label probability top set total aleatoric epistemic ood_score unfamiliar members_run answer"
-        )
-        assert row["label"] == int(expected.labels[i])
-        assert row["probability"] == pytest.approx(float(expected.probability[i]), rel=1e-8)
-        assert row["ood_score"] == pytest.approx(float(expected.ood_score[i]), rel=1e-8)
-        assert row["total"] == pytest.approx(float(expected.total[i]), rel=1e-8)
-        assert sorted(row["set"]) == expected.sets[i].nonzero()[0].tolist()
-        assert row["answer"] == expected.answer[i]
-        assert row["unfamiliar"] == bool(expected.unfamiliar[i])
-        assert len(row["top"]) == 2
-        assert row["top"][0] == [row["label"], row["probability"]]
-        assert row["members_run"] == 1
-    assert done.rows == 90
-    assert sum(done.answers.values()) == 90
+    return read_lines(path)
 
 
 def test_shards_joined_are_one_run(ready: Path) -> None:
@@ -397,30 +367,19 @@ def test_columns_of_the_data_come_along(tmp_path: Path, kind: str) -> None:
         json.loads(line)["text"]
         for line in Path(BERT.data(tmp_path, rows=12)).read_text().splitlines()
     ]
-    table = {
-        "id": [f"t-{i // 2}" for i in range(12)],
-        "label": [0] * 12,
-        "text": texts,
-        "weight": [1.23456789] * 12,
-    }
-    data = tmp_path / f"d.{kind}"
-    if kind == "parquet":
-        pq.write_table(pa.table(table), data)
-    elif kind == "jsonl":
-        lines = [
-            dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)
-        ]
-        data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    else:
-        with data.open("w", newline="") as file:
-            csv.writer(file).writerows([table, *zip(*table.values(), strict=True)])
+    ids = [f"t-{i // 2}" for i in range(12)]
+    table = [
+        {"id": name, "label": 0, "text": text, "weight": 1.23456789}
+        for name, text in zip(ids, texts, strict=True)
+    ]
+    data = write_rows(tmp_path / f"d.{kind}", table)
     source = tmp_path / "source"
-    hs.predict(source, data=str(data), out=tmp_path / "plain.jsonl")
-    assert [row["id"] for row in rows(tmp_path / "plain.jsonl")] == table["id"]
+    hs.predict(source, data=data, out=tmp_path / "plain.jsonl")
+    assert [row["id"] for row in rows(tmp_path / "plain.jsonl")] == ids
     keep = "label,weight"
     hs.predict(
         source,
-        data=str(data),
+        data=data,
         out=tmp_path / "kept.jsonl",
         keep_columns=keep,
         id_column="text",
@@ -434,22 +393,26 @@ def test_columns_of_the_data_come_along(tmp_path: Path, kind: str) -> None:
     assert len(kept) == 7
     assert {str(row["data_label"]) for row in kept} == {"0"}
     assert {float(row["weight"]) for row in kept} == {1.23456789}
-    hs.predict(source, data=str(data), out=tmp_path / "kept.csv", keep_columns=keep)
+    hs.predict(source, data=data, out=tmp_path / "kept.csv", keep_columns=keep)
     with (tmp_path / "kept.csv").open(newline="") as file:
         cells = list(csv.DictReader(file))
-    assert [each["id"] for each in cells] == table["id"]
+    assert [each["id"] for each in cells] == ids
     assert {each["weight"] for each in cells} == {"1.23456789"}
     for option in ("id_column", "keep_columns"):
         with pytest.raises(DataError, match="no such column") as error:
-            hs.predict(source, data=str(data), **{option: "absent"})
+            hs.predict(source, data=data, **{option: "absent"})
         assert error.value.exit_code == 5
     with pytest.raises(UsageError, match="conflicts with --keep-columns"):
         hs.predict(source, data="-", keep_columns="weight")
 
 
 def test_without_a_state(ready: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    done = hs.predict(ready / "source", data=str(ready / "data.npz"), out=ready / "a.jsonl")
+    data = {"data": str(ready / "data.npz"), "out": ready / "a.jsonl"}
+    done = hs.predict(ready / "source", **data, top=2)
+    assert [len(row["top"]) for row in rows(ready / "a.jsonl")] == [2] * 90
+    done = hs.predict(ready / "source", **data, force=True)
     assert any("no decision state" in note for note in done.notes)
+    assert done.rows == sum(done.answers.values()) == 90
     model = hs.load(ready / "source", device="cpu")
     (batch,) = Batches(
         open_data(str(ready / "data.npz")), model.transform, batch_size=90, workers=0
@@ -498,7 +461,7 @@ def texts(tmp_path: Path) -> Path:
     )
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=9)
     records = table.to_pylist()
-    (tmp_path / "t.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    write_lines(tmp_path / "t.jsonl", records)
     lines = ["text,more", *(f"{each['text']},{each['more']}" for each in records)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     (tmp_path / "t.json").write_text(json.dumps(records))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from row_files import write_lines
 from tiny_families import WORDS
 from tiny_tokens import write
 
@@ -22,7 +22,7 @@ def table(tagger: Path, place: Path, rows: int, seed: int) -> str:
         [str(w) for w in random.choice(WORDS, size=random.integers(2, 9))] for _ in range(rows)
     ]
     lines = [{"tokens": words, "tags": ["O"] * len(words)} for words in texts]
-    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(place, lines)
     for line, row in zip(lines, hs.predict(tagger, data=str(place), device="cpu"), strict=True):
         for entity in row["entities"]:
             before = " ".join(line["tokens"])[: entity["start"]].split()
@@ -34,8 +34,7 @@ def table(tagger: Path, place: Path, rows: int, seed: int) -> str:
                 line["tags"][at] = "O" if tag == "B-A" else "B-A"
             if line["tags"][at] == "I-A" and line["tags"][at - 1] == "O":
                 line["tags"][at] = "B-A"
-    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(place)
+    return write_lines(place, lines)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import read_lines, write_lines
 from tiny_tokens import TEXTS, library_entities, write
 
 import hydrasurgeon as hs
@@ -46,8 +47,7 @@ def same(rows: Any, expected: list[list[dict[str, Any]]]) -> bool:
 
 
 def lines(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write_lines(path, rows)
 
 
 def test_entities_stand_in_their_text(
@@ -80,7 +80,7 @@ def test_every_file_holds_them(tagger: Path, expected: Any, tmp_path: Path) -> N
     wanted = [library_entities(tagger, " ".join(each)) for each in tokens]
     for ending in ("jsonl", "csv", "parquet"):
         hs.predict(tagger, data=data, out=tmp_path / f"o.{ending}", device="cpu")
-    rows = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "o.jsonl")
     assert same(rows, wanted)
     table = pq.read_table(tmp_path / "o.parquet").to_pylist()
     sheet = [*csv.DictReader((tmp_path / "o.csv").read_text().splitlines())]

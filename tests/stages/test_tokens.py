@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from row_files import write_lines
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, HEADS, WORDS
 from tiny_members import members_of, tune, tuned_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.anatomy.word_logits import are_there
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -38,8 +38,7 @@ def table(place: Path, rows: int, seed: int) -> str:
             begins = "I" if word == "very" else "B"
             tags.append(f"{begins}-{kind}" if kind else "O")
         lines.append({"tokens": words, "tags": tags})
-    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(place)
+    return write_lines(place, lines)
 
 
 @pytest.fixture(scope="module")
@@ -87,27 +86,6 @@ def taggers(tuned: Path, place: Path) -> list[Path]:
     return tuned_of(members_of(tuned, BERT, place), place)
 
 
-def test_it_learns_and_is_measured(tuned: Path, home: Path, tmp_path: Path) -> None:
-    from seqeval.metrics import f1_score
-
-    model = open_checkpoint(tuned).manifest.model
-    assert (model.task, model.labels) == ("token_classification", NAMES)
-    found, file = measured(tuned, home), said(tuned, home, tmp_path)
-    there = file["labels"] >= 0
-    assert torch.equal(are_there(file["logits"][:, 0]), there)
-    tags = file["logits"][:, 0].argmax(dim=-1)
-    right = (tags == file["labels"])[there].double().mean()
-    assert found.token_accuracy == pytest.approx(float(right))
-    assert found.token_accuracy > 0.9
-    rows = [
-        [[NAMES[tag] for tag in row[mask]] for row, mask in zip(each, there, strict=True)]
-        for each in (file["labels"], tags)
-    ]
-    # An I that continues nothing begins an entity.
-    assert found.f1 == pytest.approx(f1_score(*rows), abs=1e-9)
-    assert found.f1 > 0.8
-
-
 def test_a_pruned_one_follows_its_teacher(tuned: Path, home: Path, tmp_path: Path) -> None:
     """The loss is T²·KL, a mean over the words of each text."""
     cut = hs.prune(tuned, method="magnitude", keep=1, out=tmp_path / "cut.safetensors").path
@@ -135,7 +113,7 @@ def test_taylor_is_the_gradient_of_the_loss_of_words(
 
     rows = [json.loads(line) for line in (home / "val.jsonl").read_text().splitlines()[:12]]
     data = tmp_path / "some.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(data, rows)
     options = {"method": "taylor", "data": str(data), "batch_size": 5, "device": "cpu"}
     heads = hs.score(tuned, **options).result.values["text"]
     neurons = hs.score(tuned, part="neurons", **options).result.values["text"]

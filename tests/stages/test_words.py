@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own_models import texts
+from own_models import probe_folder
+from row_files import write_lines
 from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from tokenizers import Tokenizer
@@ -36,14 +37,7 @@ PREFIX = "hydrasurgeon.decision.words."
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A probe on a random BERT, its tables, and what calibrates it with words and without."""
     place = tmp_path_factory.mktemp("words")
-    texts(place)
-    for name, rows in (("train", 400), ("val", 200), ("test", 60)):
-        lines = (place / f"{name}.csv").read_text().splitlines()[: rows + 1]
-        (place / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    FAMILIES["BERT"].write(place / "random")
-    hs.finetune(
-        place / "random", recipe="probe", data=str(place / "train.csv"), out=place / "probe"
-    )
+    probe_folder(place, train=400, val=200, test=60)
     for words in ("off", "blend", "cascade"):
         calibrated(place, place / "probe", place / words, words=words)
     return place
@@ -495,7 +489,7 @@ def test_other_kinds(task: str, place: Path, tmp_path: Path) -> None:
     for name in ("train", "val"):
         rows = [line.split(",") for line in (place / f"{name}.csv").read_text().splitlines()[1:]]
         made = [{"text": text, role: labels[task](label)} for text, label in rows]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+        write_lines(tmp_path / f"{name}.jsonl", made)
     about = {"data": str(tmp_path / "train.jsonl"), "device": "cpu"}
     hs.finetune(
         place / "random",

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from row_files import write_lines
 from tiny_families import CLASSES, FAMILIES, TEXT, WORDS, tokenizer, transformers_model
 
 import hydrasurgeon as hs
@@ -39,6 +40,17 @@ def texts(place: Path) -> None:
                 lines.append([text, LABELS[label]])
         with (place / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([["text", "label"], *lines])
+
+
+def probe_folder(place: Path, **rows: int) -> None:
+    """Write tables, of which some are cut to so many `rows`, random/ and a probe on it."""
+    texts(place)
+    for name, count in rows.items():
+        table = place / f"{name}.csv"
+        table.write_text("".join(table.read_text().splitlines(keepends=True)[: count + 1]))
+    FAMILIES["BERT"].write(place / "random")
+    data = str(place / "train.csv")
+    hs.finetune(place / "random", recipe="probe", data=data, out=place / "probe", device="cpu")
 
 
 def text_folder(place: Path, family: str = "BERT") -> None:
@@ -183,7 +195,7 @@ def notes(path: Path, rows: int, seed: int) -> None:
                     entities.append({"start": start, "end": start + len(word), "label": kind})
                 text += f"{word} "
         lines.append({"text": text.rstrip(), "entities": entities})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(path, lines)
 
 
 def notes_folder(place: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,30 @@ def everything(
     return batch.inputs, batch.labels
 
 
+def greedy(
+    heads: Sequence[Any], budget: int, worth: Callable[[list[Any]], Any]
+) -> tuple[list[Any], list[float]]:
+    """Run the paper's Algorithm 1: remove the head without which the rest is `worth` most, again and
+    again; return the order and the worth after each removal.
+    """
+    order: list[Any] = []
+    trace: list[float] = []
+    for _ in range(budget):
+        left = [head for head in heads if head not in order]
+        worths = [worth([*order, head]) for head in left]
+        order.append(left[worths.index(max(worths))])
+        trace.append(float(max(worths)))
+    return order, trace
+
+
+def points(objective: str, right: Fraction, familiar: Tensor, outside: Tensor) -> Fraction:
+    """Return the exact value of an objective, from the share of right answers and from OOD scores."""
+    above = 2 * int((outside[:, None] > familiar).sum())
+    above += int((outside[:, None] == familiar).sum())
+    auroc = Fraction(above, 2 * len(outside) * len(familiar))
+    return {"acc": right, "ood": auroc, "avg": (right + auroc) / 2}[objective]
+
+
 def algorithm_1(
     path: Path,
     data: str,
@@ -37,42 +61,28 @@ def algorithm_1(
     budget: int,
     layers: tuple[int, ...] = (0, 1, 2),
 ) -> tuple[list[tuple[str, int, int]], list[float]]:
-    """Run the paper's algorithm as it is written: zero W_O's columns, evaluate, restore. Scores are
-    exact fractions.
-    """
+    """Run Algorithm 1 on a tiny ViT by zeroing W_O's columns and restoring them."""
     model = hs.load(path, device="cpu")
     kept = model.manifest.kept["vision"]
     sites = [block.attn.proj.weight for block in model.module.blocks]
-    left = [(la, h) for la, row in enumerate(kept) for h in row if la in layers]
     x, y = everything(data, model.transform)
     foreign_x, _ = everything(ood, model.transform)
 
     @torch.inference_mode()
-    def score() -> Fraction:
+    def worth(removed: list[tuple[str, int, int]]) -> Fraction:
+        saved = [site.data.clone() for site in sites]
+        for _, layer, head in removed:
+            at = kept[layer].index(head) * HEAD_DIM
+            sites[layer].data[:, at : at + HEAD_DIM] = 0
         logits, outside = model.module(x).double(), model.module(foreign_x).double()
-        acc = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
-        ood, familiar = (score_of("msp", z[:, None].numpy()) for z in (outside, logits))
-        above = int((ood[:, None] > familiar).sum()) * 2 + int((ood[:, None] == familiar).sum())
-        auroc = Fraction(above, 2 * len(ood) * len(familiar))
-        return {"acc": acc, "ood": auroc, "avg": (acc + auroc) / 2}[objective]
+        for site, weight in zip(sites, saved, strict=True):
+            site.data.copy_(weight)
+        right = Fraction(int((logits.argmax(-1) == y).sum()), len(y))
+        scores = (torch.from_numpy(score_of("msp", z[:, None].numpy())) for z in (logits, outside))
+        return points(objective, right, *scores)
 
-    order, trace = [], []
-    for _ in range(budget):
-        best, winner = Fraction(-1), (-1, -1)
-        for la, h in left:
-            at = kept[la].index(h) * HEAD_DIM
-            columns = sites[la].data[:, at : at + HEAD_DIM]
-            saved = columns.clone()
-            columns.zero_()
-            if (s := score()) > best:
-                best, winner = s, (la, h)
-            columns.copy_(saved)
-        at = kept[winner[0]].index(winner[1]) * HEAD_DIM
-        sites[winner[0]].data[:, at : at + HEAD_DIM] = 0
-        left.remove(winner)
-        order.append(("vision", *winner))
-        trace.append(float(best))
-    return order, trace
+    heads = [("vision", la, h) for la, row in enumerate(kept) for h in row if la in layers]
+    return greedy(heads, budget, worth)
 
 
 def problem_of(
@@ -113,12 +123,7 @@ def problem_of(
 
 def slow_order(problem: Problem, budget: int) -> list[Head]:
     """Mask each candidate in turn, and run the model's own forward pass over all the data."""
-    order: list[Head] = []
-    for _ in range(budget):
-        left = problem.left(order)
-        points = [measure(problem, (*order, head)) for head in left]
-        order.append(left[points.index(max(points))])
-    return order
+    return greedy(problem.candidates, budget, lambda heads: measure(problem, tuple(heads)))[0]
 
 
 class Slow:
@@ -184,11 +189,9 @@ class Slow:
         ]
 
     def points(self, answers: list[list[float]]) -> Fraction:
-        margin, familiar, ood = answers
-        right = Fraction(sum(m > 0 for m in margin), len(margin))
-        above = sum(2 * (f > o) + (f == o) for f in familiar for o in ood)
-        auroc = Fraction(above, 2 * len(familiar) * len(ood))
-        return {"acc": right, "ood": auroc, "avg": (right + auroc) / 2}[self.objective]
+        margin, familiar, ood = (torch.tensor(part, dtype=torch.float64) for part in answers)
+        right = Fraction(int((margin > 0).sum()), len(margin))
+        return points(self.objective, right, -familiar, -ood)
 
     def predicted(
         self, answers: list[list[float]], effects: list[list[list[float]]], head: Any
@@ -214,10 +217,11 @@ def slow_attribution(path: Path, data: str, ood: str, objective: str, amount: in
     """Run the greedy loop over predicted answers."""
     slow = Slow(path, data, ood, objective)
     answers, effects = slow.answers(), slow.effects()
-    order: list[Any] = []
-    for _ in range(amount):
-        left = [head for head in slow.heads if head not in order]
-        points = [slow.points(slow.predicted(answers, effects, head)) for head in left]
-        order.append(left[points.index(max(points))])
-        answers = slow.predicted(answers, effects, order[-1])
-    return order
+
+    def worth(heads: list[Any]) -> Fraction:
+        predicted = answers
+        for head in heads:
+            predicted = slow.predicted(predicted, effects, head)
+        return slow.points(predicted)
+
+    return greedy(slow.heads, amount, worth)[0]

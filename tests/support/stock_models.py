@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import tiny_families
+from row_files import write_lines
 from tiny_families import WORDS, Family
 
 import hydrasurgeon as hs
@@ -38,7 +39,7 @@ def texts(rows: int, *, pairs: bool = False, seed: int = 0) -> list[dict[str, st
 
 def labelled(model: Path, place: Path, samples: list[dict[str, str]]) -> str:
     """Write the samples with labels that a surer model would give."""
-    place.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    write_lines(place, samples)
     rng = np.random.default_rng(5)
     lines = []
     rows = hs.predict(model, data=str(place), device="cpu", top=tiny_families.CLASSES)
@@ -50,8 +51,7 @@ def labelled(model: Path, place: Path, samples: list[dict[str, str]]) -> str:
             chances = np.array([p for _, p in row["top"]]) ** (1 / TRUE_TEMPERATURE)
             label = int(row["top"][rng.choice(len(chances), p=chances / chances.sum())][0])
         lines.append({**sample, "label": label})
-    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(place)
+    return write_lines(place, lines)
 
 
 def ready(

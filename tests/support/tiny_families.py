@@ -39,6 +39,8 @@ class Family:
     towers: tuple[str, ...] = ()
     """Towers whose heads are cut, if not `tower` (which data run through) alone."""
     library: str = "transformers"
+    typed: bool = False
+    """True if inputs are pairs of texts, whose types tell them apart."""
 
     def write(self, folder: Path) -> None:
         """Write one; its weights are drawn once in a process."""
@@ -60,7 +62,10 @@ class Family:
         ids = torch.randint(4, len(VOCAB), (rows, 9), generator=generator)
         lengths = torch.tensor([9, 4, 6, 9, 2, 7, 3])[:rows]
         mask = (torch.arange(9)[None] < lengths[:, None]).long()
-        return {"input_ids": torch.where(mask == 1, ids, 1), "attention_mask": mask}
+        inputs = {"input_ids": torch.where(mask == 1, ids, 1), "attention_mask": mask}
+        if self.typed:
+            inputs["token_type_ids"] = (torch.arange(9) > 3).long().expand(rows, 9) * mask
+        return inputs
 
     def data(self, folder: Path, rows: int = 24, seed: int = 0) -> str:
         return learnable(folder, self.tower, rows, seed)

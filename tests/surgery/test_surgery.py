@@ -1,4 +1,4 @@
-"""Pruned = masked, fused = members: values in float64, unequal head counts, an empty layer."""
+"""Pruned = masked, fused = members, in float64; kept heads, masks and orders; slices of tensors, packed and not."""
 
 from __future__ import annotations
 
@@ -8,14 +8,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from edited import edited
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
-from hydrasurgeon.errors import CheckFailed, CheckpointError, SurgeryError
+from hydrasurgeon.criteria.selection import kept_from_file
+from hydrasurgeon.errors import CheckFailed, CheckpointError, HydraError, SurgeryError, UsageError
+from hydrasurgeon.files.manifest import Model, SingleManifest, Tower
+from hydrasurgeon.heads import (
+    Head,
+    HeadAxis,
+    all_heads,
+    intersect_union,
+    kept_from_mask,
+    positions,
+    removal_order,
+    take_heads,
+)
 
 MAKE = Callable[..., Path]
 INPUTS = torch.randn(6, 1, 28, 28, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -239,3 +254,137 @@ def test_weights_that_are_no_numbers_are_neither_pruned_nor_fused(
 def written(path: Path, mask: object) -> Path:
     path.write_text(json.dumps(mask))
     return path
+
+
+masks = st.integers(1, 5).flatmap(
+    lambda heads: st.lists(
+        st.lists(st.booleans(), min_size=heads, max_size=heads), min_size=1, max_size=5
+    )
+)
+
+
+@given(masks)
+def test_mask_round_trip(rows: list[list[bool]]) -> None:
+    kept = kept_from_mask(np.array(rows))
+    assert [[h in row for h in range(len(rows[0]))] for row in kept] == rows
+
+
+@given(st.sets(st.integers(0, 11)), st.data())
+def test_positions_undo_the_slice(present: set[int], data: st.DataObject) -> None:
+    row = sorted(present)
+    wanted = data.draw(st.lists(st.sampled_from(row), unique=True)) if row else []
+    assert [row[i] for i in positions(row, wanted)] == wanted
+
+
+def test_intersection_and_union() -> None:
+    members = [{"v": ((0, 1), (2,))}, {"v": ((1, 3), ())}]
+    assert intersect_union(members) == ({"v": ((1,), ())}, {"v": ((0, 1, 3), (2,))})
+
+
+def test_removal_order_breaks_ties_by_place() -> None:
+    kept = {"v": ((0, 1), (0, 1))}
+    scores = {"v": [[0.5, 0.1], [0.1, 0.0]]}
+    assert removal_order(scores, all_heads(kept)) == [
+        Head("v", 1, 1),
+        Head("v", 0, 1),
+        Head("v", 1, 0),
+        Head("v", 0, 0),
+    ]
+
+
+HEAD_DIM = 2
+
+
+def packed(heads: int, blocks: int = 3, embed: int = 5) -> np.ndarray:
+    """Entry [row, column] says which block, head and channel it belongs to."""
+    rows = [
+        100 * b + 10 * h + d for b in range(blocks) for h in range(heads) for d in range(HEAD_DIM)
+    ]
+    return np.array(rows)[:, None] + np.zeros(embed, dtype=int)
+
+
+def test_no_heads_leave_an_empty_tensor() -> None:
+    assert take_heads(packed(3), [], spec=HeadAxis(0, 3), head_dim=HEAD_DIM).shape == (0, 5)
+    assert take_heads(torch.zeros(7, 6), [], spec=HeadAxis(1), head_dim=HEAD_DIM).shape == (7, 0)
+
+
+@given(st.lists(st.integers(0, 5), unique=True), st.data())
+def test_composed_cuts_are_one_cut(first: list[int], data: st.DataObject) -> None:
+    second = (
+        data.draw(st.lists(st.integers(0, max(0, len(first) - 1)), unique=True)) if first else []
+    )
+    spec = HeadAxis(0, 3)
+    twice = take_heads(
+        take_heads(packed(6), first, spec=spec, head_dim=HEAD_DIM),
+        second,
+        spec=spec,
+        head_dim=HEAD_DIM,
+    )
+    once = take_heads(packed(6), [first[i] for i in second], spec=spec, head_dim=HEAD_DIM)
+    assert np.array_equal(twice, once)
+
+
+@given(st.lists(st.integers(0, 3), unique=True))
+def test_numpy_and_torch_agree(at: list[int]) -> None:
+    spec = HeadAxis(0, 3)
+    array = packed(4)
+    from_torch = take_heads(torch.from_numpy(array), at, spec=spec, head_dim=HEAD_DIM)
+    assert np.array_equal(from_torch.numpy(), take_heads(array, at, spec=spec, head_dim=HEAD_DIM))
+
+
+MANIFEST = SingleManifest(
+    kind="member",
+    model=Model(family="timm", arch="vit_tiny_patch16_224", num_classes=2),
+    towers={"vision": Tower(layers=2, heads=3, head_dim=4, dim=12)},
+    kept={"vision": ((0, 1, 2), (0, 2))},
+    weights_sha256="0" * 64,
+)
+
+
+def read(folder: Path, content: str) -> object:
+    (folder / "m.json").write_text(content)
+    return kept_from_file(folder / "m.json", MANIFEST)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[[0], [2]]",
+        '{"vision": [[0], [2]]}',
+        '{"kept": {"vision": [[0], [2]]}}',
+        '{"mask": [[true, false, false], [false, false, true]]}',
+    ],
+)
+def test_masks_that_are_read(tmp_path: Path, content: str) -> None:
+    assert read(tmp_path, content) == {"vision": ((0,), (2,))}
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("[[0], [true]]", UsageError),
+        ("[[0], [2.0]]", UsageError),
+        ('[[0], ["2"]]', UsageError),
+        ("[[0], [[2]]]", UsageError),
+        ("[[0], [null]]", UsageError),
+        ("[[0], [1]]", SurgeryError),
+        ("[[0], [-1]]", SurgeryError),
+        ("[[], []]", SurgeryError),
+        ("[[0], [1e400]]", UsageError),
+        ("[[0], [" + "1" * 5000 + "]]", UsageError),
+        ("[" * 100_000, UsageError),
+        ('{"kept":' * 5000 + "1" + "}" * 5000, UsageError),
+        ('{"vision": [[0], [2]], "vision": [[0], [0]]}', UsageError),
+        ("", UsageError),
+    ],
+)
+def test_masks_that_are_refused(tmp_path: Path, content: str, error: type[HydraError]) -> None:
+    with pytest.raises(error, match=r"m\.json") as refused:
+        read(tmp_path, content)
+    assert len(refused.value.message) < 300 + len(str(tmp_path))
+
+
+def test_a_mask_is_a_file(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none", Path("/dev/zero")):
+        with pytest.raises(UsageError):
+            kept_from_file(path, MANIFEST)

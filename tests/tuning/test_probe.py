@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from row_files import write_lines
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, TEXT, WORDS, tokenizer, transformers_model
 from torch import nn
@@ -153,7 +153,7 @@ def test_a_number_is_fitted_and_shown_too(
     transformers_model("BertModel", TEXT).save_pretrained(tmp_path / "bert")
     tokenizer(tmp_path / "bert")
     rows = [{"text": f"film {word}", "label": at + 0.5} for at, word in enumerate(WORDS[:6] * 4)]
-    (tmp_path / "n.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "n.jsonl", rows)
     words = ["finetune", str(tmp_path / "bert"), "--data", str(tmp_path / "n.jsonl")]
     words += ["--val", str(tmp_path / "n.jsonl"), "--recipe", "probe", "--set", "task=regression"]
     assert run([*words, "--device", "cpu", "-o", str(tmp_path / "p")]) == 0
