@@ -125,8 +125,7 @@ def _opened(arguments: ServeOptions) -> Models:
         opened = open_any(place, arch=arguments.arch, engine=arguments.engine)
         opened = classifying(opened, arguments)
         need_classes(opened.manifest, opened.path)
-        name = opened.path.name.removesuffix(".safetensors").removesuffix(".onnx")
-        name = name if match is None else match[1]
+        name = opened.stem if match is None else match[1]
         if name in models:
             raise UsageError(f"{name}: occurs twice", hint="Name them: NAME=CKPT.")
         models[name] = opened
@@ -202,7 +201,7 @@ def _work(server: _Server, folder: Path, identity: Identity, reports: Connection
 
     obey()
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    from hydrasurgeon.engines.runtimes import share_threads
+    from hydrasurgeon.runtime.threads import share_threads
     from hydrasurgeon.serving.connections import server_of
 
     arguments = server.arguments

@@ -29,9 +29,9 @@ from hydrasurgeon.files.manifest import (
 from hydrasurgeon.files.untrusted import code, visible
 from hydrasurgeon.measuring.results import Cost, Diversity, IdResult, OodAverage, Report, Result
 from hydrasurgeon.render import console
+from hydrasurgeon.sharing.base import Export
 from hydrasurgeon.stages.bench import Benched, Contender, Point
 from hydrasurgeon.stages.evaluate import Evaluation
-from hydrasurgeon.stages.export import Export
 from hydrasurgeon.stages.fuse import Fused
 from hydrasurgeon.stages.inspect import Inspection
 from hydrasurgeon.stages.prune import Pruned
