@@ -39,7 +39,6 @@ from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.statistics.abstain import Graded, fit_abstention
 from hydrasurgeon.statistics.conformal import fit_conformal, prediction_sets
-from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.metrics import auroc, ece
 from hydrasurgeon.statistics.probabilities import Labels, Probs, mean_probs, of_labels, surest
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
@@ -129,10 +128,10 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
     assert test.labels is not None
     probs = mean_probs(np.concatenate([val.logits, test.logits]))
     labels = np.concatenate([val.labels, test.labels])
-    random = Drawing(0)
+    random = np.random.default_rng(0)
     covered, sizes = [], []
     for _ in range(SPLITS["conformal"]):
-        order = random.order(len(labels))
+        order = random.permutation(len(labels))
         fitted, tried = order[500 : len(order) // 2], order[len(order) // 2 :]
         sets = prediction_sets(fit_conformal(probs[fitted], labels[fitted]), probs[tried])
         covered.append(float(of_labels(sets, labels[tried]).mean()))
@@ -141,7 +140,7 @@ def promises(val: Outputs, test: Outputs) -> dict[str, Any]:
     sure, label = surest(probs)
     right = label == labels
     for _ in range(SPLITS["risk"]):
-        order = random.order(len(labels))
+        order = random.permutation(len(labels))
         fitted, tried = order[: len(order) // 2], order[len(order) // 2 :]
         try:
             third = len(fitted) // 3

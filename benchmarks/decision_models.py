@@ -43,7 +43,6 @@ from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import collected
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import classifiers
-from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.tasks.base import Outputs
 
 SEEDS = (1, 2, 3)
@@ -233,7 +232,7 @@ def probed(answers: Answers, seed: int) -> Answers:
 
 def share(count: int, seed: int) -> ndarray:
     """Draw a random part of the rows."""
-    return Drawing(seed).order(count)[: int(TRAINED * count)]
+    return np.random.default_rng(seed).permutation(count)[: int(TRAINED * count)]
 
 
 def dinov2(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:

@@ -26,8 +26,9 @@ from harness import machine
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
-from hydrasurgeon.engines.int8 import inputs_of, to_int8
-from hydrasurgeon.engines.onnx import to_onnx
+from hydrasurgeon.engines.int8.quantising import to_int8
+from hydrasurgeon.engines.onnx.exporter import to_onnx
+from hydrasurgeon.engines.onnx.program import inputs_of
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import Classifier

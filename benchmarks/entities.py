@@ -42,7 +42,6 @@ from hydrasurgeon.files.decided import Cover
 from hydrasurgeon.measuring.predictions import read_outputs
 from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.statistics.abstain import Graded, fit_abstention, fit_limits
-from hydrasurgeon.statistics.drawing import Drawing
 from hydrasurgeon.statistics.entities import are_right, entities_of, joint_chances
 from hydrasurgeon.tasks.base import Certifying, Constants, Outputs, Part
 from hydrasurgeon.tasks.entity_answers import not_outside
@@ -107,7 +106,7 @@ def splits(place: Place) -> dict[str, Any]:
     stored: dict[str, Any] = {"splits": SPLITS, "delta": DELTA, "texts": len(outputs.logits)}
     rates_of: dict[str, dict[str, list[dict[str, float] | None]]] = {}
     for split in range(SPLITS):
-        order = Drawing(split).order(len(outputs.logits))
+        order = np.random.default_rng(split).permutation(len(outputs.logits))
         cut = len(order) // 2
         for name, kept in _kept(task, outputs.at(order[:cut]), outputs.at(order[cut:]), split):
             for way, rates in kept.items():

@@ -39,7 +39,8 @@ from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.data import Samples, open_data
 from hydrasurgeon.decision import text_model
 from hydrasurgeon.decision.split import split_rows
-from hydrasurgeon.engines import engine_of, graph
+from hydrasurgeon.engines import engine_of
+from hydrasurgeon.engines.onnx import graph
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.atomic import write_text
 from hydrasurgeon.measuring.cost import seconds_of

@@ -21,7 +21,7 @@ from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.engines import engine_of
 from hydrasurgeon.families import family_of
 from hydrasurgeon.measuring.cost import macs
-from hydrasurgeon.options.shared import Dtype, Engine
+from hydrasurgeon.options.shared import Dtype
 from hydrasurgeon.runtime.classifier import as_classifier
 
 DEMO = Path(__file__).parents[1] / "hydrasurgeon" / "demo"
@@ -625,7 +625,7 @@ def seconds_of_a_batch(
     single = as_classifier(next(iter(opened.values())), device="cpu")
     samples = open_data(place.data("test"), limit=size)
     (batch, *_) = Batches(samples, single.transform, batch_size=size)
-    engines: tuple[Engine, ...] = ("torch", "onnx", "int8")
+    engines: tuple[str, ...] = ("torch", "onnx", "int8")
     calls: dict[str, Callable[[], object]] = {
         f"{name}: {engine}": partial(
             engine_of(checkpoint, engine=engine, device="cpu", keep=False).ask, batch.inputs

@@ -1,4 +1,6 @@
-"""What is no core can be deleted: its files, and its line in a list. The rest goes on working."""
+"""What is no core can be deleted: its files, and its line in a list. The rest goes on working: help
+pages, a pipeline, and tests of the parts beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,113 +9,202 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import hydrasurgeon as hs
 
-PACKAGE = Path(hs.__file__).parent
-CRITERIA, FAMILIES, TASKS = (f"{name}/__init__.py" for name in ("criteria", "families", "tasks"))
+PACKAGE, ROOT = Path(hs.__file__).parent, Path(__file__).parents[1]
+CRITERIA, FAMILIES, TASKS, ENGINES, PROTOCOLS = (
+    f"{name}/__init__.py"
+    for name in ("criteria", "families", "tasks", "engines", "serving/protocols")
+)
 NESTED = r"(?:[^()]|\([^()]*\))*"
 """What stands between brackets."""
-Part = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
-"""Files of a part, and its lines: the list that has each, and a pattern."""
+Rest = tuple[tuple[str, ...], str]
+"""Tests of the parts beside one: their files, and a choice among them by name."""
+PARTS_OF_FAMILIES = "timm or [bert or dinov3 or eva02 or modernbert or deberta or qwen3 or [clip"
 
 
-def criterion(name: str, file: str) -> Part:
-    return (f"criteria/{file}",), ((CRITERIA, rf'\n    "{name}": Criterion\({NESTED}\),'),)
+@dataclass(frozen=True)
+class Part:
+    """A part: its files, and its lines, each with the list that has it and a pattern."""
+
+    files: tuple[str, ...]
+    lines: tuple[tuple[str, str], ...]
+    rest: Rest
 
 
-def family(*names: str) -> Part:
+def without(names: str, *files: str) -> Rest:
+    """Tests of files, but for those by these names, which need the part."""
+    return files, f"not ({names})"
+
+
+def object_lines(table: str, module: str, name: str) -> tuple[tuple[str, str], ...]:
+    """The import of an object, and its line in a list."""
+    return (
+        (table, rf"\nfrom hydrasurgeon\.{module} import {name}(?=\n)"),
+        (table, rf"\n    {name}\(\),"),
+    )
+
+
+def criterion(name: str, file: str, needing: str) -> Part:
+    others = ("score", "gradient_and_gates", "headmap", "score_keys")
+    rest = without(needing, *(f"criteria/test_{other}.py" for other in others))
+    return Part(
+        (f"criteria/{file}",), ((CRITERIA, rf'\n    "{name}": Criterion\({NESTED}\),'),), rest
+    )
+
+
+def family(*names: str, needing: str) -> Part:
     lines = rf'\s*"hydrasurgeon\.families\.(?:{"|".join(names)})\.\w+:\w+",'
-    return tuple(f"families/{name}" for name in names), ((FAMILIES, lines),)
+    chosen = f"test_pruned_equals_masked and ({PARTS_OF_FAMILIES} or openclip) and not ({needing})"
+    rest = ("families/test_families.py",), chosen
+    return Part(tuple(f"families/{name}" for name in names), ((FAMILIES, lines),), rest)
 
 
-def task(*classes: tuple[str, str]) -> Part:
+def task(needing: str, *classes: tuple[str, str]) -> Part:
     lines = [
         (TASKS, pattern)
         for module, name in classes
         for pattern in (rf"\nfrom hydrasurgeon\.tasks\.{module} import {name}", rf", {name}\(\)")
     ]
-    return tuple(f"tasks/{module}.py" for module, _ in classes), tuple(lines)
+    rest = without(needing, "engines/test_deciding.py", "tuning/test_validated.py")
+    return Part(tuple(f"tasks/{module}.py" for module, _ in classes), tuple(lines), rest)
+
+
+def protocol(file: str, name: str, rest: Rest) -> Part:
+    lines = object_lines(PROTOCOLS, rf"serving\.protocols\.{file}", name)
+    return Part((f"serving/protocols/{file}.py",), lines, rest)
 
 
 MULTI_LABEL = ("multi_label", "MultiLabel")
+INT8 = object_lines(ENGINES, r"engines\.int8", "Int8")
+ONNX = (
+    *object_lines(ENGINES, r"engines\.onnx", "Onnx"),
+    *object_lines("sharing/formats.py", r"sharing\.graph_format", "GraphFormat"),
+)
 PARTS: dict[str, Part] = {
-    **{
-        name: criterion(name, f"{name}.py")
-        for name in ("magnitude", "random", "headmap", "gradient", "gates")
-    },
-    "circuit": criterion("circuit", "circuits"),
-    "cahp": criterion("cahp", "cahp"),
-    **{
-        name: family(name)
-        for name in ("timm_eva", "modernbert", "deberta", "hf_clip", "decoder", "open_clip")
-    },
-    "all of transformers": family("hf_encoder", "modernbert", "deberta", "hf_clip", "decoder"),
-    "multi_label": task(MULTI_LABEL),
-    "binary, and labels that are each yes or no": task(("binary", "Binary"), MULTI_LABEL),
-    "regression": task(("regression", "Regression")),
-    "token_classification": task(("token_classification", "TokenClassification")),
-    "monitor": (
+    "magnitude": criterion("magnitude", "magnitude.py", "magnitude"),
+    "random": criterion("random", "random.py", "samples_differ or removal_in_all"),
+    "headmap": criterion("headmap", "headmap.py", "headmap"),
+    "gradient": criterion("gradient", "gradient.py", "test_gradient or [gradient"),
+    "gates": criterion("gates", "gates.py", "[gates"),
+    "circuit": criterion("circuit", "circuits", "circuit"),
+    "cahp": criterion("cahp", "cahp", "cahp"),
+    "timm_eva": family("timm_eva", needing="dinov3 or eva02"),
+    "modernbert": family("modernbert", needing="modernbert"),
+    "deberta": family("deberta", needing="deberta"),
+    "hf_clip": family("hf_clip", needing="[clip"),
+    "decoder": family("decoder", needing="qwen3"),
+    "open_clip": family("open_clip", needing="openclip"),
+    "all of transformers": family(
+        *("hf_encoder", "modernbert", "deberta", "hf_clip", "decoder"),
+        needing="bert or qwen3 or [clip",
+    ),
+    "multi_label": task("multi_label or many_labels", MULTI_LABEL),
+    "binary, and labels that are each yes or no": task(
+        "binary or one_logit or multi_label or many_labels", ("binary", "Binary"), MULTI_LABEL
+    ),
+    "regression": task("numbers or two_outputs", ("regression", "Regression")),
+    "token_classification": task("tags", ("token_classification", "TokenClassification")),
+    "monitor": Part(
         ("stages/monitor.py", "measuring/drift.py", "files/looks.py"),
         (("commands.py", rf'\n    Command\(\n        "monitor",{NESTED}\),'),),
+        without("monitor or build", "cli/test_options.py"),
+    ),
+    "int8": Part(
+        ("engines/int8",),
+        INT8,
+        without("int8", "engines/test_onnx.py", "sharing/test_export.py"),
+    ),
+    "onnx and int8": Part(
+        ("engines/int8", "engines/onnx", "sharing/graph_format.py", "sharing/graph_folder.py"),
+        (*INT8, *ONNX),
+        without("onnx", "measuring/test_multiply_adds.py", "serving/test_app.py"),
+    ),
+    "our own protocol": protocol(
+        "own_api", "OwnApi", without("inference_by_hand", "serving/test_protocols.py")
+    ),
+    "System One": protocol("system_one", "SystemOne", without("system_one", "serving/test_app.py")),
+    "Open Inference Protocol": protocol(
+        "open_inference",
+        "OpenInference",
+        without("a_token or no_word_for or description", "serving/test_app.py"),
     ),
 }
-PIPELINE = """
-import hydrasurgeon as hs
+SMOKE = """
 from pathlib import Path
 
-start, device = Path(hs.__file__).parent / "demo" / "backbone.safetensors", {"device": "cpu"}
-few = {"data": "demo:train", "limit": 64, **device}
-scored = hs.score(start, method="taylor", out="scored.safetensors", **few).path
-members = []
-for seed in (1, 2):
-    cut = hs.prune(scored, method="taylor", sample="16/24", seed=seed, out=f"cut{seed}.safetensors", **device).path
-    tuned = hs.finetune(cut, recipe="demo", set=("epochs=1",), out=f"tuned{seed}.safetensors", **few)
-    members.append(tuned.path)
-hydra = hs.fuse(members, out="hydra.safetensors").path
-ready = hs.calibrate(hydra, data="demo:val", limit=200, out="ready.safetensors", **device).path
-hs.predict(ready, data="demo:test", limit=32, out="rows.jsonl", **device)
-(result,) = hs.evaluate(ready, data="demo:test", limit=64, **device).report.results
-assert result.id.accuracy > 0.5
+import hydrasurgeon as hs
+from hydrasurgeon.cli.app import run
+
+
+def test_it_is_the_copy():
+    assert Path(hs.__file__).parent == Path(__file__).parent / "hydrasurgeon"
+
+
+def test_help(capsys):
+    for page in ([], ["prune"], ["predict"], ["serve"], ["export"]):
+        assert run([*page, "--help"]) == 0
+    pages = capsys.readouterr().out
+    assert {"monitor": "  monitor  " in pages, "onnx": "|onnx" in pages, "int8": "|int8" in pages} == HELD
+
+
+def test_a_pipeline(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    start, device = Path(hs.__file__).parent / "demo" / "backbone.safetensors", {"device": "cpu"}
+    few = {"data": "demo:train", "limit": 64, **device}
+    scored = hs.score(start, method="taylor", out="scored.safetensors", **few).path
+    members = []
+    for seed in (1, 2):
+        cut = hs.prune(scored, method="taylor", sample="16/24", seed=seed, out=f"cut{seed}.safetensors", **device).path
+        tuned = hs.finetune(cut, recipe="demo", set=("epochs=1",), out=f"tuned{seed}.safetensors", **few)
+        members.append(tuned.path)
+    hydra = hs.fuse(members, out="hydra.safetensors").path
+    ready = hs.calibrate(hydra, data="demo:val", limit=200, out="ready.safetensors", **device).path
+    hs.predict(ready, data="demo:test", limit=32, out="rows.jsonl", **device)
+    (result,) = hs.evaluate(ready, data="demo:test", limit=64, **device).report.results
+    assert result.id.accuracy > 0.5
 """
+"""Tests that hold whatever is missing."""
 
 
 def copied(folder: Path, part: Part) -> None:
     """Copy the package without a part."""
     copy = folder / "hydrasurgeon"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    files, lines = part
-    for name in files:
+    for name in part.files:
         shutil.rmtree(copy / name) if (copy / name).is_dir() else (copy / name).unlink()
-    for name, pattern in lines:
+    for name, pattern in part.lines:
         text = (copy / name).read_text("utf-8")
-        without = re.sub(pattern, "", text)
-        assert without != text, f"{name} has no such line"
-        without = re.sub(
-            r'\n    "\w+": \(\s*\),', "", without
-        )  # the name of families that are gone
-        (copy / name).write_text(without, "utf-8")
+        shorter = re.sub(pattern, "", text)
+        assert shorter != text, f"{name} has no such line"
+        # The name of families that are gone.
+        shorter = re.sub(r'\n    "\w+": \(\s*\),', "", shorter)
+        (copy / name).write_text(shorter, "utf-8")
 
 
-def run(folder: Path, words: Iterable[str]) -> str:
+def tested(folder: Path, *words: str) -> None:
+    """Run tests with the copy, in the repository's configuration."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_can_be_deleted(name: str, tmp_path: Path) -> None:
-    copied(tmp_path, PARTS[name])
-    place = run(tmp_path, ["-c", "import hydrasurgeon; print(hydrasurgeon.__file__)"])
-    assert Path(place.strip()).parent == tmp_path / "hydrasurgeon"
-    assert ("monitor" in run(tmp_path, ["-m", "hydrasurgeon", "--help"])) is (name != "monitor")
-    run(tmp_path, ["-m", "hydrasurgeon", "prune", "--help"])
-    run(tmp_path, ["-c", PIPELINE])
+    part = PARTS[name]
+    copied(tmp_path, part)
+    held = {"monitor": name != "monitor", "onnx": "onnx" not in name, "int8": "int8" not in name}
+    smoke = tmp_path / "test_smoke.py"
+    smoke.write_text(f"HELD = {held}\n{SMOKE}")
+    files, chosen = part.rest
+    places = [str(ROOT / "tests" / file) for file in files]
+    tested(tmp_path, str(smoke), *places, "-k", f"smoke or ({chosen})")

@@ -13,13 +13,12 @@ from numpy import ndarray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.members import MemberModel
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, undecided
 from hydrasurgeon.checkpoints.class_names import classifying
 from hydrasurgeon.data import Samples
 from hydrasurgeon.decision.ood_score import Classifier, evidence_of
-from hydrasurgeon.engines import engine_of
+from hydrasurgeon.engines import INEXACT, engine_of
 from hydrasurgeon.errors import CheckpointError, HydraError, OutputError
 from hydrasurgeon.files.atomic import SUFFIX, make_folder, write_bytes
 from hydrasurgeon.measuring.predictions import (
@@ -112,7 +111,7 @@ class AnswerStore:
 
     def read(self, member: MemberModel, engine: str) -> MemberOutputs:
         """Return a model's answers, from the stored file if there is one."""
-        name = f"{member.name}-{EIGHT_BITS}" if engine == EIGHT_BITS else member.name
+        name = f"{member.name}-{engine}" if engine in INEXACT else member.name
         place = self._folder() / f"{name}{SUFFIX}"
         if place not in self.cache:
             if not place.exists():
@@ -126,7 +125,7 @@ class AnswerStore:
         opened = undecided(open_checkpoint(member.file, arch=options.arch, arch_of_bare=True))
         opened = classifying(opened, options, self.val)
         live = as_classifier(opened, device=options.device, dtype=options.dtype)
-        runs: Any = engine_of(opened, engine=engine) if engine == EIGHT_BITS else live
+        runs: Any = engine_of(opened, engine=engine) if engine in INEXACT else live
         sets = [self.val, *self.ood, *([self.train] if several else [])]
         outputs = []
         for item in sets:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from hydrasurgeon.data import Samples
 from hydrasurgeon.data.readers import with_reader
 from hydrasurgeon.decision.state import NOVELTY, State
 from hydrasurgeon.decision.text_model import Reading
-from hydrasurgeon.engines import PACKAGES, engine_of, engines_of
+from hydrasurgeon.engines import ENGINES, INEXACT, engine_of, engines_of
 from hydrasurgeon.files import decided
 from hydrasurgeon.files.decided import Cascade, Conformal, DecisionRecord, Ood
 from hydrasurgeon.measuring.cost import seconds_of, timed_samples
@@ -26,8 +25,6 @@ from hydrasurgeon.options.shared import Run
 from hydrasurgeon.run.bag_of_words import BagOfWords
 from hydrasurgeon.runtime.answering import Engine
 
-EIGHT_BITS = "int8"
-"""The engine whose answers are not those of float32."""
 UNPRUNED = "None"
 """The shape of models that are not cut to a size."""
 WORDS = "words"
@@ -121,7 +118,7 @@ class Clock:
         contenders = {name: [engine] for name, engine in turns.items()}
         seconds = seconds_of(contenders, samples, runs=RUNS)
         rivals = engines if shape == UNPRUNED else ["unpruned"]
-        least = min(seconds[name] for name in rivals if name != EIGHT_BITS)
+        least = min(seconds[name] for name in rivals if name not in INEXACT)
         self.measured[shape] = self.measured.get(shape, {}) | {
             name: Taken(1000 * seconds[name], seconds[name] / least) for name in engines
         }
@@ -136,7 +133,7 @@ class Clock:
     def _fastest(self) -> str:
         """The float32 engine in which the unpruned model is what others are compared with."""
         times = self.unpruned()
-        return min((name for name in times if name != EIGHT_BITS), key=lambda n: times[n].time)
+        return min((name for name in times if name not in INEXACT), key=lambda n: times[n].time)
 
     @cached_property
     def _unpruned(self) -> Mapping[str, Engine]:
@@ -167,5 +164,4 @@ def _alone(engine: Engine, reader: BagOfWords) -> Engine:
 
 def _engines() -> tuple[str, ...]:
     """Return the names of the engines that this machine can run."""
-    graphs = all(find_spec(package) for package in PACKAGES)
-    return ("torch", "onnx", EIGHT_BITS) if graphs else ("torch",)
+    return tuple(kind.name for kind in ENGINES if kind.takes_weights)

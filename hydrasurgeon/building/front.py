@@ -19,7 +19,6 @@ from typing import Any
 from hydrasurgeon.building import picture
 from hydrasurgeon.building.budgets import Budget
 from hydrasurgeon.building.choosing import decide, propose
-from hydrasurgeon.building.clock import EIGHT_BITS
 from hydrasurgeon.building.members import MemberModel
 from hydrasurgeon.building.search_space import LEAST_ON, PROBE, SINGLE, SearchSpace, fusion_of
 from hydrasurgeon.building.table import (
@@ -33,6 +32,7 @@ from hydrasurgeon.building.table import (
 from hydrasurgeon.building.work import mark_of
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
+from hydrasurgeon.engines import INEXACT
 from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, claims, hold, real, staged, sweep, write_text
 from hydrasurgeon.files.decided import ZERO_SHOT
@@ -424,8 +424,8 @@ def calibration_of(search: SearchSpace, entry: Entry, file: Path, out: Path) -> 
         words["ood"] = list(options.ood)
     if not options.crossed and (search.answer_store.task.features or choice.words != "off"):
         words["fit_data"] = options.data
-    if choice.engine == EIGHT_BITS:
-        words["engine"] = EIGHT_BITS
+    if choice.engine in INEXACT:
+        words["engine"] = choice.engine
     words["words"] = choice.words
     if choice.words == "cascade":
         words["budget"] = f"on={choice.most_on:.6f}"
@@ -435,7 +435,7 @@ def calibration_of(search: SearchSpace, entry: Entry, file: Path, out: Path) -> 
 def rung_file(search: SearchSpace, entry: Entry) -> Path:
     """Return the path of a rung's checkpoint in the work folder."""
     choice, options = entry.choice, search.options
-    how = (choice.engine == EIGHT_BITS, entry.score, choice.words, f"{choice.most_on:.6f}")
+    how = (choice.engine in INEXACT, entry.score, choice.words, f"{choice.most_on:.6f}")
     promised = (options.risk, options.coverage)
     about = {"made": made_of(entry, options).file.name, "how": repr((*how, *promised))}
     return options.work / f"rung-{content_hash(about, '')[:12]}{SUFFIX}"

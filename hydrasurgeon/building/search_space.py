@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.budgets import SMALLEST, UNITS, Budget, ModelSizes, cost_of
-from hydrasurgeon.building.clock import EIGHT_BITS, Clock, Taken
+from hydrasurgeon.building.clock import Clock, Taken
 from hydrasurgeon.building.members import (
     SEEDS,
     Cuts,
@@ -38,6 +38,7 @@ from hydrasurgeon.decision.text_model import (
     lesson,
     seer,
 )
+from hydrasurgeon.engines import INEXACT
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.resumable import content_hash
@@ -372,14 +373,13 @@ class SearchSpace:
         if self.clock is None:
             return [choice]
         times = self.times(choice.members)
-        float32 = [name for name in times if name != EIGHT_BITS]
+        float32 = [name for name in times if name not in INEXACT]
         fastest = min(float32, key=lambda name: times[name].time)
         choices = [replace(choice, engine=fastest, assumed=len(choice.members) > 1)]
-        if EIGHT_BITS in times:
-            # Plain rivals are few: they answer in 8 bits at once.
-            assumed = not choice.name or len(choice.members) > 1
-            choices.append(replace(choice, engine=EIGHT_BITS, assumed=assumed))
-        return choices
+        # Plain rivals are few: they answer in 8 bits at once.
+        assumed = not choice.name or len(choice.members) > 1
+        inexact = [name for name in times if name in INEXACT]
+        return choices + [replace(choice, engine=name, assumed=assumed) for name in inexact]
 
     def pays(self, choice: Candidate, budget: Budget) -> bool:
         """Return True if a choice could be within a budget, before it has answered anything."""

@@ -28,6 +28,7 @@ from hydrasurgeon.errors import CheckpointError, Disagreement, SurgeryError, Usa
 from hydrasurgeon.families import family_of, family_of_bare, weight_names
 from hydrasurgeon.families.base import BareCheckpoint, Family
 from hydrasurgeon.families.weights import Weight, by_name
+from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.decided import PREFIX
 from hydrasurgeon.files.manifest import (
     FILES_KEY,
@@ -74,6 +75,8 @@ class Checkpoint(Generic[Kind]):
     """Hub id with the commit, for a checkpoint from the hub."""
     alias: str | None = None
     """Name in tables where another checkpoint has the same name."""
+    engine: str | None = None
+    """The one engine that runs it, where it is a graph; None where it has weights."""
 
     @cached_property
     def weights(self) -> Mapping[str, Weight]:
@@ -90,6 +93,11 @@ class Checkpoint(Generic[Kind]):
     @property
     def name(self) -> str:
         return self.hub_id or self.path.name
+
+    @property
+    def stem(self) -> str:
+        """The file's name without the ending of its format."""
+        return self.path.name.removesuffix(SUFFIX)
 
     @property
     def unused(self) -> list[str]:
@@ -135,6 +143,10 @@ class Checkpoint(Generic[Kind]):
                 hint="Restore the matching pair, or delete the manifest to treat the file as a bare checkpoint.",
             )
         return actual
+
+    def graph_sha256(self) -> str | None:
+        """Return the hash of a graph's file; None where there are weights."""
+        return None
 
     def record(self, digests: Mapping[str, str]) -> Input:
         return Input(name=self.name, sha256=weights_sha256(self.tensors, digests))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -10,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from hydrasurgeon import commands
 from hydrasurgeon.commands import COMMANDS, NAMED, Command
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.options.base import GROUPS, RUNS, WRITTEN, Options, about
+from hydrasurgeon.options.base import ENGINES, FORMATS, GROUPS, RUNS, WRITTEN, Options, about
 
 WIDEST = 120
 """Columns of a help page, in a terminal that is wider."""
@@ -49,17 +50,34 @@ def _typed(record: type[Options], name: str) -> str:
     metavar, kinds = about(field)["metavar"], get_args(field.annotation)
     if not metavar and kinds and all(isinstance(kind, str) for kind in kinds):
         metavar = "|".join(kinds)
+    if metavar and "{names}" in metavar:
+        metavar = metavar.replace("{names}", "|".join(choice.name for choice in _choices(field)))
     return f"{', '.join(record.flags(name))} {metavar or ''}".strip()
+
+
+def _choices(field: FieldInfo) -> Sequence[Any]:
+    """Return the objects that an option chooses from."""
+    if about(field)["reads"] == ENGINES:
+        from hydrasurgeon import engines
+
+        return engines.ENGINES
+    assert about(field)["reads"] == FORMATS
+    from hydrasurgeon.sharing import formats
+
+    return formats.FORMATS
 
 
 def _meant(field: FieldInfo) -> str:
     """Return the help of an option with its default."""
-    default = about(field).get("unset") or field.default
+    default, text = about(field).get("unset") or field.default, str(field.description)
+    if "{choices}" in text:
+        listed = "; ".join(f"{choice.name}: {choice.help}" for choice in _choices(field))
+        text = text.replace("{choices}", listed)
     if field.is_required():
-        return f"{field.description} [required]"
+        return f"{text} [required]"
     if default is None or isinstance(default, bool | tuple) or default == "":
-        return str(field.description)
-    return f"{field.description} [default: {default}]"
+        return text
+    return f"{text} [default: {default}]"
 
 
 def takes_one_value(parameter: Any) -> bool:

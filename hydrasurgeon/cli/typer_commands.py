@@ -21,6 +21,7 @@ from hydrasurgeon.lookup import imported
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
     CRITERIA,
+    ENGINES,
     FRESH,
     LABELLED,
     RECIPES,
@@ -98,6 +99,11 @@ def _look(options: Options) -> None:
 
         for name in filter(None, names.split(",")):
             criterion(name.strip(), option=flag)
+    for flag, name in options.named(ENGINES):
+        from hydrasurgeon.engines import engine_named
+
+        if name not in ("auto", "all"):
+            engine_named(name, option=flag)
     for _, recipe in options.named(RECIPES):
         from hydrasurgeon.tuning.recipes import load_recipe
 

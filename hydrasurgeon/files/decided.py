@@ -419,8 +419,8 @@ class DecisionRecord(Record):
     """Bag-of-words model of a blend or a cascade; absent without one."""
     seen: Seen | None = None
     """Answers on all validation samples, counted; absent from states of older versions."""
-    engine: Literal["int8"] | None = None
-    """Whose outputs it was fitted to; absent where they were in float32."""
+    engine: Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,31}$")] | None = None
+    """Engine whose outputs it was fitted to; absent where they were in float32."""
     estimated: Literal[True] | None = None
     """True where classifiers of folds answered for rows that the model itself was fitted to: its
     thresholds are estimates, which certify nothing; absent from others.

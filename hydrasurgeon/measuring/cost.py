@@ -29,15 +29,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hydrasurgeon.data import Batches, Samples, first_batch, moved
 from hydrasurgeon.data.batches import unreadable
 from hydrasurgeon.deadline import check_deadline
-from hydrasurgeon.engines.onnx_header import LENGTHS, Told
-from hydrasurgeon.engines.program import Exported, sample
-from hydrasurgeon.engines.runtimes import threads
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.measuring.results import Cost, summed_costs
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import Engine
-from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.hydra import Hydra
+from hydrasurgeon.runtime.threads import threads
 
 LEFT_FACTOR = {
     "mm": 0,
@@ -178,20 +175,6 @@ def _cost_of_one(engine: Any, inputs: Any) -> Cost:
         macs_all_tokens=macs(model, inputs, all_tokens=True),
         tokens=tokens,
     )
-
-
-def told_of(model: Classifier, file: Exported) -> Told:
-    """Return the cost record that is stored in the file of a graph."""
-    lengths = LENGTHS
-    if "pixel_values" in file.inputs:
-        lengths = LENGTHS[:1]
-    inputs: list[Any] = [sample(model, batch=1, length=length) for length in lengths]
-    read = [sample_inputs.get("pixel_values", sample_inputs) for sample_inputs in inputs]
-    counts, all_tokens = (
-        tuple(macs(model, sample_inputs, all_tokens=every_token) for sample_inputs in read)
-        for every_token in (False, True)
-    )
-    return Told(params=parameters(model), macs=counts, macs_all_tokens=all_tokens)
 
 
 @dataclass(frozen=True)

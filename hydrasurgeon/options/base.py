@@ -33,7 +33,7 @@ GROUPS = READ, CHOSEN, RUNS, WRITTEN, SPECIAL = (
 
 KINDS = CHECKPOINTS, LABELLED, UNLABELLED = "checkpoints", "labelled data", "data"
 """Groups of inputs, by the kind of their values, and whether labels are needed."""
-CRITERIA, RECIPES = "criteria", "recipes"
+CRITERIA, RECIPES, ENGINES, FORMATS = "criteria", "recipes", "engines", "formats"
 """Further kinds of values."""
 FRESH = "init:"
 """Prefix of a checkpoint with random weights."""

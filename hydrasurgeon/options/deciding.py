@@ -316,8 +316,8 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
 
 class ServeOptions(Engines, ClassNames, BareOptions):
     """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
-    /openapi.json. The Open Inference Protocol v2 (/v2) works too and, for text models, the
-    protocol of System One, a hosted service (/v1/systemone). Of several checkpoints the first answers all but System One.
+    /openapi.json, which lists the routes of other protocols too. Of several checkpoints the first
+    answers, wherever a protocol cannot name one.
 
     There is no TLS, and no authentication but --token-env: use a proxy for these. SIGTERM stops
     the server after it has answered the requests that it accepted.

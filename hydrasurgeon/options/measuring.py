@@ -12,6 +12,8 @@ from hydrasurgeon.errors import UsageError
 from hydrasurgeon.files.decided import LOGITS
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
+    ENGINES,
+    FORMATS,
     LABELLED,
     READ,
     RUNS,
@@ -31,7 +33,6 @@ from hydrasurgeon.options.shared import (
     CheckpointArgument,
     ClassNames,
     Device,
-    Engine,
     Engines,
     Force,
     Paths,
@@ -181,10 +182,11 @@ class EvaluateOptions(Engines, BareOptions, Run, Force):
 class BenchOptions(Engines, BareOptions, Device, ColumnOptions, Force):
     """Measure latency, throughput, memory and multiply-adds of models on this machine."""
 
-    engine: Engine | Literal["all"] = option(  # type: ignore[assignment]
+    engine: str = option(
         "auto",
-        metavar="auto|torch|onnx|int8|all",
+        metavar="auto|{names}|all",
         group=RUNS,
+        reads=ENGINES,
         help="What computes, as for predict; all compares the engines of this machine and names the "
         "fastest.",
     )
@@ -217,31 +219,33 @@ class BenchOptions(Engines, BareOptions, Device, ColumnOptions, Force):
 
 
 class ExportOptions(CheckpointArgument, ClassNames, BareOptions, ColumnOptions, Force):
-    """Write a model or a hydra for other runtimes (onnx) or for its own library (stock).
+    """Write a model or a hydra for other runtimes or for its own library.
 
-    The result is checked before it is written. With -o DIR/ onnx writes a folder for optimum,
-    sentence-transformers and transformers.js. It and stock contain the calibration, so that clients
-    that only read logits get calibrated ones.
+    The result is checked before it is written. A graph in DIR/ is for optimum,
+    sentence-transformers and transformers.js. Folders contain the calibration, so that clients that
+    only read logits get calibrated ones.
     """
 
     writes_manifest: ClassVar[bool] = True
     requires: ClassVar = {"int8": ("check",), "ood": ("check",), "limit": ("check",)}
 
-    format: Literal["onnx", "stock"] = option(
+    format: str = option(
         "onnx",
+        metavar="{names}",
+        reads=FORMATS,
         recorded=True,
-        help="Format: onnx: a graph. stock: a folder that the model's own library loads without hydrasurgeon.",
+        help="Format of the output. {choices}.",
     )
     int8: bool = option(
         False,
         also=("quantize", "quantise"),
-        help="onnx: store weights in 8 bits, if --check finds the answers as good.",
+        help="Graphs: store weights in 8 bits, if --check finds the answers as good.",
     )
     check: str | None = option(
         None,
         metavar="D",
         group=LABELLED,
-        help="onnx: labelled data on which the graph is compared with the model.",
+        help="Graphs: labelled data on which the graph is compared with the model.",
     )
     ood: Texts = option(
         (),
@@ -261,8 +265,13 @@ class ExportOptions(CheckpointArgument, ClassNames, BareOptions, ColumnOptions, 
     )
     out: PathLike | None = output(
         None,
-        help="FILE.onnx, or DIR/ for stock and for ONNX clients that read folders. Default: a file beside CKPT.",
+        help="A file for a graph, or DIR/ for stock and for ONNX clients that read folders. Default: a file beside CKPT.",
     )
+
+    @property
+    def engine(self) -> str | None:
+        """The engine that a graph is also made for."""
+        return "int8" if self.int8 else None
 
 
 class InspectOptions(BareOptions):

@@ -16,6 +16,7 @@ from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.lookup import LARGEST
 from hydrasurgeon.options.base import (
     CHECKPOINTS,
+    ENGINES,
     LABELLED,
     READ,
     RUNS,
@@ -115,10 +116,6 @@ Pairs = Annotated[Mapping[str, str] | None, BeforeValidator(_pairs)]
 """KEY=VALUE pairs; on the command line one by one."""
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 """Dtypes of the computation."""
-Engine = Literal["auto", "torch", "onnx", "int8"]
-"""Engines that compute answers."""
-ENDING = ".onnx"
-"""Ending of exported graphs that are checkpoints too."""
 Search = Literal["exact", "attribution"]
 """Methods of the search for a circuit."""
 Commas = Annotated[str | None, BeforeValidator(_joined)]
@@ -238,12 +235,13 @@ class Run(Device, ColumnOptions):
 class Engines(Options):
     """Choice of the engine that computes answers."""
 
-    engine: Engine = option(
+    engine: str = option(
         "auto",
-        metavar="auto|torch|onnx|int8",
+        metavar="auto|{names}",
         group=RUNS,
+        reads=ENGINES,
         recorded=True,
-        help="Engine that computes answers: PyTorch, or on the CPU onnxruntime in float32 (onnx) or in 8 bits (int8); auto is the one that the decision state was fitted for.",
+        help="Engine that computes answers. {choices}; auto: the one that the decision state was fitted for.",
     )
 
 

@@ -36,9 +36,9 @@ from hydrasurgeon.render.terminal_tables import (
 if TYPE_CHECKING:
     from hydrasurgeon.building.table import TableRow
     from hydrasurgeon.files.manifest import Manifest, Score
+    from hydrasurgeon.sharing.base import Export
     from hydrasurgeon.stages.build import Built
     from hydrasurgeon.stages.calibrate import Calibrated
-    from hydrasurgeon.stages.export import Export
     from hydrasurgeon.stages.finetune import Finetuned
     from hydrasurgeon.stages.fuse import Fused
     from hydrasurgeon.stages.predict import Predicted

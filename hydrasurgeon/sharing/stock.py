@@ -10,35 +10,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hydrasurgeon.checkpoints.card import CARD, model_card
 from hydrasurgeon.checkpoints.checkpoint import (
     Checkpoint,
     Single,
-    all_kept,
     as_single,
     rewritten,
     undecided,
 )
-from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, THRESHOLDS
-from hydrasurgeon.data.texts import IDS
-from hydrasurgeon.engines.program import Exported
+from hydrasurgeon.checkpoints.folder import THRESHOLDS
 from hydrasurgeon.errors import CheckFailed, SurgeryError
-from hydrasurgeon.files.atomic import fill
-from hydrasurgeon.files.decided import BESIDE, FITTED, PREFIX
+from hydrasurgeon.files.decided import FITTED
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import OF_WORDS, SingleManifest
-from hydrasurgeon.files.tensors import Planned, Tensors, as_float, from_float, write_tensors
-from hydrasurgeon.runtime.classifier import Classifier, as_classifier
+from hydrasurgeon.files.tensors import Planned, as_float, from_float
+from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.runtime.torch_tensors import to_weights
 from hydrasurgeon.surgery.cut import check_stock
@@ -53,15 +47,6 @@ PROMISES = ("abstain", "cover", "entities", "limits", "labels", "conformal")
 TOLERANCE = {"F64": 1e-6, "F32": 1e-5, "F16": 1e-2, "BF16": 1e-2}
 """Largest difference of a probability that rounding to a type may make."""
 EVEN = "`prune --even` makes members that their own library can load."
-GIVEN = "nothing: the graph's outputs ood_score and unfamiliar say it"
-GRAPH_USAGE = """
-from optimum.onnxruntime import ORTModelFor{kind}Classification
-from transformers import pipeline
-
-model = ORTModelFor{kind}Classification.from_pretrained("DIR")
-classify = pipeline("{task}", model=model, {reader}="DIR")
-"""
-"""Code in a model card that runs a folder with a graph."""
 
 
 def thresholds(opened: Checkpoint, reads: str) -> dict[str, str]:
@@ -214,90 +199,3 @@ def difference_when_folded(checkpoint: Checkpoint) -> float:
             hint=f"Nothing was written. {_as_graph(opened)}",
         )
     return worst
-
-
-def with_types(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint as one for pairs of texts.
-
-    A client that calls a tokenizer alone always feeds the ids of token types.
-    """
-    model = checkpoint.manifest.model
-    if "max_length" not in model.preprocess:
-        return checkpoint
-    pairs = model.model_copy(update={"inputs": "text_pair"})
-    return replace(checkpoint, manifest=rewritten(checkpoint.manifest, model=pairs))
-
-
-def answering(file: Exported, model: Classifier) -> Callable[[Any], tuple[Tensor, Tensor | None]]:
-    """Return a client's function on a graph: probabilities, and the graph's OOD score."""
-
-    def answer(inputs: Any) -> tuple[Tensor, Tensor | None]:
-        fed = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
-        for name in set(file.inputs) - set(fed):
-            fed[name] = torch.zeros_like(fed[IDS[0]])
-        values = dict(zip(file.outputs, file.run(fed), strict=True))
-        return kind_of(model.task).probs(values["logits"]), values.get("ood_score")
-
-    return answer
-
-
-def check_client(opened: Checkpoint) -> None:
-    """Refuse models that no client of a folder reads."""
-    if opened.family.graph_clients:
-        return
-    raise SurgeryError(
-        f"{opened.name}: -o DIR/ is only possible for transformers' classifiers",
-        hint="Give -o FILE.onnx, which onnxruntime runs.",
-    )
-
-
-def graph_texts(opened: Checkpoint) -> dict[str, str]:
-    """Return all texts beside a graph.
-
-    They are the unpruned model's config with its classes, the files that read inputs, and the card.
-    """
-    manifest, model = opened.manifest, opened.manifest.model
-    if model.pooling != OF_WORDS:
-        model = model.model_copy(update={"pooling": None})
-    about = SingleManifest(
-        kind="backbone",
-        model=model,
-        towers=manifest.towers,
-        kept=all_kept(manifest.towers),
-        weights_sha256=manifest.weights_sha256,
-    )
-    kind, task, reader = "Image", "image-classification", "image_processor"
-    if "max_length" in model.preprocess:
-        kind, task, reader = "Sequence", "text-classification", "tokenizer"
-    if model.pooling == OF_WORDS:
-        kind, task = "Token", "token-classification"
-    usage = "optimum", task, GRAPH_USAGE.format(kind=kind, task=task, reader=reader)
-    card = model_card(manifest, usage, folded=manifest.decision, loading_section="")
-    described = opened.family.directory(about)
-    return {**described, CARD: card, **thresholds(opened, GIVEN), **opened.files}
-
-
-def decision_tensors(opened: Checkpoint) -> Tensors:
-    """Return the tensors of a checkpoint's decision state."""
-    tensors = opened.tensors
-    names = {name: tensors.stored(name) for name in tensors if name.startswith(PREFIX)}
-    return Tensors(tensors.files, names)
-
-
-def fill_graphs(
-    folder: Path, texts: Mapping[str, str], tensors: Tensors, graph: bytes, small: bytes | None
-) -> None:
-    """Write a folder: the texts, the decision state's tensors, the graph, and the one in 8 bits under
-    all of its names.
-    """
-    if len(tensors):
-        write_tensors(folder / BESIDE, tensors.planned(), lambda _: {})
-    for name, text in texts.items():
-        fill(folder / name, text.encode())
-    graphs = folder / GRAPHS
-    graphs.mkdir()
-    fill(graphs / GRAPH, graph)
-    if small is None:
-        return
-    for name in GRAPHS_INT8:
-        fill(graphs / name, small)

@@ -16,10 +16,11 @@ from hydrasurgeon.data.samples import limited
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.measuring.sets import check_once, parse_ood
 from hydrasurgeon.runtime.answering import gathered
+from hydrasurgeon.sharing.base import Compared
 from hydrasurgeon.statistics.metrics import accuracy, auroc, ece
 
 if TYPE_CHECKING:
-    from hydrasurgeon.engines.program import Exported
+    from hydrasurgeon.engines.onnx.program import Exported
     from hydrasurgeon.files.manifest import Model
     from hydrasurgeon.options.measuring import ExportOptions
     from hydrasurgeon.runtime.classifier import Classifier
@@ -33,10 +34,6 @@ They were fitted on the float model, so neither more nor less is as good.
 """
 DIFFERING = 256
 """Samples of `difference`, at most."""
-
-
-Compared = dict[str, dict[str, float]]
-"""Metrics on the same samples, `before` and `after`."""
 
 
 def worse(name: str, before: float, after: float) -> float:
@@ -114,11 +111,11 @@ def in_file(file: Exported) -> Answer:
     return answer
 
 
-def difference(model: Classifier, file: Answer, samples: Samples) -> float:
-    """Return the largest difference of a file's probabilities from torch's."""
+def difference(model: Classifier, file: Answer, samples: Samples, *, who: str) -> float:
+    """Return the largest difference of a file's probabilities from torch's. `who` runs it."""
     samples = limited(samples, DIFFERING, seed=0)
     expected, _, _ = answers(in_torch(model), model, samples, "the model")
-    answered, _, _ = answers(file, model, samples, "int8")
+    answered, _, _ = answers(file, model, samples, who)
     return float(np.abs(answered - expected).max())
 
 

@@ -17,7 +17,7 @@ from hydrasurgeon.checkpoints.class_names import (
     with_inputs,
 )
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
-from hydrasurgeon.engines import check_engine, chosen, engine_of
+from hydrasurgeon.engines import INEXACT, check_engine, chosen, engine_of
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import named, output_file
 from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, DecisionRecord
@@ -358,7 +358,7 @@ def _computing(
     engine, how = model, dict[str, Any]()
     if arguments.engine not in ("auto", "torch"):
         engine = engine_of(opened, engine=arguments.engine)
-    if arguments.engine == "int8":
+    if arguments.engine in INEXACT:
         how["engine"] = arguments.engine
     return engine, how
 

@@ -4,7 +4,6 @@ all.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
@@ -21,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hydrasurgeon.checkpoints.class_names import classifying, need_classes
-from hydrasurgeon.engines import check_engine, chosen, engine_of, fitted_otherwise, open_any
+from hydrasurgeon.engines import (
+    ENGINES,
+    check_engine,
+    chosen,
+    engine_of,
+    fitted_otherwise,
+    open_any,
+)
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import check_ending, output_file, replacing
 from hydrasurgeon.files.history import installed
@@ -56,7 +62,10 @@ ENDINGS = (".jsonl", ".csv", ".parquet")
 """File formats of an output."""
 ID = "id"
 """The column that names the rows, unless --id-column says otherwise."""
-PACKAGES = ("hydrasurgeon", "numpy", "tokenizers", "onnxruntime", "torch", "transformers", "timm")
+PACKAGES = (
+    *("hydrasurgeon", "numpy", "tokenizers", "transformers", "timm"),
+    *(package for kind in ENGINES for package in kind.packages),
+)
 """Packages whose versions answers depend on."""
 SHARD = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 """`--shard`, as it is given: which part of how many."""
@@ -471,16 +480,11 @@ def _identity(
 ) -> dict[str, Any]:
     """Return what the rows of a model depend on, besides the data and how they are batched."""
     from hydrasurgeon.data.batches import has_gpu
-    from hydrasurgeon.engines.graph import Graph
 
-    graph = None
-    if isinstance(opened, Graph):
-        with opened.file.open("rb") as file:
-            graph = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "weights": opened.record(digests).sha256,
         "manifest": opened.manifest.model_dump(mode="json"),
-        "graph": graph,
+        "graph": opened.graph_sha256(),
         "device": [arguments.device, arguments.device == "auto" and has_gpu()],
         "dtype": arguments.dtype,
         "top": arguments.top,

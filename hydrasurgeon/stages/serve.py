@@ -28,14 +28,14 @@ from hydrasurgeon.lookup import need
 from hydrasurgeon.measuring.sets import NAMED, kind_read
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.deciding import ServeOptions
-from hydrasurgeon.tasks.row_columns import CUT, columns_of, without_state
+from hydrasurgeon.tasks.row_columns import columns_of, without_state
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from prometheus_client import CollectorRegistry
 
     from hydrasurgeon.checkpoints.checkpoint import Checkpoint
-    from hydrasurgeon.serving.http_app import RequestCounts, Service
+    from hydrasurgeon.serving.service import RequestCounts, Service
 
 MEGABYTE = 1 << 20
 """Bytes of a megabyte."""
@@ -46,7 +46,7 @@ WAITING = 256
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 """Packages of the extra `serve`."""
 Models = Mapping[str, "Checkpoint"]
-"""The checkpoints that answer, by name; the first speaks all protocols."""
+"""The checkpoints that answer, by name; every protocol can ask the first."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,23 @@ def serve(arguments: ServeOptions) -> Served:
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         server = _Server(arguments, listener, place, token)
         run = _alone if arguments.workers == 1 else _several
-        named = [opened.name for opened in models.values()]
-        ready_line = f"{named[0]} answers at {address}/v1/predict"
-        if len(named) > 1:
-            ready_line = (
-                f"{', '.join(named)} answer at {address}/v1/systemone, the first at /v1/predict"
-            )
-        inputs, stop = run(server, models, ready_line)
+        inputs, stop = run(server, models, _ready_line(models, address))
         return Served(address, inputs, place, stop)
+
+
+def _ready_line(models: Models, address: str) -> str:
+    """Return a line that says where models answer."""
+    from hydrasurgeon.serving.protocols import PROTOCOLS
+
+    named, first = [opened.name for opened in models.values()], PROTOCOLS[0].path
+    if len(named) == 1:
+        return f"{named[0]} answers at {address}{first}"
+    paths = [protocol.path for protocol in PROTOCOLS if protocol.asks_all]
+    if not paths:
+        raise UsageError(
+            "no protocol can name one of several checkpoints", hint="Serve one checkpoint."
+        )
+    return f"{', '.join(named)} answer at {address}{paths[0]}, the first at {first}"
 
 
 @dataclass(frozen=True)
@@ -116,8 +125,7 @@ def _opened(arguments: ServeOptions) -> Models:
         opened = open_any(place, arch=arguments.arch, engine=arguments.engine)
         opened = classifying(opened, arguments)
         need_classes(opened.manifest, opened.path)
-        name = opened.path.name.removesuffix(".safetensors").removesuffix(".onnx")
-        name = name if match is None else match[1]
+        name = opened.stem if match is None else match[1]
         if name in models:
             raise UsageError(f"{name}: occurs twice", hint="Name them: NAME=CKPT.")
         models[name] = opened
@@ -159,7 +167,7 @@ def _several(server: _Server, models: Models, ready_line: str) -> tuple[int, Bas
     from prometheus_client.multiprocess import mark_process_dead
 
     from hydrasurgeon.serving.connections import BACKLOG
-    from hydrasurgeon.serving.http_app import summed
+    from hydrasurgeon.serving.service import summed
     from hydrasurgeon.serving.workers import supervise
 
     unsaid = [ready_line]
@@ -193,7 +201,7 @@ def _work(server: _Server, folder: Path, identity: Identity, reports: Connection
 
     obey()
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    from hydrasurgeon.engines.runtimes import share_threads
+    from hydrasurgeon.runtime.threads import share_threads
     from hydrasurgeon.serving.connections import server_of
 
     arguments = server.arguments
@@ -239,7 +247,8 @@ def _app(
     """Return the app with its models, each of which has answered once, and its counters. With a
     folder, counters are shared through its files.
     """
-    from hydrasurgeon.serving.http_app import RequestCounts, app_of
+    from hydrasurgeon.serving.http_app import app_of
+    from hydrasurgeon.serving.service import RequestCounts
 
     counts = RequestCounts(folder)
     services = [_ready(name, opened, arguments, kept, counts) for name, opened in models.items()]
@@ -255,10 +264,8 @@ def _ready(
 ) -> Service:
     """Load a model, answer once with it, and return it as the protocols use it."""
     from hydrasurgeon.data.batches import batch_size_of
-    from hydrasurgeon.serving.http_app import Batcher, Service, shortened
     from hydrasurgeon.serving.inputs import Bodies
-    from hydrasurgeon.serving.open_inference import Signature
-    from hydrasurgeon.serving.system_one import ServedModel
+    from hydrasurgeon.serving.service import Batcher, ServedModel, Service, shortened
 
     engine = chosen(
         opened, arguments.engine, device=arguments.device, dtype=arguments.dtype, rows=0
@@ -302,16 +309,6 @@ def _ready(
     columns = columns_of(model.task, cut=model_facts.max_tokens is not None)
     if "label" not in columns and "labels" in columns:
         columns["answer"] = "names"
-    tensors = {
-        name: kind
-        for name, kind in columns.items()
-        if name == CUT
-        or (
-            name != "id"
-            and (kind != "json" or name == "entities")
-            and example_row.get(name) is not None
-        )
-    }
     labels = model_facts.labels or range(model_facts.num_classes)
     if "top" not in columns or len({*labels}) < len(labels):
         labels = ()  # their probabilities could not be told apart
@@ -320,15 +317,10 @@ def _ready(
     if levels and model.state is not None:
         reach = model.state.record.conformal.threshold
     written = datetime.fromtimestamp(opened.path.stat().st_mtime, UTC).date().isoformat()
-    return Service(
-        batcher,
-        counts,
-        model.transform,
-        Bodies(most),
-        arguments.top,
-        Signature(name, reads, tensors, labels),
-        ServedModel(name, columns, [*map(str, labels or levels)], written, reach),
+    served = ServedModel(
+        name, reads, columns, labels, levels, example=example_row, released=written, reach=reach
     )
+    return Service(batcher, counts, model.transform, Bodies(most), arguments.top, served)
 
 
 def _tokens_of(batch: Any, transform: Any) -> list[dict[str, int]]:

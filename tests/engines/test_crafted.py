@@ -18,9 +18,9 @@ from tiny_families import FAMILIES
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.engines import onnx_header as graph_files
-from hydrasurgeon.engines import runtimes
-from hydrasurgeon.engines.onnx_header import SEAL, sealed
+from hydrasurgeon.engines.onnx import onnx_header as graph_files
+from hydrasurgeon.engines.onnx import runtimes
+from hydrasurgeon.engines.onnx.onnx_header import SEAL, sealed
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, onnx_writes]

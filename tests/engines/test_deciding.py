@@ -9,7 +9,7 @@ from runtime_states import drawn
 
 from hydrasurgeon.anatomy.word_logits import NOTHING
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.engines.graph_scores import ood_score
+from hydrasurgeon.engines.onnx.graph_scores import ood_score
 from hydrasurgeon.files.decided import FITTED, LOGITS, OF_LABELS, PerLabel
 from hydrasurgeon.runtime.kinds import kind_of
 from hydrasurgeon.tasks import TASKS

@@ -17,9 +17,9 @@ from tiny_families import FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.engines.graph import open_graph
-from hydrasurgeon.engines.int8 import quantised
-from hydrasurgeon.engines.program import sample
+from hydrasurgeon.engines.int8.quantising import quantised
+from hydrasurgeon.engines.onnx.graph import open_graph
+from hydrasurgeon.engines.onnx.program import sample
 from hydrasurgeon.errors import Disagreement, UsageError
 from hydrasurgeon.measuring.cost import macs
 from hydrasurgeon.runtime.classifier import as_classifier

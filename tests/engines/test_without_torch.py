@@ -29,7 +29,7 @@ from tiny_families import FAMILIES, WORDS, Family
 
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
-from hydrasurgeon.engines.onnx_header import SEAL, sealed
+from hydrasurgeon.engines.onnx.onnx_header import SEAL, sealed
 from hydrasurgeon.stages.export import export
 
 pytestmark = [exports, onnx_writes]

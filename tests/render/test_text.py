@@ -40,9 +40,9 @@ from hydrasurgeon.render import console
 from hydrasurgeon.render.console import show_wrapped
 from hydrasurgeon.render.terminal_tables import bounded, show_table
 from hydrasurgeon.report.columns import columns
+from hydrasurgeon.sharing.base import Export
 from hydrasurgeon.stages.bench import Benched, Contender, Point
 from hydrasurgeon.stages.evaluate import Evaluation
-from hydrasurgeon.stages.export import Export
 from hydrasurgeon.stages.fuse import Fused
 from hydrasurgeon.stages.inspect import Inspection
 from hydrasurgeon.stages.prune import Pruned

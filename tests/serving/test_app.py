@@ -111,10 +111,9 @@ def texts(
 ) -> Any:
     """A server of texts that says what it was asked, or what `answer` makes of it."""
     from hydrasurgeon.data.texts import Tokenize
-    from hydrasurgeon.serving.http_app import Batcher, RequestCounts, Service, app_of
+    from hydrasurgeon.serving.http_app import app_of
     from hydrasurgeon.serving.inputs import Bodies
-    from hydrasurgeon.serving.open_inference import Signature
-    from hydrasurgeon.serving.system_one import ServedModel
+    from hydrasurgeon.serving.service import Batcher, RequestCounts, ServedModel, Service
 
     def echo(samples: list[Any]) -> list[Any]:
         return [row(name, sample) for name, sample, _ in samples]
@@ -126,9 +125,8 @@ def texts(
     batcher = Batcher(answer or echo, **limits)
     transform = Tokenize(lambda: None, max_length=8, inputs=bounds.get("inputs"))
     columns = {"label": "text", "total": "number", "unfamiliar": "flag", "members_run": "whole"}
-    signature = Signature("m", "text", columns, ())
-    model = ServedModel("m", {"id": "text"}, [], "2026-01-01")
-    service = Service(batcher, RequestCounts(), transform, Bodies(most), 5, signature, model)
+    model = ServedModel("m", "text", columns, example=row(0, "a"))
+    service = Service(batcher, RequestCounts(), transform, Bodies(most), 5, model)
     return app_of([service], token)
 
 

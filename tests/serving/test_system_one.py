@@ -263,9 +263,10 @@ def test_a_set_keeps_the_options_that_were_asked(
     asked: str, held: str, own: str, verdict: str, left: str
 ) -> None:
     """Where none is left nothing is answered, whatever the choice."""
-    from hydrasurgeon.serving.system_one import ServedModel, asked_of
+    from hydrasurgeon.serving.protocols.system_one import asked_of
+    from hydrasurgeon.serving.service import ServedModel
 
-    model = ServedModel("m", {"top": "json"}, [*"abc"], "2026-01-01")
+    model = ServedModel("m", "text", {"top": "json"}, [*"abc"])
     question = {"type": "choice", "criteria": dict.fromkeys(asked)}
     body = json.dumps({"state": "a", "questions": {"q": question}}).encode()
     row = {"label": "b", "top": [("b", 0.9), ("c", 0.07), ("a", 0.03)], "set": [*held]}
@@ -275,9 +276,10 @@ def test_a_set_keeps_the_options_that_were_asked(
 
 
 def test_probabilities_that_are_no_numbers_are_the_servers_fault() -> None:
-    from hydrasurgeon.serving.system_one import ServedModel, asked_of
+    from hydrasurgeon.serving.protocols.system_one import asked_of
+    from hydrasurgeon.serving.service import ServedModel
 
-    model = ServedModel("m", {"logit": "number"}, [], "2026-01-01")
+    model = ServedModel("m", "text", {"logit": "number"})
     body = json.dumps({"state": "a", "questions": {"q": NOUL}}).encode()
     with pytest.raises(ValueError, match="its probabilities are not numbers"):
         asked_of({"m": model}, body, 8).reply([{"probability": math.nan}])

@@ -20,8 +20,8 @@ from torch import nn
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.engines import onnx as sharing
-from hydrasurgeon.engines.program import decision_outputs
+from hydrasurgeon.engines.onnx import exporter as sharing
+from hydrasurgeon.engines.onnx.program import decision_outputs
 from hydrasurgeon.files.decided import SCORES
 from hydrasurgeon.stages.export import export
 

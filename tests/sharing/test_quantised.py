@@ -15,8 +15,8 @@ from tiny_families import CLASSES, FAMILIES
 import hydrasurgeon as hs
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.engines import chosen, fitted_otherwise, open_any
-from hydrasurgeon.engines.onnx import in_onnxruntime
-from hydrasurgeon.engines.program import Exported
+from hydrasurgeon.engines.onnx.exporter import in_onnxruntime
+from hydrasurgeon.engines.onnx.program import Exported
 from hydrasurgeon.sharing import trial
 from hydrasurgeon.stages.export import export
 from hydrasurgeon.statistics.metrics import accuracy, auroc, ece

@@ -94,7 +94,7 @@ def test_every_file_holds_them(tagger: Path, expected: Any, tmp_path: Path) -> N
 
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="needs the extra serve")
 def test_entities_that_are_not_answered_are_counted() -> None:
-    from hydrasurgeon.serving.http_app import RequestCounts
+    from hydrasurgeon.serving.service import RequestCounts
     from hydrasurgeon.stages.predict import _outcome
     from hydrasurgeon.tasks import TASKS
     from hydrasurgeon.tasks.base import abstained

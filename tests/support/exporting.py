@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydrasurgeon.engines.program import TORCH
+from hydrasurgeon.engines.onnx.program import TORCH
 
 exports = pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.partition("+")[0].split(".")[:2]) < TORCH,

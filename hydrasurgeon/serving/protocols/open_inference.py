@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import base64
 import binascii
+import importlib.metadata
 import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
-from fastapi import HTTPException, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 
 from hydrasurgeon.lookup import whole_number
 from hydrasurgeon.serving.inputs import ALL, JSON, SECOND, Asked, Row, input_of, parsed, refuse_if
+from hydrasurgeon.serving.protocols.base import Protocol
+from hydrasurgeon.serving.service import ServedModel, Service
 from hydrasurgeon.tasks.row_columns import CUT, with_cut
 
 DATATYPES = {
@@ -34,22 +38,75 @@ HEADER = "Inference-Header-Content-Length"
 """Bytes of the JSON, where binary tensors follow it."""
 
 
+class OpenInference(Protocol):
+    path = "/v2"
+    unprotected = ("/v2/health/live", "/v2/health/ready")
+
+    def add(self, app: FastAPI, services: Sequence[Service]) -> None:
+        service = services[0]
+        model = Signature(service.model)
+
+        def check(name: str) -> None:
+            here = model.served.name
+            refuse_if(name != here, f"no model {name!r}; here is {here!r}", 404)
+
+        async def server() -> Any:
+            version = importlib.metadata.version("hydrasurgeon")
+            return {
+                "name": "hydrasurgeon",
+                "version": version,
+                "extensions": ["binary_tensor_data"],
+            }
+
+        async def metadata(name: str) -> Any:
+            check(name)
+            return model.described()
+
+        async def ready(name: str) -> Any:
+            check(name)
+            return await service.ready()
+
+        async def infer(name: str, request: Request) -> Any:
+            check(name)
+            header = request.headers.get(HEADER)
+            return await service.answered(request, partial(model.request_of, header))
+
+        app.get("/v2")(server)
+        app.get("/v2/health/live")(service.health)
+        app.get("/v2/health/ready")(service.ready)
+        app.get("/v2/models/{name}")(metadata)
+        app.get("/v2/models/{name}/ready")(ready)
+        app.post("/v2/models/{name}/infer")(infer)
+
+    @staticmethod
+    def refusal(status: int, detail: Any) -> tuple[int, dict[str, Any]]:
+        return 400 if status == 422 else status, {"error": detail}
+
+
 @dataclass(frozen=True)
 class Signature:
-    """A model as the protocol knows it."""
+    """A model's tensors."""
 
-    name: str
-    reads: str
-    """`text` or `image`."""
-    columns: Mapping[str, str]
-    """Outputs that have one value for each input, each of a kind."""
-    labels: Sequence[str | int]
-    """The classes, where there is an output of all their probabilities."""
+    served: ServedModel
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """Outputs that have one value for each input, each of a kind."""
+        return {
+            name: kind
+            for name, kind in self.served.columns.items()
+            if name == CUT
+            or (
+                name != "id"
+                and (kind != "json" or name == "entities")
+                and self.served.example.get(name) is not None
+            )
+        }
 
     @property
     def inputs(self) -> Sequence[str]:
         """Names of tensors that are read; the second may be missing."""
-        return ("text", SECOND) if self.reads == "text" else ("image",)
+        return ("text", SECOND) if self.served.reads == "text" else ("image",)
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
@@ -58,12 +115,12 @@ class Signature:
             name: {"name": name, "datatype": DATATYPES[kind], "shape": [-1]}
             for name, kind in self.columns.items()
         }
-        if self.labels:
+        if self.served.labels:
             outputs[PROBABILITIES] = {
                 "name": PROBABILITIES,
                 "datatype": "FP32",
-                "shape": [-1, len(self.labels)],
-                "parameters": {"labels": list(self.labels)},
+                "shape": [-1, len(self.served.labels)],
+                "parameters": {"labels": list(self.served.labels)},
             }
         return outputs
 
@@ -71,7 +128,7 @@ class Signature:
         """Return the protocol's metadata of a model."""
         inputs = [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in self.inputs]
         return {
-            "name": self.name,
+            "name": self.served.name,
             "platform": "hydrasurgeon",
             "inputs": inputs,
             "outputs": [*self.outputs.values()],
@@ -112,7 +169,7 @@ class Signature:
     def _content(self, where: str, sample: Sequence[str | bytes]) -> Any:
         """Return a text, a pair of texts, or the bytes of a picture."""
         try:
-            if self.reads == "text":
+            if self.served.reads == "text":
                 texts = [value if isinstance(value, str) else value.decode() for value in sample]
                 return texts[0] if len(texts) == 1 else tuple(texts)
             (sent,) = sample
@@ -154,7 +211,7 @@ class Signature:
             else:
                 tensor["data"] = values
             tensors.append(tensor)
-        reply: dict[str, Any] = {"model_name": self.name, "outputs": tensors}
+        reply: dict[str, Any] = {"model_name": self.served.name, "outputs": tensors}
         if "id" in request:
             reply["id"] = request["id"]
         head = json.dumps(reply, ensure_ascii=False, allow_nan=False).encode()
@@ -167,7 +224,9 @@ class Signature:
         """Return an output's values, row by row."""
         if name == PROBABILITIES:
             chances = [dict(row["top"]) for row in rows]
-            return [chances_of_row[label] for chances_of_row in chances for label in self.labels]
+            return [
+                chances_of_row[label] for chances_of_row in chances for label in self.served.labels
+            ]
         values = [row[name] for row in rows]
         if self.columns[name] == "json":
             return [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]

@@ -1,4 +1,4 @@
-"""The engines that run a model's graph on the processor: `onnx` and `int8`.
+"""Engines that run a model's graph on the processor.
 
 The graph is captured from a checkpoint once and kept in a cache, or read from a file that `export`
 wrote, which says what it is as a checkpoint does.
@@ -14,7 +14,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
@@ -26,12 +26,14 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from hydrasurgeon.checkpoints.checkpoint import Checkpoint, undecided
-from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, GRAPHS_INT8, companions_inside
+from hydrasurgeon.checkpoints.folder import GRAPH, GRAPHS, companions_inside
 from hydrasurgeon.data.readers import with_reader
 from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.data.word_tokens import WORDS, TokenizeWords
 from hydrasurgeon.decision.state import Said, State, state_in
-from hydrasurgeon.engines.onnx_header import (
+from hydrasurgeon.engines import ENGINES, engine_named
+from hydrasurgeon.engines.onnx import ENDING, Onnx
+from hydrasurgeon.engines.onnx.onnx_header import (
     DECIDED,
     MEMBERS,
     METADATA,
@@ -41,7 +43,7 @@ from hydrasurgeon.engines.onnx_header import (
     read_plain,
     sealed,
 )
-from hydrasurgeon.engines.runtimes import (
+from hydrasurgeon.engines.onnx.runtimes import (
     HINT,
     Arrays,
     Run,
@@ -59,7 +61,7 @@ from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.manifest import OF_WORDS, Input, Model, first_mistake, parse_manifest
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.lookup import need
-from hydrasurgeon.options.shared import ENDING
+from hydrasurgeon.memo import Memo
 from hydrasurgeon.run.tokenizing import TYPES, stored
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.statistics.padded_words import NOTHING, mean_of_words
@@ -68,7 +70,7 @@ from hydrasurgeon.statistics.scores.fitted import Given
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hydrasurgeon.engines.program import Exported
+    from hydrasurgeon.engines.onnx.program import Exported
     from hydrasurgeon.runtime.classifier import Classifier
 
 UNSEEN = {"history", "record_sha256", "weights_sha256", "scores", "decision"}
@@ -83,8 +85,14 @@ class Graph(Checkpoint):
     """The graph itself, where `path` is a folder around it."""
     contents: GraphContents = field(default_factory=GraphContents)
     costs: Told | None = None
-    engine: str = "onnx"
-    """`onnx`, or `int8`: which the file was exported for."""
+
+    @property
+    def stem(self) -> str:
+        return self.path.name.removesuffix(ENDING)
+
+    def graph_sha256(self) -> str:
+        with self.file.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def digests(self) -> dict[str, str]:
         """Return nothing: the file was hashed when it was opened."""
@@ -124,26 +132,31 @@ def open_graph(path: Path, *, folder: Path | None = None) -> Graph:
         file=path,
         contents=contents,
         costs=costs,
-        engine=contents.engine,
+        engine=next((k.name for k in kinds() if k.operator in contents.operators), Onnx.name),
     )
+
+
+def kinds() -> Iterator[Onnx]:
+    """Yield the engines that run graphs."""
+    return (kind for kind in ENGINES if isinstance(kind, Onnx))
 
 
 def open_folder(folder: Path, engine: str) -> Graph:
     """Open the graph for this engine in a folder that `export` wrote. `auto` takes the engine that
     the decision state was fitted for.
     """
-    small = folder / GRAPHS / GRAPHS_INT8[0]
-    if engine in ("auto", "int8") and small.is_file():
-        opened = open_graph(small, folder=folder)
-        decision = opened.manifest.decision
-        engine_name = decision.engine if engine == "auto" and decision is not None else engine
-        if engine_name == "int8":
-            return opened
-    elif engine == "int8":
-        raise UsageError(
-            f"--engine int8: {folder} holds no graph in 8 bits",
-            hint="Export it with --int8 --check DATA.",
-        )
+    for kind in (kind for kind in kinds() if not kind.exact and engine in ("auto", kind.name)):
+        place = folder / GRAPHS / kind.files[0]
+        if place.is_file():
+            opened = open_graph(place, folder=folder)
+            decision = opened.manifest.decision
+            if engine == kind.name or (decision is not None and decision.engine == kind.name):
+                return opened
+        elif engine == kind.name:
+            raise UsageError(
+                f"--engine {engine}: {folder} holds no graph for it",
+                hint=f"Export it with --{engine} --check DATA.",
+            )
     return open_graph(folder / GRAPHS / GRAPH, folder=folder)
 
 
@@ -281,14 +294,10 @@ def _named(inputs: Any) -> Mapping[str, Any]:
     return inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs}
 
 
-Captured = tuple["Exported", Mapping[str, "Tensor"]]
-"""A graph in float32, and inputs to balance it on."""
-
-
-def captured(checkpoint: Checkpoint) -> Captured:
-    """Capture the graph of a checkpoint."""
-    from hydrasurgeon.engines.int8 import inputs_of
-    from hydrasurgeon.engines.onnx import to_onnx
+def captured(checkpoint: Checkpoint) -> tuple[Exported, Mapping[str, Tensor]]:
+    """Capture the graph of a checkpoint, in float32, and draw inputs to balance it on."""
+    from hydrasurgeon.engines.onnx.exporter import to_onnx
+    from hydrasurgeon.engines.onnx.program import inputs_of
     from hydrasurgeon.runtime.classifier import as_classifier
 
     model = as_classifier(checkpoint, device="cpu", lean=True)
@@ -296,34 +305,23 @@ def captured(checkpoint: Checkpoint) -> Captured:
 
 
 def as_engine(
-    checkpoint: Checkpoint,
-    engine: str,
-    *,
-    keep: bool,
-    capture: Callable[[Checkpoint], Captured] = captured,
+    checkpoint: Checkpoint, kind: Onnx, *, keep: bool, memo: Memo | None = None
 ) -> GraphEngine:
-    """Return an engine for a graph: the file's own, or one that is captured from the checkpoint."""
+    """Return an engine for a graph: the file's own, or one that is captured from the checkpoint,
+    once for all that share `memo`.
+    """
     if isinstance(checkpoint, Graph):
-        if engine != checkpoint.engine:
-            raise UsageError(
-                f"--engine {engine} conflicts with {checkpoint.path}, which is a graph for {checkpoint.engine}",
-                hint="Leave it out, or give the checkpoint that the graph was exported from.",
-            )
         return _exported(checkpoint)
-
-    place = place_of(checkpoint, engine)
+    place = place_of(checkpoint, kind.name)
 
     def make() -> bytes | None:
-        need("torch", "onnx", "onnxscript", purpose=f"{checkpoint.name}: making its graph")
-        alone = keep and capture is captured and "torch" not in sys.modules
-        if alone and _made_apart(checkpoint, engine, place):
+        need("torch", *kind.makers, purpose=f"{checkpoint.name}: making its graph")
+        alone = keep and memo is None and "torch" not in sys.modules
+        if alone and _made_apart(checkpoint, kind.name, place):
             return None
-        graph, inputs = capture(undecided(checkpoint))  # the same before and after `calibrate`
-        if engine == "int8":
-            from hydrasurgeon.engines.int8 import to_int8
-
-            graph = to_int8(graph, inputs)
-        return graph.content
+        plain = undecided(checkpoint)  # the same before and after `calibrate`
+        graph = (memo or Memo()).value("graph", plain.path, partial(captured, plain))
+        return kind.converted(*graph).content
 
     file, contents, notes = _file(place, make, keep)
     run = runner_of(session_of(file), contents.outputs)
@@ -361,7 +359,7 @@ def place_of(checkpoint: Checkpoint, engine: str) -> Path:
     return Path(root, "graphs", f"{digest[:32]}.whole{ENDING}")
 
 
-APART = "import pickle, sys; from hydrasurgeon.engines.graph import leave_in_cache as leave; leave(*pickle.load(sys.stdin.buffer))"
+APART = "import pickle, sys; from hydrasurgeon.engines.onnx.graph import leave_in_cache as leave; leave(*pickle.load(sys.stdin.buffer))"
 """Code of a process that makes a graph."""
 
 
@@ -394,7 +392,7 @@ def leave_in_cache(checkpoint: Checkpoint, engine: str) -> None:
     os.dup2(2, 1)  # libraries print
     import_module("torch")  # so that it is made here
     try:
-        as_engine(checkpoint, engine, keep=True)
+        engine_named(engine).load(checkpoint, device="cpu", dtype="float32", keep=True, memo=None)
     except HydraError as error:
         replies.write(pickle.dumps(error))
     replies.close()

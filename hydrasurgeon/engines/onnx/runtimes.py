@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,16 +13,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hydrasurgeon.engines.onnx_header import without_weights
+from hydrasurgeon.engines.onnx.onnx_header import without_weights
 from hydrasurgeon.errors import CheckpointError, HydraError
 from hydrasurgeon.files.untrusted import open_regular, visible
+from hydrasurgeon.runtime.threads import threads
 
 SILENCE = "ORT_DISABLE_TELEMETRY"
 """Since 1.29 onnxruntime's Linux builds report sessions, with names and hashes of the models, to
 their maker unless this is set when it is first imported.
 """
-THREADS = "OMP_NUM_THREADS"
-"""Environment variable for the number of threads of a product; PyTorch obeys it too."""
 FOLDER = "session.model_external_initializers_file_folder_path"
 """onnxruntime's name for where tensors lie that are not in the graph."""
 MAPS = [1, 21]
@@ -67,25 +65,6 @@ def session_of(graph: bytes | Path) -> Any:
         providers=["CPUExecutionProvider"],
         disabled_optimizers=["SkipLayerNormFusion"],  # a norm alone is faster
     )
-
-
-def threads() -> int:
-    """Return PyTorch's number of threads where it is in use; 0 lets the runtime choose."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        count: int = torch.get_num_threads()
-        return count
-    setting = os.environ.get(THREADS, "")
-    return int(setting) if setting.isascii() and setting.isdigit() and len(setting) < 5 else 0
-
-
-def share_threads(processes: int) -> None:
-    """Give each of so many processes its part of the processor."""
-    count = max(1, (threads() or os.cpu_count() or 1) // processes)
-    os.environ[THREADS] = str(count)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(count)
 
 
 def runner_of(session: Any, outputs: Sequence[str], options: Any = None) -> Run:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydrasurgeon.engines.onnx_header import DECIDED, MEMBERS
-from hydrasurgeon.engines.program import (
+from hydrasurgeon.engines.onnx.onnx_header import DECIDED, MEMBERS
+from hydrasurgeon.engines.onnx.program import (
     BATCH,
     LENGTH,
     OUTPUTS,
@@ -32,7 +32,7 @@ from hydrasurgeon.engines.program import (
     settled,
     silent,
 )
-from hydrasurgeon.engines.runtimes import runner_of, session_of
+from hydrasurgeon.engines.onnx.runtimes import runner_of, session_of
 from hydrasurgeon.errors import CheckFailed
 from hydrasurgeon.runtime.classifier import Classifier
 

@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 from hydrasurgeon.anatomy.layers import run
 from hydrasurgeon.data.texts import IDS
 from hydrasurgeon.decision.state import State
-from hydrasurgeon.engines.graph_scores import ood_score
-from hydrasurgeon.engines.onnx_header import METADATA
+from hydrasurgeon.engines.onnx.graph_scores import ood_score
+from hydrasurgeon.engines.onnx.onnx_header import METADATA
 from hydrasurgeon.errors import CheckpointError, MissingDependency
 from hydrasurgeon.runtime.classifier import Classifier
 from hydrasurgeon.runtime.features import WithFeatures
@@ -47,6 +47,8 @@ BATCH, LENGTH = 2, 7
 """Batch size and text length of the inputs that the graph is captured with; neither becomes part of
 it.
 """
+BALANCED = 8, 16
+"""Batch size and text length of random inputs that graphs are balanced on."""
 CHECKED = ((1, 5), (3, 11))
 """Batch sizes and text lengths on which a file must give torch's outputs."""
 ARITHMETIC = {
@@ -313,6 +315,12 @@ def differences(model: Classifier, graph: nn.Module, run: Run, outputs: Sequence
 def apart(answer: Tensor, right: Tensor) -> Tensor:
     """Return the largest difference of two outputs, relative where they are above 1."""
     return ((answer - right).abs() / right.abs().clamp_min(1)).max().double()
+
+
+def inputs_of(model: Classifier) -> Mapping[str, Tensor]:
+    """Return random inputs to balance a model's graph on."""
+    batch, length = BALANCED
+    return sample(model, batch=batch, length=length)
 
 
 def sample(model: Classifier, *, batch: int, length: int) -> Mapping[str, Tensor]:

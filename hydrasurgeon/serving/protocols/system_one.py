@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from fastapi import HTTPException
+from fastapi import FastAPI, HTTPException, Request
 
 from hydrasurgeon.serving.inputs import (
     SECOND,
@@ -23,6 +25,8 @@ from hydrasurgeon.serving.inputs import (
     parsed,
     refuse_if,
 )
+from hydrasurgeon.serving.protocols.base import Protocol, check_type
+from hydrasurgeon.serving.service import ServedModel, Service
 
 BODY = 'the body is not {"state": …, "questions": {"ID": {"type": …}, …}}'
 """Message for JSON of another shape."""
@@ -40,52 +44,70 @@ Answer = Callable[[Row], dict[str, Any]]
 """A function from a row to the answer to a question."""
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """A model as the protocol knows it."""
+class SystemOne(Protocol):
+    path = "/v1/systemone"
+    asks_all = True
 
-    name: str
-    columns: Mapping[str, str]
-    """Kinds of its rows' columns, by name."""
-    labels: Sequence[str]
-    """Its classes or labels; none where their probabilities cannot be told apart."""
-    released: str
-    """The day that it was written."""
-    reach: float | None = None
-    """Half-width of the intervals of a calibrated model of numbers, in standard deviations. Its
-    labels are the levels that it was tuned on.
-    """
+    def add(self, app: FastAPI, services: Sequence[Service]) -> None:
+        """Add the routes, of models that read texts. Each model answers in passes of its own."""
+        if services[0].model.reads != "text":
+            return
+        models = {one.model.name: one.model for one in services}
 
-    @property
-    def types(self) -> Sequence[str]:
-        """Questions that it answers."""
-        if "logit" in self.columns:
-            return ("noul",)
-        if not self.labels:
-            return ()
-        if "value" in self.columns:
-            return ("score",) if self.reach else ()
-        return ("noul",) if "labels" in self.columns else ("choice", "score")
+        async def rows(request: Asked) -> list[Row]:
+            answering = [
+                services[int(one.id)].rows(replace(request, inputs=[replace(one, id=0)]))
+                for one in request.inputs
+            ]
+            return [row for answers in await asyncio.gather(*answering) for row in answers]
 
-    @property
-    def cannot(self) -> str:
-        """Why it answers none."""
-        if "value" in self.columns:
-            if self.labels:
-                return "it answers with numbers, and says how sure it is once it is calibrated"
-            return "it answers with numbers, and no levels of them are recorded"
-        if "top" in self.columns:
-            return "two of its classes have one name"
-        return "it answers with entities"
+        async def answer(request: Request) -> Any:
+            check_type(request)
+            return await services[0].answered(request, partial(asked_of, models), rows)
 
-    def described(self) -> dict[str, str]:
-        """Return the model's entry in the list of models."""
-        description = f"asked by /v1/predict alone: {self.cannot}"
-        if self.types:
-            among = f": {', '.join(self.labels)}" if self.labels else ""
-            per_label = " of each label" if "labels" in self.columns else ""
-            description = f"{' or '.join(self.types)}{per_label}{among}"
-        return {"name": self.name, "description": description, "release_date": self.released}
+        async def listed() -> Any:
+            return {"models": [described(model) for model in models.values()]}
+
+        app.post(self.path)(answer)
+        app.get("/v1/models")(listed)
+
+
+def labels_of(model: ServedModel) -> list[str]:
+    """Return the names of a model's classes or labels; of a model of numbers, its levels."""
+    return [*map(str, model.labels or model.levels)]
+
+
+def types_of(model: ServedModel) -> Sequence[str]:
+    """Return the types of questions that a model answers."""
+    if "logit" in model.columns:
+        return ("noul",)
+    if not labels_of(model):
+        return ()
+    if "value" in model.columns:
+        return ("score",) if model.reach else ()
+    return ("noul",) if "labels" in model.columns else ("choice", "score")
+
+
+def why_none(model: ServedModel) -> str:
+    """Return why a model answers no type."""
+    if "value" in model.columns:
+        if model.levels:
+            return "it answers with numbers, and says how sure it is once it is calibrated"
+        return "it answers with numbers, and no levels of them are recorded"
+    if "top" in model.columns:
+        return "two of its classes have one name"
+    return "it answers with entities"
+
+
+def described(model: ServedModel) -> dict[str, str]:
+    """Return a model's entry in the list of models."""
+    description = f"asked by /v1/predict alone: {why_none(model)}"
+    types, labels = types_of(model), labels_of(model)
+    if types:
+        among = f": {', '.join(labels)}" if labels else ""
+        per_label = " of each label" if "labels" in model.columns else ""
+        description = f"{' or '.join(types)}{per_label}{among}"
+    return {"name": model.name, "description": description, "release_date": model.released}
 
 
 def asked_of(models: Mapping[str, ServedModel], body: bytes, most: int) -> Asked:
@@ -166,8 +188,9 @@ def _answer(where: str, name: str, question: Any, model: ServedModel) -> Answer:
         f"{where}: its instructions are neither text, object nor array",
     )
     options = _options(where, kind, criteria)
-    if kind not in model.types:
-        advice = f"ask {' or '.join(model.types)}" if model.types else model.cannot
+    types = types_of(model)
+    if kind not in types:
+        advice = f"ask {' or '.join(types)}" if types else why_none(model)
         raise HTTPException(422, f"{where}: {model.name} cannot answer a {kind}; {advice}")
     if kind == "noul":
         if "logit" in model.columns:
@@ -215,11 +238,11 @@ def _options(where: str, kind: str, criteria: Any) -> list[str]:
 
 
 def _check_known(where: str, names: Sequence[str], model: ServedModel, noun: str) -> None:
-    labels = {*model.labels}
+    labels = labels_of(model)
     unknown = [name for name in names if name not in labels]
     refuse_if(
         unknown,
-        f"{where}: {model.name} was not trained on {_listed(unknown)}; {_listed(model.labels)} "
+        f"{where}: {model.name} was not trained on {_listed(unknown)}; {_listed(labels)} "
         f"are its {noun}",
     )
 
@@ -255,7 +278,7 @@ def _of_levels(row: Row, model: ServedModel) -> Row:
     """Convert a number to probabilities of levels: those of a normal distribution between their
     midpoints.
     """
-    levels, value = [*map(int, model.labels)], row["value"]
+    levels, value = model.levels, row["value"]
     assert model.reach
     deviation = max((row["high"] - row["low"]) / 2 / model.reach, 1e-12)
     below = [
@@ -263,7 +286,7 @@ def _of_levels(row: Row, model: ServedModel) -> Row:
         for pair in pairwise(levels)
     ]
     chances = [b - a for a, b in pairwise([0.0, *below, 1.0])]
-    top = sorted(zip(model.labels, chances, strict=True), key=lambda pair: -pair[1])
+    top = sorted(zip(labels_of(model), chances, strict=True), key=lambda pair: -pair[1])
     return {**row, "top": top, "label": top[0][0]}
 
 

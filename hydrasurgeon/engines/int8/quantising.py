@@ -1,4 +1,4 @@
-"""The engine `int8`: a graph's products and embeddings in 8 bits.
+"""A graph's products and embeddings in 8 bits.
 
 A row x of what a product reads has a scale of its own, so that an answer does not depend on the
 rows that are computed beside it; a column w of the weights has a step s:
@@ -26,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hydrasurgeon.engines.onnx import in_onnxruntime
-from hydrasurgeon.engines.onnx_header import PRODUCT
-from hydrasurgeon.engines.program import Exported, sample
-from hydrasurgeon.runtime.classifier import Classifier
+from hydrasurgeon.engines.int8 import Int8
+from hydrasurgeon.engines.onnx.exporter import in_onnxruntime
+from hydrasurgeon.engines.onnx.program import Exported
 
 MOST, PAIR = 127, 128
 """Largest whole number of a number, and of two neighbouring weights of one sign."""
@@ -39,8 +38,6 @@ CONTRIB = "com.microsoft"
 """Domain of onnxruntime's own operators."""
 LARGE = 1 << 16
 """Embeddings with fewer numbers stay as they are."""
-ROWS, TOKENS = 8, 16
-"""Random inputs that norms are seen on, and the length of texts."""
 TINY = 1e-30
 """Least scale: a row of zeros is no division by zero."""
 
@@ -49,11 +46,6 @@ def to_int8(graph: Exported, inputs: Mapping[str, Tensor]) -> Exported:
     """Quantize a graph to 8 bits, balanced on these inputs."""
     content = quantised(graph.content, inputs)
     return replace(graph, content=content, run=in_onnxruntime(content, graph.outputs))
-
-
-def inputs_of(model: Classifier) -> Mapping[str, Tensor]:
-    """Return random inputs to balance a model's graph on."""
-    return sample(model, batch=ROWS, length=TOKENS)
 
 
 def quantised(content: bytes, inputs: Mapping[str, Tensor]) -> bytes:
@@ -158,7 +150,7 @@ class _Quantised:
             self._constant(f"{out}.scale", scale),
             self._constant("int8.middle", np.uint8(MIDDLE)),
         ]
-        yield self._node(PRODUCT, inputs, f"{out}.unscaled", domain=CONTRIB)
+        yield self._node(Int8.operator, inputs, f"{out}.unscaled", domain=CONTRIB)
         product = f"{out}.product" if bias else out
         yield self._node("Mul", [f"{out}.unscaled", largest], product)
         if bias:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from hydrasurgeon.engines.protobuf import encode_field, encode_pair, fields, text_of
+from hydrasurgeon.engines.onnx.protobuf import encode_field, encode_pair, fields, text_of
 from hydrasurgeon.errors import CheckpointError
 from hydrasurgeon.files.untrusted import open_regular
 
@@ -51,8 +51,6 @@ MAPPED = 4096
 """Bytes from which on a tensor stays in its file."""
 OPERATOR, SAID, INPUT, OUTPUT = (NODE, 4), (MODEL, 14), (GRAPH, 11), (GRAPH, 12)
 """Fields of a node's operator, of the metadata's entries, and of the graph's inputs and outputs."""
-PRODUCT = "MatMulIntegerToFloat"
-"""onnxruntime's product of bytes."""
 
 
 @dataclass
@@ -63,11 +61,6 @@ class GraphContents:
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     operators: set[str] = field(default_factory=set)
-
-    @property
-    def engine(self) -> str:
-        """The engine that it is for."""
-        return "int8" if PRODUCT in self.operators else "onnx"
 
 
 def read_plain(content: Any, where: str) -> GraphContents:
