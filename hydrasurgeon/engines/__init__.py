@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.engines.base import EngineKind
+from hydrasurgeon.engines.base import EngineKind, Parts
 from hydrasurgeon.engines.int8 import Int8
 from hydrasurgeon.engines.onnx import Onnx
 from hydrasurgeon.engines.torch import Torch
 from hydrasurgeon.errors import CheckpointError, UsageError
 from hydrasurgeon.lookup import did_you_mean, need
-from hydrasurgeon.memo import Memo
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checkpoint import Checkpoint
@@ -178,7 +177,7 @@ def engine_of(
             f"--engine {name} conflicts with {checkpoint.path}, which is a graph for {only}",
             hint="Leave it out, or give the checkpoint that the graph was exported from.",
         )
-    return kind.load(checkpoint, device=device, dtype=dtype, keep=keep, memo=None)
+    return kind.load(checkpoint, device=device, dtype=dtype, keep=keep, parts=None)
 
 
 def runnable(spec: str | Path, *, arch: str | None = None) -> dict[str, Checkpoint]:
@@ -198,10 +197,10 @@ def engines_of(
     checkpoint: Checkpoint, names: Sequence[str], *, device: str, keep: bool = False
 ) -> dict[str, Engine]:
     """Return several engines of a checkpoint, whose graph is captured once."""
-    memo = Memo()
+    parts: Parts = {}
     return {
         name: engine_named(name).load(
-            checkpoint, device=device, dtype="float32", keep=keep, memo=memo
+            checkpoint, device=device, dtype="float32", keep=keep, parts=parts
         )
         for name in names
     }

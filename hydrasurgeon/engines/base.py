@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checkpoint import Checkpoint
-    from hydrasurgeon.memo import Memo
     from hydrasurgeon.runtime.answering import Engine
+
+Parts = dict[str, Any]
+"""What engines of one checkpoint share while they are made."""
 
 
 class EngineKind(ABC):
@@ -54,8 +56,8 @@ class EngineKind(ABC):
 
     @abstractmethod
     def load(
-        self, checkpoint: Checkpoint, *, device: str, dtype: str, keep: bool, memo: Memo | None
+        self, checkpoint: Checkpoint, *, device: str, dtype: str, keep: bool, parts: Parts | None
     ) -> Engine:
-        """Return the engine of a checkpoint. `keep` leaves what is made in the cache; `memo` shares
-        it with other engines of this checkpoint.
+        """Return the engine of a checkpoint. `keep` leaves what is made in the cache; `parts` holds
+        what other engines of this checkpoint need too.
         """

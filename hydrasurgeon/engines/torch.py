@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydrasurgeon.engines.base import EngineKind
+from hydrasurgeon.engines.base import EngineKind, Parts
 from hydrasurgeon.lookup import need
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checkpoint import Checkpoint
-    from hydrasurgeon.memo import Memo
     from hydrasurgeon.runtime.answering import Engine
 
 
@@ -19,7 +18,7 @@ class Torch(EngineKind):
     packages = ("torch",)
 
     def load(
-        self, checkpoint: Checkpoint, *, device: str, dtype: str, keep: bool, memo: Memo | None
+        self, checkpoint: Checkpoint, *, device: str, dtype: str, keep: bool, parts: Parts | None
     ) -> Engine:
         need("torch", purpose=f"{checkpoint.name}: answering in PyTorch")
         from hydrasurgeon.runtime.classifier import as_classifier

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from hydrasurgeon.engines.base import EngineKind
+from hydrasurgeon.engines.base import EngineKind, Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hydrasurgeon.checkpoints.checkpoint import Checkpoint
     from hydrasurgeon.engines.onnx.program import Exported
-    from hydrasurgeon.memo import Memo
     from hydrasurgeon.runtime.answering import Engine
 
 MANY = 4096
@@ -63,11 +62,11 @@ class Onnx(EngineKind):
         return (rows >= MANY and self.takes_weights) or place_of(checkpoint, self.name).is_file()
 
     def load(
-        self, checkpoint: Checkpoint, *, device: str, dtype: str, keep: bool, memo: Memo | None
+        self, checkpoint: Checkpoint, *, device: str, dtype: str, keep: bool, parts: Parts | None
     ) -> Engine:
         from hydrasurgeon.engines.onnx.graph import as_engine
 
-        return as_engine(checkpoint, self, keep=keep, memo=memo)
+        return as_engine(checkpoint, self, keep=keep, parts=parts)
 
     def converted(self, graph: Exported, inputs: Mapping[str, Tensor]) -> Exported:
         """Return a graph in float32 as this engine runs it, tried on these inputs."""

@@ -32,6 +32,7 @@ from hydrasurgeon.data.texts import Tokenize
 from hydrasurgeon.data.word_tokens import WORDS, TokenizeWords
 from hydrasurgeon.decision.state import Said, State, state_in
 from hydrasurgeon.engines import ENGINES, engine_named
+from hydrasurgeon.engines.base import Parts
 from hydrasurgeon.engines.onnx import ENDING, Onnx
 from hydrasurgeon.engines.onnx.onnx_header import (
     DECIDED,
@@ -61,7 +62,6 @@ from hydrasurgeon.files.history import installed
 from hydrasurgeon.files.manifest import OF_WORDS, Input, Model, first_mistake, parse_manifest
 from hydrasurgeon.files.tensors import TensorFile, Tensors, weights_sha256
 from hydrasurgeon.lookup import need
-from hydrasurgeon.memo import Memo
 from hydrasurgeon.run.tokenizing import TYPES, stored
 from hydrasurgeon.runtime.answering import Engine
 from hydrasurgeon.statistics.padded_words import NOTHING, mean_of_words
@@ -305,10 +305,10 @@ def captured(checkpoint: Checkpoint) -> tuple[Exported, Mapping[str, Tensor]]:
 
 
 def as_engine(
-    checkpoint: Checkpoint, kind: Onnx, *, keep: bool, memo: Memo | None = None
+    checkpoint: Checkpoint, kind: Onnx, *, keep: bool, parts: Parts | None = None
 ) -> GraphEngine:
     """Return an engine for a graph: the file's own, or one that is captured from the checkpoint,
-    once for all that share `memo`.
+    once for all that share `parts`.
     """
     if isinstance(checkpoint, Graph):
         return _exported(checkpoint)
@@ -316,12 +316,14 @@ def as_engine(
 
     def make() -> bytes | None:
         need("torch", *kind.makers, purpose=f"{checkpoint.name}: making its graph")
-        alone = keep and memo is None and "torch" not in sys.modules
+        alone = keep and parts is None and "torch" not in sys.modules
         if alone and _made_apart(checkpoint, kind.name, place):
             return None
         plain = undecided(checkpoint)  # the same before and after `calibrate`
-        graph = (memo or Memo()).value("graph", plain.path, partial(captured, plain))
-        return kind.converted(*graph).content
+        shared: Parts = {} if parts is None else parts
+        if "graph" not in shared:
+            shared["graph"] = captured(plain)
+        return kind.converted(*shared["graph"]).content
 
     file, contents, notes = _file(place, make, keep)
     run = runner_of(session_of(file), contents.outputs)
@@ -392,7 +394,7 @@ def leave_in_cache(checkpoint: Checkpoint, engine: str) -> None:
     os.dup2(2, 1)  # libraries print
     import_module("torch")  # so that it is made here
     try:
-        engine_named(engine).load(checkpoint, device="cpu", dtype="float32", keep=True, memo=None)
+        engine_named(engine).load(checkpoint, device="cpu", dtype="float32", keep=True, parts=None)
     except HydraError as error:
         replies.write(pickle.dumps(error))
     replies.close()
