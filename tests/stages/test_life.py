@@ -131,6 +131,7 @@ def test_every_task_has_a_life() -> None:
     assert {*TASKS} <= {task.name for task in REFERENCES}
 
 
+@pytest.mark.slow
 def test_training_starts_from_torchs_loss_and_learns(life: Life, tmp_path: Path) -> None:
     reference = life.reference(life.model)
     logits, labels = (torch.tensor(array) for array in life.outputs(life.model, "few"))
