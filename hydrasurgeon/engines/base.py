@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.runtime.answering import Engine
 
 Parts = dict[str, Any]
-"""What engines of one checkpoint share while they are made."""
+"""Values that engines of one checkpoint share while they are made."""
 
 
 class EngineKind(ABC):
