@@ -312,8 +312,8 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     )
     Decision(state, classes, members, names=names).save(target, entry)
     every_note = (shared, few, words_note, *few_ood, *notes)
-    every_note = tuple(filter(None, every_note))
-    return Calibrated(target, state.record, None, every_note, wrong_at=wrong_at)
+    printed_notes = tuple(filter(None, every_note))
+    return Calibrated(target, state.record, None, printed_notes, wrong_at=wrong_at)
 
 
 def _wrong_at(
