@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hydrasurgeon.memo import Memo
 from hydrasurgeon.decision.standalone import Decision as Decision
 from hydrasurgeon.errors import HydraError as HydraError
 from hydrasurgeon.errors import HydraWarning as HydraWarning

@@ -134,9 +134,9 @@ class Front:
         """Return text on the written files, their comparison with the unpruned model, and the next
         step.
         """
-        rows = "validation rows held out in turn"
+        rows = "the validation rows"
         if self.options.crossed:
-            rows = "the training rows, by models of the other folds"
+            rows = "the training rows, which models of other folds answer"
         references = {item.choice.name: item for item in self.references}
         single = references.get(SINGLE, references.get(PROBE))
         assert single is not None
@@ -150,9 +150,11 @@ class Front:
             description = f"{budget}: {_describe(entry)} at {entry.cost[budget.unit]:.2f}x"
             if entry is below:
                 yet = ", yet" if self.ended else ""
-                lines.append(f"{budget}: nothing better than for the budget below{yet}")
+                lines.append(
+                    f"{budget}: the same model as for the budget below; nothing is better{yet}"
+                )
             elif entry is single:
-                lines.append(f"{description}: nothing within this budget is better")
+                lines.append(f"{description}: no other model within this budget is better")
             else:
                 changes = compared(entry.answers, single.answers)
                 texts = [_change(item) for item in changes if item.metric in SHOWN]
@@ -177,21 +179,23 @@ class Front:
             data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
         data += ["--skip-bad"] * options.skip_bad
         lines.append(
-            f"next, on rows that were not used so far (TEST): hydrasurgeon eval {files} {shlex.join(data)}{page}"
+            f"next, with labelled rows that were not used yet as TEST: hydrasurgeon eval {files} {shlex.join(data)}{page}"
         )
         if options.certifying is None and "--risk" not in self.search.answer_store.task.lacks:
             lines.append(self._to_abstain(data[2:]))
         return "\n".join(lines)
 
     def recommendation(self) -> str:
-        """Return one sentence that names the file of the best value, the cheapest of equals."""
+        """Return one sentence on the file of the best value, the cheapest of equals."""
         budget, entry = max(self.rungs.items(), key=lambda rung: rung[1].value)
         cost = f"{entry.cost[budget.unit]:.2f}x the {budget.unit} of the unpruned model"
         worth = f"{entry.objective.name} {abs(entry.value):.3f}"
         file = str(self.out)
         if len(self.search.budgets) > 1:
             file = f"{file.rstrip('/')}/{budget.unit}-{budget.most:g}{SUFFIX}"
-        return f"recommended: {file}, {_describe(entry)}, {worth} at {cost}"
+        members = "; ".join(member.label for member in entry.choice.members)
+        contents = "" if entry.is_plain else f" ({members})"
+        return f"recommended: {file}, {_describe(entry)}{contents}: {worth} at {cost}"
 
     def _promise(self, risk: float, budget: Budget, entry: Entry) -> str:
         """Return a sentence on what the file of a rung promises, measured on the certifying rows."""
@@ -217,7 +221,7 @@ class Front:
             file = f"{file.rstrip('/')}/{budget.unit}-{first.most:g}{SUFFIX}"
         data = ["--data", "UNUSED", "--fit-data", DataSpec.parse(options.data).place, *columns]
         words = ["calibrate", file, *data, "--risk", "0.05", "-o", "ready"]
-        return f"To abstain where it is unsure, by labelled rows that were not used yet (UNUSED): hydrasurgeon {shlex.join(words)}"
+        return f"to let it abstain, with other labelled rows as UNUSED: hydrasurgeon {shlex.join(words)}"
 
     def settle(self) -> None:
         """Decide with what there is, and write what is better than before, one after the other: time

@@ -139,7 +139,7 @@ class Plan:
         """
         self._unseen = False
         if self.ended:
-            return f"--max-minutes {self.minutes:g} are over"
+            return f"the time of --max-minutes {self.minutes:g} is over"
         if self.interrupted or isinstance(error, KeyboardInterrupt | SystemExit):
             self.interrupted = True
             return "interrupted"
@@ -240,7 +240,9 @@ def steps_of(
     large = body and is_large(sets["data"][0], options)
     read = min(data, QUICK if large else MOST)
     quick = 2.0 * read + val + 2 * seen + written + min(judged, MOST)
-    steps = [PlannedStage("quick", "the model as it is, a probe, words", quick, timed)]
+    steps = [
+        PlannedStage("quick", "the model as it is, a probe; for texts a bag of words", quick, timed)
+    ]
     if large:
         name = "the probe on more rows"
         steps.append(PlannedStage("wide", name, min(data, MOST) + val + 2 * seen + written, timed))

@@ -263,7 +263,7 @@ def history_check(manifest: Manifest) -> Check:
         if cut and not way:
             subject = f"member {number}" if manifest.kind == "hydra" else "the checkpoint"
             return Check("history", False, f"no step pruned {subject}, which has lost heads")
-    detail = f"{len(steps)} steps, each of what earlier ones wrote or of a backbone"
+    detail = f"{len(steps)} steps, which read backbones or what earlier ones wrote"
     return Check("history", True, detail)
 
 

@@ -12,8 +12,8 @@ from hydrasurgeon.lookup import format_number, percent
 
 CHOSEN = {
     "option": "",
-    "ood": " (of all scores it separates the OOD data best)",
-    "perturbed": " (of all scores it separates perturbed validation rows best)",
+    "ood": ": it separates the OOD data best",
+    "perturbed": ": it separates perturbed validation rows best",
     "default": "",
 }
 """Phrases for what the OOD score was chosen by."""
@@ -25,40 +25,17 @@ CALIBRATED = 0.05
 
 def decision_lines(decision: DecisionRecord) -> list[str]:
     """Return the decision state as sentences without a full stop."""
-    ood, abstain, limits = decision.ood, decision.abstain, decision.limits
+    return [*fitted_lines(decision), *promise_lines(decision)]
+
+
+def fitted_lines(decision: DecisionRecord) -> list[str]:
+    """Return what was fitted, and on how many rows."""
     lines = [_constants(decision)]
     if decision.accuracy is not None:
         of_what = "" if decision.labels is None else " of each yes or no"
         if decision.entities is not None:
             of_what = " of words"
         lines.append(f"accuracy{of_what} {percent(decision.accuracy)} on the validation rows")
-    lines += [
-        f"an input is unfamiliar if its OOD score {ood.score} exceeds {format_number(ood.threshold)}, as it does for {percent(ood.id_flagged)} of normal inputs{CHOSEN[ood.chosen_by]}",
-        _sets(decision),
-    ]
-    if limits is not None:
-        most = percent(limits.risk)
-        yes = f"never says yes: no threshold keeps at most {most} of these answers wrong"
-        if limits.yes is not None:
-            yes = f"says yes from a probability of {percent(limits.yes)}: at most {most} of these answers are wrong"
-        lines += [
-            yes,
-            f"says no below a probability of {percent(limits.no)}: at most {most} of the true yes are missed",
-            f"answers {percent(limits.answered)} of the rows; each limit holds with {percent(1 - limits.delta)} confidence",
-        ]
-    if abstain is not None:
-        rows = "entities" if decision.entities else "rows"
-        sure = f"answers if it is at least {percent(abstain.threshold)} sure, which is the case for"
-        if abstain.threshold < SURE_OF_NOTHING:
-            sure = "answers every familiar input:"
-        lines.append(
-            f"{sure} {percent(abstain.coverage)} of {rows}; at most {percent(abstain.risk)} of these answers are wrong ({percent(1 - abstain.delta)} confidence)"
-        )
-    if decision.cover is not None:
-        cover = decision.cover
-        lines.append(
-            f"a word belongs to an entity from a probability of {percent(cover.threshold)} ({percent(cover.words)} of words); at most {percent(cover.risk)} of true entities are missed ({percent(1 - cover.delta)} confidence)"
-        )
     if decision.words is not None:
         worth = decision.words.worth
         gain = worth.nll[0] - worth.nll[1]
@@ -71,12 +48,47 @@ def decision_lines(decision: DecisionRecord) -> list[str]:
         if decision.cascade.novelty is not None:
             first = "the bag-of-words model"
         lines.append(
-            f"cascade: {first} answers if it is at least {percent(decision.cascade.threshold)} sure; {percent(decision.cascade.share_on)} of the rows go on to the whole model"
+            f"cascade: {first} answers if it is at least {percent(decision.cascade.threshold)} sure; {percent(decision.cascade.share_on)} of the rows go on to the full model"
         )
     rows = f"fitted on {decision.fitted:,} rows, certified on {decision.certified:,} others"
     if decision.estimated:
         rows = f"estimated on {decision.fitted:,} training rows by classifiers of five folds: no promise"
-    return [*lines, rows]
+    return [*lines, f"OOD score {decision.ood.score}{CHOSEN[decision.ood.chosen_by]}", rows]
+
+
+def promise_lines(decision: DecisionRecord) -> list[str]:
+    """Return what to expect of the answers."""
+    ood, abstain, limits = decision.ood, decision.abstain, decision.limits
+    lines = [
+        f"an input is unfamiliar if its OOD score exceeds {format_number(ood.threshold)}, as it does for {percent(ood.id_flagged)} of normal inputs",
+        _sets(decision),
+    ]
+    if limits is not None:
+        most = percent(limits.risk)
+        yes = f"it never says yes: no threshold keeps at most {most} of these answers wrong"
+        if limits.yes is not None:
+            yes = f"it says yes from a probability of {percent(limits.yes)}: at most {most} of these answers are wrong"
+        lines += [
+            yes,
+            f"it says no below a probability of {percent(limits.no)}: at most {most} of the true yes are missed",
+            f"it answers {percent(limits.answered)} of the rows; each limit holds with {percent(1 - limits.delta)} confidence",
+        ]
+    if abstain is not None:
+        rows = "entities" if decision.entities else "rows"
+        sure = (
+            f"it answers if it is at least {percent(abstain.threshold)} sure, which is the case for"
+        )
+        if abstain.threshold < SURE_OF_NOTHING:
+            sure = "it answers every familiar input:"
+        lines.append(
+            f"{sure} {percent(abstain.coverage)} of {rows}; at most {percent(abstain.risk)} of these answers are wrong ({percent(1 - abstain.delta)} confidence)"
+        )
+    if decision.cover is not None:
+        cover = decision.cover
+        lines.append(
+            f"a word belongs to an entity from a probability of {percent(cover.threshold)} ({percent(cover.words)} of words); at most {percent(cover.risk)} of true entities are missed ({percent(1 - cover.delta)} confidence)"
+        )
+    return lines
 
 
 def _constants(decision: DecisionRecord) -> str:

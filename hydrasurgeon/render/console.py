@@ -10,6 +10,7 @@ import io
 import json as jsonlib
 import math
 import os
+import re
 import shlex
 import sys
 import textwrap
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hydrasurgeon.errors import OutputError
 from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.files.untrusted import visible
+from hydrasurgeon.options.column_roles import LABELS, ROLES
 from hydrasurgeon.options.progress import Display
 
 if TYPE_CHECKING:
@@ -120,12 +122,21 @@ def say_skipped(reasons: Sequence[str]) -> None:
         say(f"  … and {len(reasons) - MOST_SKIPPED:,} more")
 
 
+COLUMN_ROLE = re.compile(rf"'\S*?#[^'\s]*'|#(?:{'|'.join((*ROLES, LABELS))}),[\w%+~-]+")
+"""A quoted data set, which may be part of a command to type, or the name of one column behind a data set."""
+
+
+def without_columns(text: str) -> str:
+    """Return `val.csv` for `val.csv#text,one#label,two`; parts of tables and quoted specs stay."""
+    return COLUMN_ROLE.sub(lambda match: match[0] if match[0].startswith("'") else "", text)
+
+
 def failed(error: HydraError) -> None:
     """Print a user's mistake: the problem and its place, one line for each detail, then what to do
     next.
     """
-    more = [*error.details, *([error.hint] if error.hint else [])]
-    head = (("error:", "bold red"), f" {error.message}")
+    more = [*map(without_columns, error.details), *([error.hint] if error.hint else [])]
+    head = (("error:", "bold red"), f" {without_columns(error.message)}")
     _print(head, *((" " * len("error: ") + line,) for line in more), stderr=True)
 
 
@@ -154,11 +165,20 @@ def raw(text: str) -> None:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
-def notes(texts: Iterable[str]) -> None:
-    """Print notes that were not printed while the command worked."""
-    for line in (f"note: {text}" for text in texts):
-        if line not in _SAID:
-            say(line)
+MOST_NOTES = 3
+"""Maximum number of notes that are printed."""
+
+
+def notes(texts: Iterable[str], most: int = MOST_NOTES) -> None:
+    """Print the first notes that were not printed while the command worked; --json has all."""
+    every_line = dict.fromkeys(without_columns(f"note: {text}") for text in texts)
+    lines = [line for line in every_line if line not in _SAID]
+    room = max(0, most - len(every_line) + len(lines))
+    for line in lines[:room]:
+        say(line)
+    if len(lines) > room:
+        more = len(lines) - room
+        say(f"{more} more note{'s' * (more > 1)}: --json lists all")
 
 
 def view(
@@ -290,7 +310,8 @@ def _bar() -> Iterator[Display]:
             def show_counts(self, task_name: str, done: int, total: int, counts: str) -> None:
                 if (total or None) != bar.tasks[0].total or done < bar.tasks[0].completed:
                     bar.reset(task)  # other work
-                text, room = visible(task_name), max(console.width - BAR_AND_TIME - len(counts), 1)
+                text = visible(without_columns(task_name))
+                room = max(console.width - BAR_AND_TIME - len(counts), 1)
                 # The end of a name that is too long says more than its beginning.
                 name = text if len(text) <= room else f"…{text[1 - room :]}"
                 bar.update(
@@ -303,6 +324,7 @@ def _bar() -> Iterator[Display]:
                 )
 
             def line(self, text: str) -> None:
+                text = without_columns(text)
                 _SAID.add(text)
                 console.print(styled(text))
 
@@ -347,10 +369,12 @@ class _Log(_Counts):
             left = 0
             if total and done > self.first:
                 left = round((total - done) * (now - self.start) / (done - self.first))
-            line = f"{task_name}: {counts}" + (f", {timedelta(seconds=left)} left" if left else "")
+            line = f"{without_columns(task_name)}: {counts}" + (
+                f", {timedelta(seconds=left)} left" if left else ""
+            )
             if line != self.last_line:
                 self.line(line)
             self.last_line = line
 
     def line(self, text: str) -> None:
-        say(text)
+        say(without_columns(text))

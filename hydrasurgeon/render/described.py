@@ -192,7 +192,9 @@ def monitored(result: Monitored) -> None:
         rows.append(
             [f"{name}, of {labelled:,} labelled", f"{broken / labelled:.3f}", ABSENT, limit]
         )
-    title = f"{answers.rows:,} answers of run {result.drift.looks}"
+    title = f"{answers.rows:,} answers"
+    if result.drift.looks > 1:
+        title += f", the newest of {result.drift.looks} runs"
     show_table(title, ["", "answers", "validation rows", "limit"], rows)
     for test in result.drift.tests:
         mark, style = ("drifted", "bold red") if test.drifted else ("no drift", "green")
@@ -203,7 +205,7 @@ def monitored(result: Monitored) -> None:
 def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:
     if not quiet:
         say_skipped(evaluation.skipped)
-        notes(evaluation.notes)
+        notes(evaluation.notes, most=len(evaluation.notes))  # no JSON has them
     if json:
         return as_json(evaluation.report.model_dump(mode="json"))
     for text in evaluation.printed.values():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydrasurgeon.checkpoints.decided_words import decision_lines
+from hydrasurgeon.checkpoints.decided_words import fitted_lines, promise_lines
 from hydrasurgeon.criteria import ScoreKey
 from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.heads import count
@@ -287,18 +286,18 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
         return raw("\n".join(result.plan))
     if quiet:
         return None
-    title = "baselines, calibrated, then what is chosen for each budget (no row is scored by what was fitted on it)"
+    show((str(result.path), "bold"), ": written")
+    title = "Baselines, then the best model for each budget. No figure is of rows that fitted the model."
     show_wrapped(title, "")
     _table([*result.rows, *result.front])
     show("")
     if result.recommendation:
         show_wrapped(result.recommendation, "")
-    show(f"it contains: {', '.join(result.members)}")
     notes(result.notes)
     show("")
     for line in result.summary.splitlines():
         show(line)
-    return show("written ", (str(result.path), "bold"))
+    return None
 
 
 def _table(rows: Sequence[TableRow]) -> None:
@@ -316,12 +315,11 @@ def _table(rows: Sequence[TableRow]) -> None:
         numbers = [str(row.members), *worth, *cost]
         lines.append([row.name, *numbers])
     room = COLUMNS - numbers_width(heads, lines)
-    wrapped: list[list[str]] = []
-    for name, *numbers in lines:
-        first, *rest = textwrap.wrap(name, room, subsequent_indent="  ") or [""]
-        wrapped.append([first, *numbers])
-        wrapped += [[part, *("" for _ in numbers)] for part in rest]
-    show_table("", heads, wrapped)
+    long = [name for name, *_ in lines if len(name) > room]
+    marks = {name: f"({number})" for number, name in enumerate(dict.fromkeys(long), 1)}
+    show_table("", heads, [[marks.get(name, name), *numbers] for name, *numbers in lines])
+    for name, mark in marks.items():
+        show_wrapped(f"{mark} {name}", "")
 
 
 @view(
@@ -334,12 +332,21 @@ def _table(rows: Sequence[TableRow]) -> None:
 def calibrated(result: Calibrated) -> None:
     say_skipped(result.skipped)
     show((str(result.path), "bold"), ": calibrated")
-    for line in decision_lines(result.decision):
+    for line in fitted_lines(result.decision):
         show_wrapped(line)
     if result.decision.ood.auroc:
         ranked = sorted(result.decision.ood.auroc.items(), key=lambda pair: -pair[1])
         best = ", ".join(f"{name} {value:.3f}" for name, value in ranked[:RANKED])
         show(f"  AUROC of OOD scores: {best}")
+    if result.wrong_at:
+        shares = [f"{100 * share:.0f} %" for share, _ in result.wrong_at]
+        wrong = [f"{100 * fraction:.1f} %" for _, fraction in result.wrong_at]
+        rows = [["if it answered the most confident", *shares], ["these would be wrong", *wrong]]
+        show("")
+        show_table("", [""] * len(shares), rows)
+    show("")
+    for line in promise_lines(result.decision):
+        show_wrapped(f"{line[0].upper()}{line[1:]}.", "")
     if result.manifest is not None:
         show_next("predict", str(result.path), "--data", "DATA", "-o", "answers.csv")
 
@@ -353,7 +360,7 @@ def predicted(result: Predicted) -> None:
     """Show the number of answers, unless the rows went to stdout."""
     if result.path is None:
         return
-    counts = ", ".join(f"{count} {kind}" for kind, count in result.answers.items())
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in result.answers.items())
     show((str(result.path), "bold"), f": {result.rows:,} rows{f' ({counts})' if counts else ''}")
 
 

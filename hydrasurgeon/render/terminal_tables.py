@@ -56,10 +56,10 @@ def show_table(title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]]
 def numbers_width(heads: Sequence[Head], rows: Sequence[Sequence[str]]) -> int:
     """Return the columns of a terminal that the numbers of a table take, with their gaps."""
     pairs = [("", head) if isinstance(head, str) else head for head in heads]
-    widths = [
-        max(len(text) for text in (*pair, *(row[at] for row in rows)))
-        for at, pair in enumerate(pairs, 1)
-    ]
+    widths = []
+    for at, (group, name) in enumerate(pairs):
+        above = "" if at and pairs[at - 1][0] == group else group  # shown once for each group
+        widths.append(max(len(text) for text in (above, name, *(row[at + 1] for row in rows))))
     return sum(widths) + len(GAP) * len(widths)
 
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from hydrasurgeon.tasks.base import Outputs, Task
 
 
+ANSWERED = (0.5, 0.7, 0.8, 0.9, 1.0)
+"""Answered shares at which the wrong answers are counted."""
 LEARNT = ("--fit-data", "--unlabelled")
 """Options whose rows anything is fitted on."""
 
@@ -63,6 +65,10 @@ class Calibrated:
     """None of a decision in a file of its own."""
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    wrong_at: tuple[tuple[float, float], ...] = ()
+    """Shares `ANSWERED` of the familiar certifying rows, the most confident first, each with the
+    fraction of them that is wrong. Empty for tasks other than one class for each row.
+    """
 
 
 @stage(CalibrateOptions)
@@ -137,7 +143,9 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
             fitting=len(val) if certify else None,
         )
     skipped = left_out_of(*(samples for _, samples in options))
-    state, fitted_notes, arguments = _fit(opened, state_in(base), sets, arguments, skipped)
+    state, wrong_at, fitted_notes, arguments = _fit(
+        opened, state_in(base), sets, arguments, skipped
+    )
     entry = step(
         "calibrate",
         args=arguments.recorded(),
@@ -164,7 +172,8 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
         target, sorted(tensors, key=lambda tensor: tensor.name), manifest, files=opened.files
     )
     notes = (*doubts, opened.note, _unused(arguments, state), *seen, *odd, few, *fitted_notes)
-    return Calibrated(target, state.record, written, tuple(filter(None, notes)), tuple(skipped))
+    every_note = tuple(filter(None, notes))
+    return Calibrated(target, state.record, written, every_note, tuple(skipped), wrong_at)
 
 
 def check_probe(history: Sequence[Step], data: Samples, name: str) -> None:
@@ -295,6 +304,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     if reading is not None and ids is not None:
         val = reading.blend(plain_val, ids.ids)
     state, notes = fit_alone(val, plain_val, fit_outputs, ood, arguments, task)
+    wrong_at = _wrong_at(state, val, plain_val, arguments)
     if reading is not None:
         state = reading.joined(state, val, plain_val)
     entry = step(
@@ -302,7 +312,29 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
     )
     Decision(state, classes, members, names=names).save(target, entry)
     every_note = (shared, few, words_note, *few_ood, *notes)
-    return Calibrated(target, state.record, None, tuple(filter(None, every_note)))
+    printed_notes = tuple(filter(None, every_note))
+    return Calibrated(target, state.record, None, printed_notes, wrong_at=wrong_at)
+
+
+def _wrong_at(
+    state: State, val: Outputs, model: Outputs, arguments: CalibrateOptions
+) -> tuple[tuple[float, float], ...]:
+    """Return each share `ANSWERED` of the familiar certifying rows with the fraction that is wrong.
+
+    The state's OOD score is of the `model` outputs, where `val` are the answers of others.
+    """
+    from hydrasurgeon.decision.split import split
+    from hydrasurgeon.tasks import SINGLE
+    from hydrasurgeon.tasks.base import Part
+
+    if state.task.name != SINGLE.name or arguments.cross:
+        return ()
+    rows = split(val, arguments.seed).certifying
+    ood, part = state.record.ood, val.at(rows)
+    familiar = model.at(rows).scores(ood.score, state.fitted) <= ood.threshold
+    answers = state.task.answers(part.logits, state.constants)
+    graded = state.task.graded(Part(part, answers, familiar))
+    return tuple(zip(ANSWERED, graded.wrong_at(ANSWERED), strict=True))
 
 
 def _check_promise(
@@ -369,9 +401,9 @@ def _fit(
     sets: dict[str, list[Samples]],
     arguments: CalibrateOptions,
     skipped: list[str],
-) -> tuple[State, tuple[str, ...], CalibrateOptions]:
-    """Return the fitted state, the notes, and the options that reproduce it. `stored` is the state
-    whose bag-of-words model gets new weights.
+) -> tuple[State, tuple[tuple[float, float], ...], tuple[str, ...], CalibrateOptions]:
+    """Return the fitted state, the fractions of wrong answers at `ANSWERED`, the notes, and the
+    options that reproduce the state. `stored` is the state whose bag-of-words model gets new weights.
     """
     import numpy as np
 
@@ -448,6 +480,7 @@ def _fit(
         model=model_val,
         task=task,
     )
+    wrong_at = _wrong_at(state, val, model_val, arguments)
     if reading is not None:
         state = reading.joined(state, val, raw)
     if reading is not None and arguments.words == "cascade":
@@ -468,6 +501,7 @@ def _fit(
     state = replace(state, record=state.record.model_copy(update=how))
     return (
         state,
+        wrong_at if state.record.cascade is None else (),
         (*filter(None, [*few_ood, left_out, words_note]), *notes, *engine.notes),
         arguments,
     )

@@ -246,7 +246,8 @@ class _Reader:
         if left:
             one = visible(min(left))[:80]
             raise DataError(
-                f"{path}: has no answer for {len(left)} labels, such as {one}", hint=LABELS
+                f"{path}: has no answer for {len(left)} labels, such as {one}",
+                hint="Give labels of the answers in this file; give the labels of other nights with the answers of those nights.",
             )
         return {promise: (count, broken[promise]) for promise, count in rows.items()}
 

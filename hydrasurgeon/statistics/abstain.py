@@ -87,6 +87,12 @@ class Graded:
         answered = self.above(thresholds, np.ones_like(self.right))
         return answered.astype(np.int64), self.above(thresholds, ~self.right).astype(np.int64)
 
+    def wrong_at(self, shares: Sequence[float]) -> tuple[float, ...]:
+        """Return the fraction of wrong answers among each share of the most confident ones."""
+        right = self.right[np.argsort(-self.confidence, kind="stable")]
+        counts = [max(1, round(share * len(right))) for share in shares]
+        return tuple(float(1 - right[:count].mean()) for count in counts)
+
     def rates(self, thresholds: Float[ndarray, " threshold"]) -> Float[ndarray, " threshold"]:
         """Estimate how often answers from each threshold on are wrong, ρ."""
         doubt = 1 - self.confidence.astype(np.float64)

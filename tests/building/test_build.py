@@ -136,7 +136,7 @@ def test_time_that_is_up_ends_it_once_there_is_something(
 ) -> None:
     Stop(monkeypatch, "prune", minutes=3)
     early = task.build("late/", budget="macs=0.5,0.8,1", max_minutes=2)
-    assert "--max-minutes 2 are over" in " ".join(early.notes)
+    assert "--max-minutes 2 is over" in " ".join(early.notes)
     said = json.loads((early.path / "front.json").read_text())
     # Nothing quick costs so little: the first smaller model is waited for, the second is not.
     assert [rung["budget"] for rung in said["rungs"]] == [0.5, 0.8, 1.0]
@@ -172,7 +172,7 @@ def test_time_that_is_up_ends_a_step_that_reports_nothing(step: Callable[[], obj
         ahead.may_end = True
         with pytest.raises(TimeIsUp):
             step()
-        assert ahead.why_ended(RuntimeError()) == "--max-minutes 0 are over"
+        assert ahead.why_ended(RuntimeError()) == "the time of --max-minutes 0 is over"
     step()
 
 
@@ -277,7 +277,7 @@ def test_an_end_that_comes_back_as_an_error_of_a_library(
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
-    said = "--max-minutes 9 are over" if why == "time" else "interrupted"
+    said = "the time of --max-minutes 9 is over" if why == "time" else "interrupted"
     assert early.notes[0].startswith(f"{said}: the best so far is written")
     assert early.interrupted == (why != "time")
     assert open_checkpoint(early.path).manifest.decision is not None
@@ -337,7 +337,7 @@ def test_a_dry_run_says_what_is_ahead(task: Task) -> None:
     built = task.build(dry_run=True, budget="macs=0.7")
     assert built.path is None
     assert [line.partition(":")[0] for line in built.plan[1:]] == [
-        "1. the model as it is, a probe, words",
+        "1. the model as it is, a probe; for texts a bag of words",
         "2. up to 1 smaller model",
     ]
     assert not {p.name for p in {*task.folder.iterdir()} - before if not p.name.startswith(".")}

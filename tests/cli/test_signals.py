@@ -223,7 +223,7 @@ def test_an_interrupted_build_leaves_the_best_so_far(tmp_path: Path, name: str) 
     line = f"build vit --data {task.data} --val {task.val} -o best"
     done = struck(tmp_path, number, "an export", line=line)
     assert done.returncode == 128 + number
-    assert done.stdout.strip().splitlines()[-1] == "written best.safetensors"
+    assert done.stdout.strip().splitlines()[0] == "best.safetensors: written"
     assert "interrupted: the best so far is written" in " ".join(done.stderr.split())
     assert done.stderr.strip().splitlines()[-1] == f"interrupted; to go on: hydrasurgeon {line}"
     again = [sys.executable, "-m", "hydrasurgeon", *line.split(), "--json", "-q"]
