@@ -188,7 +188,7 @@ def copied(folder: Path, part: Part) -> None:
         (copy / name).write_text(shorter, "utf-8")
 
 
-def tested(folder: Path, *words: str) -> None:
+def run_fast_tests(folder: Path, *words: str) -> None:
     """Run tests with the copy, in the repository's configuration."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
@@ -207,4 +207,4 @@ def test_a_part_can_be_deleted(name: str, tmp_path: Path) -> None:
     smoke.write_text(f"HELD = {held}\n{SMOKE}")
     files, chosen = part.rest
     places = [str(ROOT / "tests" / file) for file in files]
-    tested(tmp_path, str(smoke), *places, "-k", f"smoke or ({chosen})")
+    run_fast_tests(tmp_path, str(smoke), *places, "-k", f"smoke or ({chosen})")
