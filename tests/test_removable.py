@@ -51,7 +51,7 @@ def object_lines(table: str, module: str, name: str) -> tuple[tuple[str, str], .
 
 
 def criterion(name: str, file: str, needing: str) -> Part:
-    others = ("score", "gradient_and_gates", "headmap", "score_keys")
+    others = ("score", "headmap")
     rest = without(needing, *(f"criteria/test_{other}.py" for other in others))
     return Part(
         (f"criteria/{file}",), ((CRITERIA, rf'\n    "{name}": Criterion\({NESTED}\),'),), rest
