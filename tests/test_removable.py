@@ -93,9 +93,11 @@ PARTS: dict[str, Part] = {
     "gradient": criterion("gradient", "gradient.py", "test_gradient or [gradient"),
     "gates": criterion("gates", "gates.py", "[gates"),
     "circuit": criterion("circuit", "circuits", "circuit"),
-    "cahp": criterion("cahp", "cahp", "cahp"),
+    "cahp": criterion("cahp", "cahp", "cahp or keeps_to_the_layers"),
     "timm_eva": family("timm_eva", needing="dinov3 or eva02"),
-    "modernbert": family("modernbert", needing="modernbert"),
+    "modernbert, and decoders, which share its layers": family(
+        "modernbert", "decoder", needing="modernbert or qwen3"
+    ),
     "deberta": family("deberta", needing="deberta"),
     "hf_clip": family("hf_clip", needing="[clip"),
     "decoder": family("decoder", needing="qwen3"),
