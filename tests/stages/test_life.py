@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from any_labels import any_labels
-from exporting import exports, onnx_writes
 from row_files import read_lines
 from safetensors.numpy import load_file
 from task_references import REFERENCES, Reference, write_table
@@ -21,7 +20,6 @@ from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
-from hydrasurgeon.stages.export import export
 from hydrasurgeon.stages.monitor import monitor
 from hydrasurgeon.tasks import TASKS
 
@@ -265,32 +263,3 @@ def test_monitor_counts_the_rows(life: Life, kind: str, tmp_path: Path) -> None:
     assert not drift.drifted
     if kind == "csv":
         assert answers.read_text().splitlines()[0] == SHEETS[life.task.name]
-
-
-@exports
-@onnx_writes
-@pytest.mark.slow
-def test_graphs_answer_the_same(life: Life, tmp_path: Path) -> None:
-    source = life.hydra if life.task.name == "regression" else life.ready
-    data = {"data": life.tables["test"], **CPU}
-    rows = [*hs.predict(source, engine="torch", **data)]
-    graph = export(source, out=f"{tmp_path / 'graph'}/").path
-    alike([*hs.predict(graph, **data)], rows, 1e-4)
-    alike([*hs.predict(source, engine="onnx", **data)], rows, 1e-4)
-
-
-@pytest.mark.slow
-def test_build_shows_what_eval_measures(life: Life, tmp_path: Path) -> None:
-    options = {"data": life.tables["train"], "val": life.tables["val"], **CPU}
-    front = hs.build(life.model, budget="macs=0.8,1", out=f"{tmp_path / 'front'}/", **options)
-    record = json.loads((front.path / "front.json").read_text())
-    single = next(row for row in record["references"] if row["name"].startswith("single"))
-    measured = life.measured(life.model, "val")
-    for metric in life.task.uncalibrated:
-        assert single[metric] == pytest.approx(getattr(measured, metric), abs=1e-6)
-    for rung in record["rungs"]:
-        measured = life.measured(front.path / rung["path"], "val")
-        for metric in ("accuracy", "f1", "mae", "nll", "rmse", "token_accuracy"):
-            if metric in rung:  # of both halves' constants
-                assert rung[metric] == pytest.approx(getattr(measured, metric), abs=0.03)
-                assert rung["errors"].get(metric, 1) > 0
