@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from any_labels import any_labels
-from row_files import read_lines
+from exporting import exports, onnx_writes
+from row_files import read_lines, write_lines
 from safetensors.numpy import load_file
 from task_references import REFERENCES, Reference, write_table
 from tiny_families import FAMILIES
@@ -20,6 +21,7 @@ from tiny_members import members_of, tuned_of
 
 import hydrasurgeon as hs
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
+from hydrasurgeon.stages.export import export
 from hydrasurgeon.stages.monitor import monitor
 from hydrasurgeon.tasks import TASKS
 
@@ -263,3 +265,40 @@ def test_monitor_counts_the_rows(life: Life, kind: str, tmp_path: Path) -> None:
     assert not drift.drifted
     if kind == "csv":
         assert answers.read_text().splitlines()[0] == SHEETS[life.task.name]
+
+
+@exports
+@onnx_writes
+@pytest.mark.slow
+def test_graphs_answer_the_same(life: Life, tmp_path: Path) -> None:
+    source = life.hydra if life.task.name == "regression" else life.ready
+    # A text that the tokenizer reads like a validation row may lie on a threshold: none is so long.
+    texts = read_lines(life.tables["test"])
+    longer = [
+        {"tokens": row["tokens"] * 2}
+        if "tokens" in row
+        else {"text": f"{row['text']} {row['text']}"}
+        for row in texts
+    ]
+    data = {"data": write_lines(tmp_path / "longer.jsonl", longer), **CPU}
+    rows = [*hs.predict(source, engine="torch", **data)]
+    graph = export(source, out=f"{tmp_path / 'graph'}/").path
+    alike([*hs.predict(graph, **data)], rows, 1e-4)
+    alike([*hs.predict(source, engine="onnx", **data)], rows, 1e-4)
+
+
+@pytest.mark.slow
+def test_build_shows_what_eval_measures(life: Life, tmp_path: Path) -> None:
+    options = {"data": life.tables["train"], "val": life.tables["val"], **CPU}
+    front = hs.build(life.model, budget="macs=0.8,1", out=f"{tmp_path / 'front'}/", **options)
+    record = json.loads((front.path / "front.json").read_text())
+    single = next(row for row in record["references"] if row["name"].startswith("single"))
+    measured = life.measured(life.model, "val")
+    for metric in life.task.uncalibrated:
+        assert single[metric] == pytest.approx(getattr(measured, metric), abs=1e-6)
+    for rung in record["rungs"]:
+        measured = life.measured(front.path / rung["path"], "val")
+        for metric in ("accuracy", "f1", "mae", "nll", "rmse", "token_accuracy"):
+            if metric in rung:  # of both halves' constants
+                assert rung[metric] == pytest.approx(getattr(measured, metric), abs=0.03)
+                assert rung["errors"].get(metric, 1) > 0
