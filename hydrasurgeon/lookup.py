@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from hydrasurgeon.errors import MissingDependency, reason
+from hydrasurgeon.errors import MissingDependency, UsageError, reason
 
 # What a package is called where it is installed from, if not as it is imported.
 INSTALLED_AS = {"sklearn": "scikit-learn", "PIL": "pillow", "open_clip": "open_clip_torch"}
@@ -80,6 +80,28 @@ def nearest(word: str, words: Iterable[str], *, most: int = 1, cutoff: float = 0
 def did_you_mean(word: str, words: Iterable[str], shown: Callable[[str], object] = str) -> str:
     """Return ` (did you mean X?)`, to be put behind a message; an empty text if no word is near."""
     return "".join(f" (did you mean {shown(near)}?)" for near in nearest(word, words))
+
+
+class Named(Protocol):
+    """An object that users call by its name."""
+
+    name: ClassVar[str]
+
+
+NamedObject = TypeVar("NamedObject", bound=Named)
+
+
+def find_named(
+    name: str, candidates: Iterable[NamedObject], *, option: str, noun: str
+) -> NamedObject:
+    """Return the candidate of this name; refuse a name that none has."""
+    by_name = {candidate.name: candidate for candidate in candidates}
+    if name not in by_name:
+        raise UsageError(
+            f"{option} {name}: no such {noun}{did_you_mean(name, by_name)}",
+            hint=f"Available: {', '.join(by_name)}.",
+        )
+    return by_name[name]
 
 
 def need(*modules: str, purpose: str, extra: str | None = None) -> None:

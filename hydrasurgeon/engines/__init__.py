@@ -16,7 +16,7 @@ from hydrasurgeon.engines.int8 import Int8
 from hydrasurgeon.engines.onnx import Onnx
 from hydrasurgeon.engines.torch import Torch
 from hydrasurgeon.errors import CheckpointError, UsageError
-from hydrasurgeon.lookup import did_you_mean, need
+from hydrasurgeon.lookup import find_named, need
 
 if TYPE_CHECKING:
     from hydrasurgeon.checkpoints.checkpoint import Checkpoint
@@ -35,14 +35,7 @@ INEXACT = {kind.name for kind in ENGINES if not kind.exact}
 
 def engine_named(name: str, *, option: str = "--engine") -> EngineKind:
     """Return an engine; refuse a name that none has."""
-    for kind in ENGINES:
-        if kind.name == name:
-            return kind
-    names = [kind.name for kind in ENGINES]
-    raise UsageError(
-        f"{option} {name}: no such engine{did_you_mean(name, names)}",
-        hint=f"Available: {', '.join(names)}.",
-    )
+    return find_named(name, ENGINES, option=option, noun="engine")
 
 
 def _reader_of(spec: str | Path) -> EngineKind | None:

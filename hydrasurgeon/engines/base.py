@@ -39,7 +39,7 @@ class EngineKind(ABC):
         return self.installed and all(map(find_spec, self.makers))
 
     def reads(self, spec: str) -> bool:
-        """Return True for a file or folder that `export` wrote for this engine or its kin."""
+        """Return True for a file or folder that `export` wrote and that this engine opens."""
         return False
 
     def holds(self, spec: str) -> bool:
@@ -47,7 +47,7 @@ class EngineKind(ABC):
         return False
 
     def open(self, spec: str, engine: str) -> Checkpoint:
-        """Open what it reads, for the engine of this name or `auto`."""
+        """Open such a file or folder for the engine of this name, or for `auto`."""
         raise NotImplementedError
 
     def pays(self, checkpoint: Checkpoint, rows: int) -> bool:

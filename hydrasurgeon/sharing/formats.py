@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hydrasurgeon.errors import UsageError
-from hydrasurgeon.lookup import did_you_mean
+from hydrasurgeon.lookup import find_named
 from hydrasurgeon.sharing.base import Format
 from hydrasurgeon.sharing.graph_format import GraphFormat
 from hydrasurgeon.sharing.stock_format import StockFormat
@@ -17,11 +16,4 @@ FORMATS: tuple[Format, ...] = (
 
 def format_named(name: str) -> Format:
     """Return a format; refuse a name that none has."""
-    for candidate in FORMATS:
-        if candidate.name == name:
-            return candidate
-    names = [candidate.name for candidate in FORMATS]
-    raise UsageError(
-        f"--format {name}: no such format{did_you_mean(name, names)}",
-        hint=f"Available: {', '.join(names)}.",
-    )
+    return find_named(name, FORMATS, option="--format", noun="format")

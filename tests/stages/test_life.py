@@ -272,7 +272,7 @@ def test_monitor_counts_the_rows(life: Life, kind: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_graphs_answer_the_same(life: Life, tmp_path: Path) -> None:
     source = life.hydra if life.task.name == "regression" else life.ready
-    # A text that the tokenizer reads like a validation row may lie on a threshold: none is so long.
+    # Texts that the tokenizer reads like validation rows may lie on a threshold; these are longer.
     texts = read_lines(life.tables["test"])
     longer = [
         {"tokens": row["tokens"] * 2}
