@@ -4,7 +4,8 @@ SetFit with its defaults and a logistic regression on MiniLM's embeddings, each 
 temperature fitted on out-of-fold probabilities, and `build` by one command. One thread. An epoch of
 SetFit on CLINC150 would take hours: it gets STEPS, and its temperature comes from one fold of five
 of the first seed. VENV has benchmarks/showdown/requirements.txt. Writes benchmarks/results/few.json,
-one line, which docs/reference/showdown.md shows. Whatever lies in --cache is not made again.
+one line, which docs/reference/showdown.md shows. Whatever lies in --cache is not made again, and what the
+file records of other seeds stays.
 
     python benchmarks/few.py --data ../shared/data --cache DIR --others VENV
 """
@@ -113,15 +114,18 @@ def answer(options: argparse.Namespace, way: str, case: str, seed: int, folder: 
 
 
 def gather(options: argparse.Namespace) -> dict[str, dict[str, list[Any]]]:
-    """Return the figures of everything in the cache, by case and way."""
+    """Return the figures by case and way: those recorded before, and anew those of the cache."""
     cases: dict[str, dict[str, list[Any]]] = {}
+    if RESULTS.exists():
+        cases = json.loads(RESULTS.read_text())["cases"]
     for case in CASES:
         for way in WAYS:
             for seed in range(SEEDS[case.split()[0]]):
                 folder = options.cache / f"{way}-{case.replace(' ', '-')}-{seed}"
                 if (folder / "answers.npz").exists():
                     for name, values in figures(options, way, case, folder).items():
-                        cases.setdefault(case, {}).setdefault(name, []).append(values)
+                        seeds = cases.setdefault(case, {}).setdefault(name, [])
+                        seeds[seed : seed + 1] = [values]
     return cases
 
 

@@ -208,7 +208,7 @@ def post_again(port: int, sent: Any) -> tuple[int, dict[str, Any]]:
 
 
 def workers_of(server: subprocess.Popen[str]) -> list[int]:
-    children = psutil.Process(server.pid).children()
+    children = [child for child in psutil.Process(server.pid).children() if runs(child.pid)]
     return [each.pid for each in children if any("spawn_main" in word for word in each.cmdline())]
 
 
