@@ -143,10 +143,8 @@ class AnswerStore:
             for number, (weight, bias) in enumerate(classifiers(live)):
                 more |= {f"weight.{number}": weight, f"bias.{number}": bias}
         val, *ood = outputs
-        kept, kind = {str(n): item for n, item in enumerate(ood)}, "backbone"
-        if member.count > 1:
-            kind = "hydra"
-        predictions = Predictions(member.name, kind, val, kept, [*kept], task=self.task)
+        kept = {str(n): item for n, item in enumerate(ood)}
+        predictions = Predictions(member.name, "backbone", val, kept, [*kept], task=self.task)
         more = {name: item for name, item in more.items() if item is not None}
         write_predictions(predictions, place, more=more)
 

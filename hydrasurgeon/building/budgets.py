@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from hydrasurgeon.heads import NEURONS, Kept
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.cost import first_sample, macs
 from hydrasurgeon.options.shared import Run
-from hydrasurgeon.runtime.classifier import as_classifier
 from hydrasurgeon.runtime.hydra import Hydra
 from hydrasurgeon.runtime.pruned import LoadedBackbone
 
@@ -184,19 +183,6 @@ def _counted(backbone: LoadedBackbone, kept: Kept, inputs: Any) -> int:
     anatomy = backbone.checkpoint.family.anatomy
     with torch.inference_mode():
         return macs(Hydra([backbone.module(kept)], anatomy, trunk=0, mode="apart"), inputs)
-
-
-def cost_of(
-    opened: Checkpoint, one: Any, full: Mapping[Unit, float], options: Run
-) -> dict[Unit, float]:
-    """Return the cost of a file relative to the unpruned model, counted on the model itself."""
-    live = as_classifier(opened, device=options.device, dtype=options.dtype, lean=True)
-    weight = next(live.parameters())
-    counted = {
-        "macs": macs(live, moved(one, weight.device, weight.dtype)),
-        "params": stored(opened),
-    }
-    return {unit: counted[unit] / full[unit] for unit in UNITS}
 
 
 def read_tower(kept: Kept) -> str:

@@ -1,65 +1,19 @@
-"""build's choice. Members are proposed by what they are worth together on the samples that calibrate
-them, and decided by the table.
-
-With separate or equal MLPs a hydra answers exactly as its members do, so that no file is needed:
-`propose` finds the best member, the best two, … by forward selection. `decide` compares what these
-are worth in the table, with each other and with the plain rivals: the model itself, the mean of the
-models, their ensemble.
+"""build's choice between candidates, by the figures of the table: with each other and with the plain
+rivals, which are the model itself, a probe, the mean of the models and their ensemble.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 
-from hydrasurgeon.building.members import MemberModel
-from hydrasurgeon.building.table import Candidate, CandidateTable, Entry
+from hydrasurgeon.building.table import Entry
 
-MOST_MEMBERS = 5
-"""Members of a hydra."""
 MARGIN = 1e-3
 """So little is no lead: a tenth of a point."""
 ROUNDING = 1e-4
 """Largest loss of value against a plain rival that still counts as equal; tables do not show it."""
-Members = tuple[MemberModel, ...]
-
-
-def propose(
-    table: CandidateTable,
-    pools: Sequence[Sequence[MemberModel]],
-    affordable: Callable[[Members], bool],
-) -> list[Candidate]:
-    """Return one choice for each number of members that is affordable on all samples and on each
-    half.
-    """
-
-    def selected(half: int | None) -> dict[int, Members]:
-        """Return, for each number of members, the best that forward selection picks from any pool."""
-        worth, best = partial(table.worth, half=half), dict[int, Members]()
-        for pool in pools:
-            chosen: Members = ()
-            while len(chosen) < MOST_MEMBERS:
-                options = [
-                    tuple(
-                        candidate
-                        for candidate in pool
-                        if candidate in chosen or candidate is member
-                    )
-                    for member in pool
-                    if member not in chosen
-                ]
-                options = [candidate for candidate in options if affordable(candidate)]
-                if not options:
-                    break
-                chosen = max(options, key=worth)
-                best[len(chosen)] = max(best.get(len(chosen), chosen), chosen, key=worth)
-        return best
-
-    overall, first, rest = map(selected, (None, 0, 1))
-    counts = sorted(overall.keys() & first.keys() & rest.keys())
-    return [Candidate(overall[count], (first[count], rest[count])) for count in counts]
 
 
 def decide(entries: Sequence[Entry], unit: str, below: Entry | None = None) -> Entry:

@@ -11,31 +11,22 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hydrasurgeon.building import picture
 from hydrasurgeon.building.budgets import Budget
-from hydrasurgeon.building.choosing import decide, propose
+from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.members import MemberModel
 from hydrasurgeon.building.search_space import LEAST_ON, PROBE, SINGLE, SearchSpace, fusion_of
-from hydrasurgeon.building.table import (
-    AUTO,
-    BuildObjective,
-    Candidate,
-    CandidateTable,
-    Entry,
-    right_of,
-)
+from hydrasurgeon.building.table import AUTO, Candidate, Entry
 from hydrasurgeon.building.work import mark_of
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import INEXACT
 from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, claims, hold, real, staged, sweep, write_text
-from hydrasurgeon.files.decided import ZERO_SHOT
 from hydrasurgeon.files.history import typed
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import content_hash
@@ -55,10 +46,6 @@ MOST = 4 << 20
 """Bytes of it."""
 SHOWN = {"f1": 1, "accuracy": 100, "nll": 1, "rmse": 1, "auroc": 100}
 """Measures that are compared, and what they are told in: points are hundredths."""
-SPARE = 0.005
-"""The share of samples by which accuracy may fall where OOD data choose."""
-
-
 Rungs = Mapping[Budget, Entry]
 """Entries by budget, rising; a budget without a better entry repeats the entry below."""
 
@@ -83,30 +70,12 @@ class Front:
         self.ended = ""
         """Why not everything was tried."""
 
-    @cached_property
-    def table(self) -> CandidateTable:
-        """The one table; what may be lost of accuracy is known once the first model answered."""
-        search = self.search
-        table = CandidateTable(
-            BuildObjective(self.options.goal),
-            search.answer_store.read,
-            search.cost,
-            words=lambda: search.words,
-            task=search.answer_store.task,
-            leaves_out=() if search.opened.family.named_classes else ZERO_SHOT,
-            seed=self.options.seed,
-        )
-        if self.options.sees_ood:
-            answers = table.entry(search.plain[0]).answers
-            right = right_of(answers.quality(*answers.everything)).item()
-            table.objective.floor = right - SPARE
-        return table
-
     @property
     def references(self) -> list[Entry]:
         """The plain rivals, in the fastest engine of float32."""
-        plain = [choice for choice in self.search.plain if choice.members[0].count == 1]
-        return [self.table.entry(self.search.computed(choice)[0]) for choice in plain]
+        return [
+            self.search.table.entry(self.search.computed(choice)[0]) for choice in self.search.plain
+        ]
 
     def run(self) -> str:
         """Make candidates, and write each that is better than what is there, until all are tried, time
@@ -263,7 +232,10 @@ class Front:
         unit = self.search.budgets[0].unit
         names = {entry: name_of(budget, entry) for budget, entry in self.rungs.items()}
         drawing = picture.draw(
-            self.table.entries, [*names], unit, lambda entry: names.get(entry) or _describe(entry)
+            self.search.table.entries,
+            [*names],
+            unit,
+            lambda entry: names.get(entry) or _describe(entry),
         )
         if drawing is not None and self.rungs:
             write_text(place, drawing)
@@ -297,7 +269,7 @@ class Front:
             entry = decide(entries, budget.unit, below)
             if not entry.choice.assumed:
                 return entry
-            measured = self.table.entry(replace(entry.choice, assumed=False))
+            measured = self.search.table.entry(replace(entry.choice, assumed=False))
             entries.remove(entry)
             fits = budget.allows(measured.cost[budget.unit])
             if fits and (budget, measured.choice) not in self.refused:
@@ -305,25 +277,19 @@ class Front:
         return below
 
     def _within(self, budget: Budget) -> list[Entry]:
-        """Return every entry that a budget allows: the plain rivals and the proposed choices."""
+        """Return every entry that a budget allows."""
         search = self.search
-        choices = [*search.plain]
-        if len(search.members) > 1 or search.cuts:
-            proposed = propose(self.table, search.pools, lambda some: search.allowed(some, budget))
-            # What is a plain rival is measured as one: nobody chose its members.
-            plain = [choice.members for choice in search.plain]
-            choices += [choice for choice in proposed if choice.members not in plain]
         entries = []
-        for way in (way for choice in choices for way in search.ways(choice, budget)):
+        for way in (way for choice in search.candidates for way in search.ways(choice, budget)):
             if (budget, way) not in self.refused and search.pays(way, budget):
                 with contextlib.suppress(SurgeryError):  # too many go on where words come first
-                    entries.append(self.table.entry(way))
+                    entries.append(self.search.table.entry(way))
         return entries
 
     def _refuse(self, budget: Budget) -> None:
         search, unit = self.search, budget.unit
-        choices = [*search.plain, *(Candidate.of(member) for member in search.members)]
-        costs = [search.cost(way)[unit] for choice in choices for way in search.computed(choice)]
+        ways = [way for choice in search.candidates for way in search.computed(choice)]
+        costs = [search.cost(replace(way, assumed=True))[unit] for way in ways]
         message = f"the cheapest candidate has {unit}={format_number(min(costs), 2)}"
         if unit == "time":
             if search.words is not None:

@@ -39,14 +39,10 @@ class MemberModel:
     """Path of the file, which may still have to be made."""
     cost: Mapping[Unit, float] = field(compare=False)
     """Times the unpruned model's."""
-    model: int = 0
-    """The number of the model it is made of; the mean of several is one more."""
     making: tuple[CommandLine, ...] = field(default=(), compare=False)
     """Commands that make the file; empty for a model that exists."""
     size: Size | None = None
     """Heads and neurons that each layer keeps; None for a model that is not cut."""
-    count: int = 1
-    """Number of ensemble members; more than one for a hydra, which is never taken apart."""
 
     @property
     def name(self) -> str:
@@ -56,14 +52,7 @@ class MemberModel:
     @property
     def shape(self) -> str:
         """Key of its latency: models of one shape are equally fast."""
-        return self.name if self.count > 1 else str(self.size)
-
-
-def compatible(members: Sequence[MemberModel]) -> bool:
-    """Return True if the members may answer together: no two are parts of one model."""
-    return len({member.model for member in members}) == len(members) and (
-        len(members) == 1 or all(member.count == 1 for member in members)
-    )
+        return str(self.size)
 
 
 def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> CommandLine:
@@ -91,7 +80,7 @@ def probe_of(
         name, label = f"probe-{rows}", f"the probe on {rows:,} rows"
     file = options.work / f"{name}{SUFFIX}"
     fit = finetuned(options, source, file, recipe="probe", set=settings or None, arch=options.arch)
-    return MemberModel(label, file, WHOLE, -1, (fit,))
+    return MemberModel(label, file, WHOLE, (fit,))
 
 
 def tuned(number: int, options: BuildOptions) -> MemberModel:
@@ -100,7 +89,7 @@ def tuned(number: int, options: BuildOptions) -> MemberModel:
     """
     file, seed = options.work / f"seed-{number + 1}{SUFFIX}", options.seed + number + 1
     tune = finetuned(options, options.paths[0], file, arch=options.arch, seed=seed)
-    return MemberModel(f"model {number + 1}", file, WHOLE, number, (tune,))
+    return MemberModel(f"model {number + 1}", file, WHOLE, (tune,))
 
 
 class Cuts:
@@ -133,22 +122,11 @@ class Cuts:
 
     def mean(self) -> MemberModel:
         """Return one ordinary model of the mean weights."""
-        return self._fused("the mean", "mean", WHOLE, len(self.models), mean=True)
-
-    def mean_trunk(self, layers: int) -> MemberModel:
-        """Return a hydra of all models behind the mean of their first `layers` layers."""
-        label = f"hydra behind the mean of {layers} layers"
-        hydra = self._fused(label, f"mean-trunk-{layers}", {}, -2, mean_trunk=layers)
-        return replace(hydra, count=len(self.models))
-
-    def _fused(
-        self, label: str, name: str, cost: Mapping[Unit, float], model: int, **words: Any
-    ) -> MemberModel:
-        copies = [self.scored(member) for member in self.models]
-        file, files = self.options.work / f"{name}{SUFFIX}", tuple(member.file for member in copies)
-        fuse = CommandLine("fuse", files, {**words, **self.options.names}, file)
-        making = (*(command for member in copies for command in member.making), fuse)
-        return MemberModel(label, file, cost, model, making)
+        file = self.options.work / f"mean{SUFFIX}"
+        files = tuple(member.file for member in self.models)
+        fuse = CommandLine("fuse", files, {"mean": True, **self.options.names}, file)
+        making = (*(command for member in self.models for command in member.making), fuse)
+        return MemberModel("the mean", file, WHOLE, making)
 
     def cut(self, member: MemberModel, size: Size, sizes: ModelSizes) -> MemberModel:
         """Return a model cut to a size."""

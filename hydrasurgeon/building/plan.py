@@ -255,13 +255,11 @@ def steps_of(
         )
     if models > 1:
         name = "the other models, and their mean"
-        passes = 3 * models * GRADIENT * scored + models * seen
+        passes = float((models + 1) * seen)
         steps.append(PlannedStage("models", name, passes))
     if sizes:
-        unpruned = models + (models > 1)
-        passes = unpruned * sizes * (seen + 2.0 * scored)
-        passes += unpruned * 2 * GRADIENT * scored
-        name = f"up to {counted(unpruned * sizes, 'smaller model')}"
+        passes = models * sizes * (seen + 2.0 * scored) + models * 2 * GRADIENT * scored
+        name = f"up to {counted(models * sizes, 'smaller model')}"
         steps.append(PlannedStage("sizes", name, passes, timed * sizes))
     return steps
 

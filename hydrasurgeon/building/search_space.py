@@ -12,20 +12,25 @@ from typing import Any
 from numpy import ndarray
 
 from hydrasurgeon.building.answers import AnswerStore
-from hydrasurgeon.building.budgets import SMALLEST, UNITS, Budget, ModelSizes, cost_of
+from hydrasurgeon.building.budgets import SMALLEST, UNITS, Budget, ModelSizes
 from hydrasurgeon.building.clock import Clock, Taken
 from hydrasurgeon.building.members import (
     SEEDS,
     Cuts,
     MemberModel,
     check_uncut,
-    compatible,
     probe_of,
     tuned,
 )
 from hydrasurgeon.building.plan import Plan
 from hydrasurgeon.building.suspects import LabelCheck
-from hydrasurgeon.building.table import Candidate, Entry
+from hydrasurgeon.building.table import (
+    BuildObjective,
+    Candidate,
+    CandidateTable,
+    Entry,
+    right_of,
+)
 from hydrasurgeon.building.work import Workshop, WorkState
 from hydrasurgeon.checkpoints.checkpoint import Single, open_checkpoint, open_single, undecided
 from hydrasurgeon.data import Samples, first_batch
@@ -41,6 +46,7 @@ from hydrasurgeon.decision.text_model import (
 from hydrasurgeon.engines import INEXACT
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.atomic import SUFFIX
+from hydrasurgeon.files.decided import ZERO_SHOT
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.options.command_line import CommandLine
@@ -51,8 +57,10 @@ from hydrasurgeon.tasks.base import Outputs
 
 SLOWER = 0.7
 """A size of so much fewer multiply-adds is tried too: time falls more slowly than they do."""
-TRUNKS = (1 / 2, 2 / 3, 5 / 6)
-"""Fractions of the layers that mean trunks span."""
+MOST_MEMBERS = 5
+"""Members of a hydra."""
+SPARE = 0.005
+"""The share of samples by which accuracy may fall where OOD data choose."""
 APART = 1.25
 """Sizes are tried for budgets of time that are so far from each other."""
 BY_CHANCE = 1.05
@@ -130,7 +138,15 @@ class SearchSpace:
             yield from self._together()
         if self._cuts_some:
             self.plan.begin("sizes")
-            yield from self._smaller(self.budgets, self.models, [*self.mean, *self.models])
+            yield from self._smaller(self.budgets, self._uncut)
+
+    @property
+    def _uncut(self) -> Sequence[MemberModel]:
+        """Models to cut: the mean, or every model where the mean is worse than one of them or does
+        not exist.
+        """
+        worth = [self._value_of(member) for member in [*self.mean, *self.models]]
+        return self.mean if self.mean and worth[0] >= max(worth) else self.models
 
     def _check_labels(self) -> None:
         """List the rows whose label looks wrong, by the probe."""
@@ -190,9 +206,7 @@ class SearchSpace:
             sha256 = open_single(member.file).manifest.weights_sha256
             if sha256 not in hashes:
                 hashes.add(sha256)
-                member = replace(
-                    member, label=f"model {len(self.models) + 1}", model=len(self.models)
-                )
+                member = replace(member, label=f"model {len(self.models) + 1}")
                 self.models.append(member)
                 self.tried = len(self.models)
                 if len(self.models) == 1:
@@ -202,7 +216,7 @@ class SearchSpace:
             self.models.append(self.probe)
 
     def _together(self) -> Iterator[None]:
-        """Make the other models, their mean, their ensemble, and hydras behind mean trunks."""
+        """Answer with the other models, with their ensemble, and make their mean."""
         count = self.tried = len(self.models)
         self.plain.append(Candidate.of(*self.models, name=f"ensemble of {count}"))
         yield
@@ -213,39 +227,20 @@ class SearchSpace:
         self.mean = (mean,)
         self.plain.insert(-1, Candidate.of(mean, name=f"mean of {count}"))
         yield
-        for hydra in self._mean_trunks(cuts):
-            self.plain.append(Candidate.of(hydra, name=hydra.label))
-            yield
-
-    def _mean_trunks(self, cuts: Cuts) -> Iterator[MemberModel]:
-        """Yield hydras of all models behind their mean's leading layers, if a budget could pay
-        them.
-        """
-        if self.budgets[-1].unit != "params" and self.budgets[-1].most <= 1:
-            return
-        depth = self.sizes.layers
-        for layers in sorted({max(1, round(share * depth)) for share in TRUNKS} - {depth}):
-            hydra = cuts.mean_trunk(layers)
-            self._make(hydra)
-            cost = cost_of(open_checkpoint(hydra.file), self._one, self.sizes.full, self.options)
-            yield replace(hydra, cost=cost)
 
     def _smaller_probe(self) -> Iterator[None]:
         """Cut the probe for budgets that have no file yet: to tune models of a large table takes long."""
         assert self.probe is not None
         for budget in self.missing:
             self.options.note(f"{budget}: no file yet; the probe is cut to smaller sizes")
-        yield from self._smaller(self.missing, [self.probe], [self.probe])
+        yield from self._smaller(self.missing, [self.probe])
 
     def _smaller(
-        self,
-        budgets: Sequence[Budget],
-        models: Sequence[MemberModel],
-        unpruned: Sequence[MemberModel],
+        self, budgets: Sequence[Budget], unpruned: Sequence[MemberModel]
     ) -> Iterator[None]:
-        """Cut models, and their mean, to every size that fills a budget."""
-        costs, cuts = in_macs(budgets, self.sizes, self.clock), self._cuts(models)
-        sizes = self.sizes.ladder(costs, len(models))
+        """Cut models to every size that fills a budget, alone or together."""
+        costs, cuts = in_macs(budgets, self.sizes, self.clock), self._cuts(unpruned)
+        sizes = self.sizes.ladder(costs, len(unpruned))
         with sharing():
             for number, member in enumerate(unpruned):
                 self.plan.tick(
@@ -285,24 +280,47 @@ class SearchSpace:
 
     @property
     def members(self) -> list[MemberModel]:
-        """All that may be parted and put together anew."""
+        """All models that were made so far."""
         return [*self.models[: self.tried], *self.mean, *self.cuts]
 
     @property
-    def pools(self) -> list[list[MemberModel]]:
-        """Members of each size, and all of them."""
-        everyone = self.members
-        sizes = dict.fromkeys(member.size for member in everyone)
-        return [[member for member in everyone if member.size == size] for size in sizes] + [
-            everyone
-        ]
+    def candidates(self) -> list[Candidate]:
+        """The plain rivals, each other model alone, and the best two, three and more of one size
+        together.
+        """
+        members, choices = self.members, [*self.plain]
+        groups = [[member] for member in members]
+        for size in dict.fromkeys(member.size for member in members):
+            best = [m for m in members if m.size == size and m not in self.mean]
+            if len(best) > 1:  # one alone may never be asked
+                best.sort(key=self._value_of, reverse=True)
+            counts = range(2, min(len(best), MOST_MEMBERS) + 1)
+            groups += [[m for m in members if m in best[:count]] for count in counts]
+        # What is a plain rival has its name.
+        named = [choice.members for choice in self.plain]
+        return choices + [Candidate.of(*group) for group in groups if (*group,) not in named]
 
-    def allowed(self, members: Sequence[MemberModel], budget: Budget) -> bool:
-        """Return True if the members may answer together within a budget."""
-        choice = Candidate.of(*members)
-        if not compatible(members):
-            return False
-        return any(self.pays(way, budget) for way in self.computed(choice))
+    def _value_of(self, member: MemberModel) -> float:
+        """Return what a model is worth alone in float32."""
+        return self.table.entry(self.computed(Candidate.of(member))[0]).value
+
+    @cached_property
+    def table(self) -> CandidateTable:
+        """The one table; what may be lost of accuracy is known once the first model answered."""
+        table = CandidateTable(
+            BuildObjective(self.options.goal),
+            self.answer_store.read,
+            self.cost,
+            words=lambda: self.words,
+            task=self.answer_store.task,
+            leaves_out=() if self.opened.family.named_classes else ZERO_SHOT,
+            seed=self.options.seed,
+        )
+        if self.options.sees_ood:
+            answers = table.entry(self.plain[0]).answers
+            right = right_of(answers.quality(*answers.everything)).item()
+            table.objective.floor = right - SPARE
+        return table
 
     def times(self, members: Sequence[MemberModel]) -> Mapping[str, Taken]:
         """Return the latency of the members one after another, in each engine."""
@@ -464,4 +482,4 @@ def fusion_of(members: Sequence[MemberModel], options: BuildOptions) -> MemberMo
     words = {"mlp": "separate", **options.names}
     fuse = CommandLine("fuse", tuple(member.file for member in members), words, file)
     making = (*(command for member in members for command in member.making), fuse)
-    return MemberModel(file.stem, file, {}, making=making, count=len(members))
+    return MemberModel(file.stem, file, {}, making=making)

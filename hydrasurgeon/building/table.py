@@ -1,9 +1,8 @@
 """build's table: what a choice of members is worth, by the fit of `calibrate` and the measures of
 `eval`; by these figures it is chosen, shown and recorded.
 
-Each half of the samples judges what the other half chose: the members, and a decision state. Scores
-of the two halves are joined as ranks within their half, so that AUROC is about the mean of the
-halves'.
+Each half of the samples judges the decision state that the other half fitted. Scores of the two
+halves are joined as ranks within their half, so that AUROC is about the mean of the halves'.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from hydrasurgeon.tasks.base import Judged, Outputs, Task, joined
 
 AUTO = "auto"
 """The OOD score that a decision state chooses."""
-PROPOSES = "msp"
-"""The one by which members are proposed, where it is not named."""
+UNCHOSEN = "msp"
+"""The one in use where no OOD data choose it."""
 PENALTY = 10.0
 """Loss for each point of accuracy below the floor, in points of the objective."""
 ONE_SIDE = 0.6827
@@ -87,11 +86,9 @@ class BuildObjective:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Members that answer together, and those that each half of the samples would choose."""
+    """Members that answer together, and how."""
 
     members: tuple[MemberModel, ...]
-    halves: tuple[tuple[MemberModel, ...], tuple[MemberModel, ...]]
-    """Chosen on the first half, and on the rest."""
     name: str = ""
     """Name of a plain rival; empty for others."""
     engine: str = "torch"
@@ -104,13 +101,13 @@ class Candidate:
 
     @classmethod
     def of(cls, *members: MemberModel, name: str = "") -> Candidate:
-        """Return a choice whose members do not depend on the samples."""
-        return cls(members, (members, members), name)
+        """Return the members in float32, without a bag-of-words model."""
+        return cls(members, name)
 
     @property
     def count(self) -> int:
         """Number of ensemble members."""
-        return sum(member.count for member in self.members)
+        return len(self.members)
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ class _Kept(Reading):
 
 @dataclass(frozen=True)
 class _Half:
-    """Answers on one half of the samples, by what the other one chose."""
+    """Answers on one half of the samples, by a state that the other one fitted."""
 
     inside: Judged
     ranks: Sequence[ndarray]
@@ -226,7 +223,6 @@ class CandidateTable:
         """Fitted OOD scores that the model is not made for."""
         self.seed = seed
         self._entries: dict[Candidate, Entry] = {}
-        self._worth: dict[tuple[object, ...], float] = {}
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -236,31 +232,13 @@ class CandidateTable:
     def entry(self, choice: Candidate) -> Entry:
         """Return the measured entry of a choice."""
         if choice not in self._entries:
-            parts = [self._half(choice, chosen_on) for chosen_on in (1, 0)]
+            parts = [self._half(choice, fits_on) for fits_on in (1, 0)]
             cost = self.cost(choice, sum(part.on for part in parts) / 2)
             ranks = zip(*(part.ranks for part in parts), strict=True)
             answers = _answered(joined([p.inside for p in parts]), [*map(np.concatenate, ranks)])
             entry = Entry(choice, cost, answers, self.objective, parts[1].score)
             self._entries[choice] = entry
         return self._entries[choice]
-
-    def worth(self, members: tuple[MemberModel, ...], half: int | None = None) -> float:
-        """Return the value of members together on the samples that calibrate them, all or one
-        half; members are proposed by it.
-        """
-        if (members, half) not in self._worth:
-            sets = [*self._answers(members, "torch").sets]
-            if half is not None:
-                parts = [halves(len(outputs.logits), self.seed, outputs.groups) for outputs in sets]
-                sets = [outputs.at(rows[half]) for outputs, rows in zip(sets, parts, strict=True)]
-            scores: list[ndarray] = []
-            if len(sets) > 1:
-                kind = PROPOSES if self.objective.score == AUTO else self.objective.score
-                scores = [self.task.outputs(outputs).scores(kind, None) for outputs in sets]
-            answers = _answered(judged(sets[0], self._state(sets[0], ScoreChoice(""))), scores)
-            value = self.objective.value(answers.quality(*answers.everything)).item()
-            self._worth[members, half] = value
-        return self._worth[members, half]
 
     def _answers(self, members: Sequence[MemberModel], engine: str) -> MemberOutputs:
         return reduce(MemberOutputs.beside, (self.read(member, engine) for member in members))
@@ -272,21 +250,19 @@ class CandidateTable:
         fields |= {"ood": Ood.model_construct(**ood), "conformal": SETS}
         return State(DecisionRecord.model_construct(**fields), score.fitted, self.task)
 
-    def _half(self, choice: Candidate, chosen_on: int) -> _Half:
-        """Return the answers on one half of members that the other half chose, with a state fitted
-        there.
-        """
+    def _half(self, choice: Candidate, fits_on: int) -> _Half:
+        """Return the answers on one half, with a state that is fitted on the other."""
         engine = "torch" if choice.assumed else choice.engine
-        answers, task = self._answers(choice.halves[chosen_on], engine), self.task
+        answers, task = self._answers(choice.members, engine), self.task
         sets = mixed = answers.sets
         parts = [halves(len(output.logits), self.seed, output.groups) for output in sets]
-        rows = [output[:: 1 - 2 * chosen_on] for output in parts]
+        rows = [output[:: 1 - 2 * fits_on] for output in parts]
 
         def halved(outputs: Sequence[Outputs], half: int) -> list[Outputs]:
             return [output.at(places[half]) for output, places in zip(outputs, rows, strict=True)]
 
         fitting, *ood_outputs = map(task.outputs, halved(sets, 0))
-        score = ScoreChoice(PROPOSES if task.scores else "")
+        score = ScoreChoice(UNCHOSEN if task.scores else "")
         if ood_outputs:
             grounds = Grounds(
                 answers.linear, answers.evidence or None, ood_outputs, (), self.leaves_out

@@ -4,6 +4,7 @@ are printed as a shell script.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.manifest import Step
 from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.lookup import imported
-from hydrasurgeon.options.base import Options
+from hydrasurgeon.options.base import Options, words
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class CommandLine:
         if self.out is not None:
             options["out"] = f"{self.out}{self.slash}"
         return imported(RECORDED[self.stage].place)(record.of(source, **options))
+
+    def line(self) -> str:
+        """Return the command as it is typed, without options that have their default."""
+        record = RECORDED[self.stage].options
+        usual = {name: field.default for name, field in record.model_fields.items()}
+        options = {name: value for name, value in self.options.items() if value != usual[name]}
+        out = [] if self.out is None else ["-o", f"{self.out}{self.slash}"]
+        inputs = map(str, self.inputs)
+        return shlex.join(["hydrasurgeon", self.stage, *inputs, *words(options, record), *out])
 
     def but(self, **changed: Any) -> CommandLine:
         """Return the same command with other options."""

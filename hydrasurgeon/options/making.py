@@ -490,7 +490,9 @@ class BuildOptions(Without, ClassNames, BareOptions, Run, Force):
         help="Time limit; each budget gets a model nevertheless. The same command goes on later.",
     )
     dry_run: bool = option(
-        False, group=RUNS, help="Print the stages and their estimated time, and stop."
+        False,
+        group=RUNS,
+        help="Print the stages with their commands and estimated times, and stop.",
     )
     out: PathLike = output(help=f"{OUT} A folder for a front.")
 

@@ -283,7 +283,12 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     if json:
         return as_json(result.to_json())
     if result.path is None:
-        return raw("\n".join(result.plan))
+        first, *stages = result.plan
+        lines = [first]
+        for stage, commands in zip(stages, result.commands, strict=True):
+            lines += [stage, *(f"   {command}" for command in commands)]
+        lines.append("The best model within each budget is then calibrated and written to -o.")
+        return raw("\n".join(lines))
     if quiet:
         return None
     show((str(result.path), "bold"), ": written")

@@ -11,6 +11,7 @@ from typing import Any
 from hydrasurgeon.building.answers import AnswerStore
 from hydrasurgeon.building.budgets import Budget, parse_budgets
 from hydrasurgeon.building.clock import Clock
+from hydrasurgeon.building.dry_run import commands_ahead
 from hydrasurgeon.building.front import Front, claim_front, name_of
 from hydrasurgeon.building.members import (
     QUICK,
@@ -86,6 +87,8 @@ class Built:
     """The objective of the last, by the figures of its row."""
     plan: tuple[str, ...] = ()
     """The stages, and what each takes on this machine."""
+    commands: tuple[tuple[str, ...], ...] = ()
+    """Commands of each stage, with --dry-run."""
     recommendation: str = ""
     """One sentence on the file to use."""
     summary: str = ""
@@ -167,7 +170,11 @@ def build(options: BuildOptions) -> Built:
     judged = can_be_judged(task_of(model), table)
     plan = _plan(options, budgets, models[0], sets, body, judged=len(table) * judged)
     if options.dry_run:
-        return Built(None, options.goal, options.work, plan=plan.lines, notes=tuple(notes))
+        val_rows, is_body = sets["val"][0], body is not None
+        ahead = commands_ahead(plan.steps, options, budgets, models, val_rows, is_body=is_body)
+        return Built(
+            None, options.goal, options.work, plan=plan.lines, commands=ahead, notes=tuple(notes)
+        )
     for line in plan.lines:
         options.note(line)
     state = WorkState(options.work / STATE, _identity(models, sets, options))
@@ -300,8 +307,7 @@ def _search(
     if budgets[0].unit == "time":
         clock = Clock(first, val, options, state)
     unpruned = [
-        MemberModel(f"model {number + 1}", path, WHOLE, number)
-        for number, path in enumerate(options.paths)
+        MemberModel(f"model {number + 1}", path, WHOLE) for number, path in enumerate(options.paths)
     ]
     return SearchSpace(
         options=options,

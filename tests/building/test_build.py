@@ -4,6 +4,7 @@ believed only whole."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.building import budgets, front, plan
 from hydrasurgeon.building.work import Workshop
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
+from hydrasurgeon.cli.app import run as cli
 from hydrasurgeon.data import Batches
 from hydrasurgeon.data.sources import in_memory
 from hydrasurgeon.deadline import TimeIsUp, check_deadline
@@ -341,6 +343,25 @@ def test_a_dry_run_says_what_is_ahead(task: Task) -> None:
         "2. up to 1 smaller model",
     ]
     assert not {p.name for p in {*task.folder.iterdir()} - before if not p.name.startswith(".")}
+
+
+@pytest.mark.slow
+def test_the_commands_of_a_dry_run_make_what_build_makes(task: Task) -> None:
+    """Each file that a build leaves in its work folder, but those that its choices calibrated."""
+    lines = task.build(dry_run=True, budget="macs=0.7", ood=[]).commands
+    assert [[line.split()[1] for line in stage] for stage in lines] == [
+        ["finetune"],
+        ["score", "score", "prune"],
+    ]
+    work = task.build(budget="macs=0.7", ood=[]).work
+    built = {file.name: file.read_bytes() for file in work.glob("*.safetensors")}
+    shutil.rmtree(work)
+    work.mkdir()
+    for line in (line for stage in lines for line in stage):
+        assert cli([*shlex.split(line)[1:], "--device", "cpu"]) == 0
+    made = {file.name: file.read_bytes() for file in work.glob("*.safetensors")}
+    assert len(made) == 4
+    assert made == {name: weights for name, weights in built.items() if name in made}
 
 
 @pytest.mark.slow

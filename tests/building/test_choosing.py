@@ -1,73 +1,16 @@
-"""Members are proposed as a plain search would, and decided by the table's own figures."""
+"""Candidates are decided by the table's own figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from drawn_answers import MEMBERS, ROWS, answers, member
 
-from hydrasurgeon.building.answers import MemberOutputs
 from hydrasurgeon.building.budgets import parse_budgets
-from hydrasurgeon.building.choosing import MARGIN, ROUNDING, decide, propose
-from hydrasurgeon.building.members import MemberModel
-from hydrasurgeon.building.table import BuildObjective, CandidateTable
-from hydrasurgeon.decision.fitting import halves
+from hydrasurgeon.building.choosing import MARGIN, ROUNDING, decide
 from hydrasurgeon.errors import UsageError
-from hydrasurgeon.statistics import metrics
-from hydrasurgeon.statistics.probabilities import softmax
-
-EVERYONE = [member(number) for number in range(MEMBERS)]
-
-
-def table(name: str, everyone: Sequence[MemberOutputs]) -> CandidateTable:
-    return CandidateTable(BuildObjective(name), lambda each, engine: everyone[EVERYONE.index(each)])
-
-
-def numbers(members: Sequence[MemberModel]) -> tuple[int, ...]:
-    return tuple(EVERYONE.index(each) for each in members)
-
-
-def accuracy(chosen: Sequence[MemberOutputs], rows: np.ndarray) -> float:
-    """By eval's metrics, in float64, of the mean probabilities; a temperature changes none."""
-    logits = np.stack([each.sets[0].logits[rows, 0].astype(np.float64) for each in chosen])
-    return metrics.accuracy(softmax(logits).mean(axis=0), chosen[0].sets[0].truth[rows])
-
-
-@pytest.mark.parametrize(("name", "seed"), [("avg", 0), ("nll", 1), ("msp", 2), ("acc", 3)])
-def test_what_is_proposed_is_forward_selection(name: str, seed: int) -> None:
-    """On all samples, and on each half of them."""
-    everyone = answers(seed)
-    measured = table(name, everyone)
-
-    def affordable(chosen: Sequence[int]) -> bool:
-        return sum(1 + i % 3 for i in chosen) <= 6
-
-    def selected(half: int | None) -> list[list[int]]:
-        rows = np.arange(ROWS) if half is None else halves(ROWS, 0)[half]
-
-        def worth(chosen: list[int]) -> float:
-            value = measured.worth(tuple(EVERYONE[i] for i in sorted(chosen)), half)
-            if name == "acc":
-                assert value == pytest.approx(accuracy([everyone[i] for i in chosen], rows))
-            return value
-
-        chosen, every = list[int](), list[list[int]]()
-        while len(chosen) < 5:
-            options = [i for i in range(MEMBERS) if i not in chosen and affordable([*chosen, i])]
-            if not options:
-                break
-            chosen = [*chosen, max(options, key=lambda i: worth([*chosen, i]))]
-            every.append(sorted(chosen))
-        return every
-
-    expected = zip(*map(selected, (None, 0, 1)), strict=False)
-    proposed = propose(measured, [EVERYONE], lambda members: affordable(numbers(members)))
-    found = [tuple([*numbers(each)] for each in (c.members, *c.halves)) for c in proposed]
-    assert found == [*expected]
 
 
 def entry(value: float, members: int = 1, cost: float = 1.0, *, plain: str = "") -> Any:

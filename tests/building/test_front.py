@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ from tiny_families import FAMILIES, Family, thoroughly
 from tiny_task import VIT, Task
 
 import hydrasurgeon as hs
-from hydrasurgeon.building import clock, front
+from hydrasurgeon.building import clock
 from hydrasurgeon.building.budgets import Budget, ModelSizes, Size, stored
-from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.clock import Clock
-from hydrasurgeon.building.table import Entry
 from hydrasurgeon.checkpoints.checkpoint import as_single, open_checkpoint
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.cost import macs
@@ -175,29 +172,6 @@ def test_what_cannot_be_built(
         tasks.front(**{"out": "no.safetensors", **more})
     assert says in f"{caught.value.message} {caught.value.hint}"
     assert {*tasks.folder.iterdir()} == before
-
-
-@pytest.mark.slow
-def test_a_hydra_behind_a_mean_trunk_is_a_candidate(
-    tasks: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the cost and the answers of what `fuse --mean-trunk` makes."""
-    seen: dict[str, Entry] = {}
-
-    def recorded(entries: Sequence[Entry], unit: str, below: Entry | None) -> Entry:
-        seen.update({entry.choice.name: entry for entry in entries})
-        return decide(entries, unit, below)
-
-    monkeypatch.setattr(front, "decide", recorded)
-    cache = tasks.folder / "trunks.build"
-    tasks.front("trunks/", budget="macs=1,1.5", cache=cache, ood=[], objective="nll")
-    entry = seen["hydra behind the mean of 2 layers"]
-    again = hs.fuse(tasks.models, mean_trunk=2, out=tasks.folder / "again.safetensors").path
-    assert entry.cost["macs"] == pytest.approx(price(again, tasks.models[0]), abs=1e-9)
-    numbers = [stored(open_checkpoint(path)) for path in (again, tasks.models[0])]
-    assert entry.cost["params"] == numbers[0] / numbers[1]
-    (said,) = hs.evaluate(again, data=tasks.val, device="cpu").report.results
-    assert entry.row("").worth["accuracy"] == pytest.approx(said.id.accuracy)
 
 
 SPEED = {"torch": 2.0, "onnx": 1.0, "int8": 0.25}

@@ -31,9 +31,8 @@ def table(everyone: Sequence[MemberOutputs], name: str, task: Task = SINGLE) -> 
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_each_half_judges_what_the_other_chose(grouped: bool) -> None:
-    """The first half chose members 0 and 1, the rest chose 2 alone; `calibrate` fits the same, and
-    keeps groups whole."""
+def test_each_half_judges_what_the_other_fitted(grouped: bool) -> None:
+    """A state as `calibrate` fits it, of two members together; groups stay whole."""
     everyone = answers(rows=200)
     if grouped:
         groups = np.arange(200) // 4
@@ -41,10 +40,9 @@ def test_each_half_judges_what_the_other_chose(grouped: bool) -> None:
             MemberOutputs((replace(each.sets[0], groups=groups), *each.sets[1:]))
             for each in everyone
         ]
-    chosen = [everyone[0].beside(everyone[1]), everyone[2]]
     losses, right, areas = [], [], []
-    for fits, together in enumerate(chosen):
-        sets = together.sets
+    sets = everyone[0].beside(everyone[1]).sets
+    for fits in (0, 1):
         rows = [halves(len(each.logits), 0, each.groups) for each in sets]
         fitting = sets[0].at(rows[0][fits])
         judging = [each.at(half[1 - fits]) for each, half in zip(sets, rows, strict=True)]
@@ -54,8 +52,7 @@ def test_each_half_judges_what_the_other_chose(grouped: bool) -> None:
         right.append(metrics.accuracy(probs, judging[0].truth))
         inside, *outside = (score_of("energy", each.logits) for each in judging)
         areas.append([metrics.auroc(inside, values) for values in outside])
-    choice = Candidate(tuple(MEMBERS), ((MEMBERS[0], MEMBERS[1]), (MEMBERS[2],)))
-    entry = table(everyone, "energy").entry(choice)
+    entry = table(everyone, "energy").entry(Candidate.of(*MEMBERS[:2]))
     row = entry.row("both")
     assert row.worth["nll"] == pytest.approx(sum(losses) / 2, abs=1e-9)
     assert row.worth["accuracy"] == pytest.approx(sum(right) / 2, abs=1e-9)

@@ -16,7 +16,7 @@ MEMBERS, ROWS, CLASSES = 7, 60, 4
 
 def member(number: int) -> MemberModel:
     """Return a member without a file, of a model of its own."""
-    return MemberModel(f"m{number}", Path(f"m{number}.safetensors"), WHOLE, number)
+    return MemberModel(f"m{number}", Path(f"m{number}.safetensors"), WHOLE)
 
 
 def answers(seed: int = 0, rows: int = ROWS, count: int = MEMBERS) -> list[MemberOutputs]:
