@@ -20,6 +20,7 @@ from hydrasurgeon.building.budgets import Budget
 from hydrasurgeon.building.choosing import decide
 from hydrasurgeon.building.members import MemberModel
 from hydrasurgeon.building.search_space import LEAST_ON, PROBE, SINGLE, SearchSpace, fusion_of
+from hydrasurgeon.building.suspects import Suspects
 from hydrasurgeon.building.table import AUTO, Candidate, Entry
 from hydrasurgeon.building.work import mark_of
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
@@ -349,6 +350,12 @@ class Front:
             why = self.search.state.record.get("unpromised", {})
             message = [error.message, (error.hint or "").replace("--data", "--val")]
             self.search.state.keep(unpromised=why | {file.name: message})
+
+    @property
+    def suspects(self) -> Suspects | None:
+        """Rows whose label looks wrong; None if labels were not judged."""
+        record = self.search.state.record.get("suspects")
+        return None if record is None else Suspects(**record)
 
     @property
     def unpromised(self) -> dict[Budget, tuple[str, str]]:

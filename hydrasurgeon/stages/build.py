@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ from hydrasurgeon.options.deciding import CalibrateOptions
 from hydrasurgeon.options.making import THIRD, BuildOptions
 from hydrasurgeon.stages.fuse import fusable, with_common_names
 from hydrasurgeon.tasks import task_of
-from hydrasurgeon.tasks.base import need_feature
+from hydrasurgeon.tasks.base import Task, need_feature
 from hydrasurgeon.tuning.recipes import load_recipe
 from hydrasurgeon.tuning.start import model_to_tune
 
@@ -123,16 +123,80 @@ def build(options: BuildOptions) -> Built:
     budgets = parse_budgets(options.budget)
     _check(options)
     out, is_unfinished = _output(options, several=len(budgets) > 1)
-    body = _body(options)
-    spec = options.data
+    inputs = _inputs(options)
+    options = inputs.options
+    for line in inputs.lines():
+        options.note(line)
+    plan = _plan(inputs, budgets)
+    if options.dry_run:
+        return _dry_run(inputs, budgets, plan)
+    for line in plan.lines:
+        options.note(line)
+    search = _search(inputs, budgets, plan)
+    front = Front(search, out, force=options.force, is_unfinished=is_unfinished)
+    notes = [*(model.note for model in inputs.models if model.note), front.run(), *inputs.notes]
+    return _built(inputs, front, [*notes, *_notes(inputs, front)])
+
+
+@dataclass
+class BuildInputs:
+    """Models and data that a build begins with, checked."""
+
+    options: BuildOptions
+    """With the objective and the validation rows filled in."""
+    models: list[Single]
+    model: Model
+    """Description of the first model; of a body, of what it becomes."""
+    is_body: bool
+    """True for one model without a classifier."""
+    rows: Samples
+    """Rows whose labels can be judged: held-out rows too."""
+    val: Samples
+    """Validation rows, those that certify too."""
+    sets: dict[str, list[Samples]]
+    """Training, validation and OOD data of the search."""
+    notes: list[str]
+    parted: str | None
+    """Sentence on how the one table was split; None if it was not."""
+
+    @property
+    def task(self) -> Task:
+        """The task of every model."""
+        return task_of(self.model)
+
+    @property
+    def judges_labels(self) -> bool:
+        """True if labels that look wrong are listed."""
+        return can_be_judged(self.task, self.rows)
+
+    def lines(self) -> Iterator[str]:
+        """Yield what is told before the work begins."""
+        data, options = self.sets["data"][0], self.options
+        if self.parted is not None:
+            yield self.parted
+        for note in self.notes:
+            yield f"note: {note}"
+        labelled = [data] if options.crossed else [data, self.val]
+        yield from filter(None, map(class_counts, labelled))
+        yield _rows(data, self.sets["val"][0], len(self.val), options)
+        if self.is_body and is_large(data, options):
+            yield (
+                f"the first probe reads {QUICK:,} rows, chosen by a hash of their content; the "
+                "bag-of-words model reads all, later stages read more"
+            )
+
+
+def _inputs(options: BuildOptions) -> BuildInputs:
+    """Open the models, read the data, and check that they suit each other."""
+    body, spec = _body(options), options.data
     options, parted = with_val(
         options, lambda: read_data(options.data, options), body=body is not None
     )
-    table = data = read_data(options.data, options)
+    rows = data = read_data(options.data, options)
     if options.data != spec:  # held-out rows may have wrong labels too
-        table = read_data(spec, options)
+        rows = read_data(spec, options)
     val = data if options.crossed else read_data(str(options.val), options)
-    left_out = [left_out_note(samples) for samples in (data, val)]
+    notes = [left_out_note(samples) for samples in (data, val)]
     if body is None:
         models = _opened(options, val)
         model = models[0].manifest.model
@@ -141,91 +205,75 @@ def build(options: BuildOptions) -> Built:
         models = [classifying(body, options)]
         model, data, val = _of_data(body.manifest.model, data, val, options)
     options = _for_numbers(model, models[0].name, options)
-    shared: list[str] = []
     if options.crossed:
         val = judged_rows(data)
-        shared += alone_note(data, val)
-    elif parted is not None:
-        shared += alone_note(data, val)
+    if options.crossed or parted is not None:
+        notes += alone_note(data, val)
     for opened in models:  # calibrate would refuse, or leave out, the same after the work
         if options.crossed:
             certifying(val, opened.manifest.history, "--data")
             continue
-        val, more = certifying(val, opened.manifest.history, "--val", fitted=("--data", data))
-        shared += more
-    sets, notes = _data(model, models[0].name, data, val, options)
-    notes = [*dict.fromkeys(filter(None, [*left_out, *shared, *notes]))]
-    if parted is not None:
-        options.note(parted)
-    for note in notes:
-        options.note(f"note: {note}")
-    for counts in filter(None, map(class_counts, [data] if options.crossed else [data, val])):
-        options.note(counts)
-    options.note(_rows(data, sets["val"][0], len(val), options))
-    if body is not None and is_large(data, options):
-        options.note(
-            f"the first probe reads {QUICK:,} rows, chosen by a hash of their content; the bag-of-words "
-            "model reads all, later stages read more"
-        )
-    judged = can_be_judged(task_of(model), table)
-    plan = _plan(options, budgets, models[0], sets, body, judged=len(table) * judged)
-    if options.dry_run:
-        val_rows, is_body = sets["val"][0], body is not None
-        ahead = commands_ahead(plan.steps, options, budgets, models, val_rows, is_body=is_body)
-        return Built(
-            None, options.goal, options.work, plan=plan.lines, commands=ahead, notes=tuple(notes)
-        )
-    for line in plan.lines:
-        options.note(line)
-    state = WorkState(options.work / STATE, _identity(models, sets, options))
-    workshop = Workshop(options, plan.tick)
-    label_check = None
-    if judged:
-        fitted = fit_classes(table, model)
-        label_check = LabelCheck(table, fitted, options, state, task_of(model))
-    if body is None:
-        search = _search(options, budgets, models, sets, plan, state, workshop, label_check)
-        search.check(models)
-    make_folder(options.work)
-    state.open()
-    if body is not None:
-        rows = QUICK if is_large(data, options) else None
-        probe = probe_of(options.paths[0], options, rows=rows)
-        plan.begin("quick")
-        with plan.moving():
-            for command in probe.making:
-                workshop.perform(command)
-        models = _opened(options.but(checkpoints=(probe.file,)), val)
-        search = _search(options, budgets, models, sets, plan, state, workshop, label_check, probe)
-        search.check(models)
-    front = Front(search, out, force=options.force, is_unfinished=is_unfinished)
-    notes = [*(model.note for model in models if model.note), front.run(), *notes]
-    if len(models) > 1 and not averaged(models):
-        notes.append("the models share no start: their mean and its parts are left out")
-    suspects = None
-    if "suspects" in state.record:
-        suspects = Suspects(**state.record["suspects"])
-        notes.append(suspects.note)
-    unpromised = {str(budget): why for budget, why in front.unpromised.items()}
-    for budget, (why, _) in unpromised.items():
-        notes.append(f"{budget}: written without {why}")
+        val, of_val = certifying(val, opened.manifest.history, "--val", fitted=("--data", data))
+        notes += of_val
+    sets, more = _data(model, models[0].name, data, val, options)
+    return BuildInputs(
+        options=options,
+        models=models,
+        model=model,
+        is_body=body is not None,
+        rows=rows,
+        val=val,
+        sets=sets,
+        notes=[*dict.fromkeys(filter(None, [*notes, *more]))],
+        parted=parted,
+    )
+
+
+def _dry_run(inputs: BuildInputs, budgets: Sequence[Budget], plan: Plan) -> Built:
+    """Return the stages and their commands."""
+    options = inputs.options
+    commands = commands_ahead(
+        plan.steps, options, budgets, inputs.models, inputs.sets["val"][0], is_body=inputs.is_body
+    )
+    return Built(
+        None,
+        options.goal,
+        options.work,
+        plan=plan.lines,
+        commands=commands,
+        notes=tuple(inputs.notes),
+    )
+
+
+def _notes(inputs: BuildInputs, front: Front) -> Iterator[str]:
+    """Yield notes on the result."""
+    options = inputs.options
+    if len(inputs.models) > 1 and not averaged(inputs.models):
+        yield "the models share no start, so they have no mean"
+    if front.suspects is not None:
+        yield front.suspects.note
+    for budget, (why, _) in front.unpromised.items():
+        yield f"{budget}: written without {why}"
     if options.crossed and options.without is not None:
-        notes.append(
-            "figures leave out the rows that --without lists, so rows to come will give worse ones"
-        )
+        yield "figures leave out the rows that --without lists, so rows to come will give worse ones"
     if options.crossed:
-        notes.append(
+        yield (
             "figures and thresholds are estimates of five folds: the file promises nothing; --val 0.2 "
             "holds rows out that certify"
         )
     elif options.certifying is None:
-        notes.append(
+        yield (
             "the validation rows chose the model and fitted its decision state: run calibrate "
             "on fresh data for the full guarantee"
         )
+
+
+def _built(inputs: BuildInputs, front: Front, notes: Iterable[str]) -> Built:
+    """Return the result of a front that has ended."""
+    options, plan = inputs.options, front.search.plan
     *_, last = front.rungs.values()
     return Built(
-        path=out,
+        path=front.out,
         objective=options.goal,
         work=options.work,
         rows=tuple(rung.row(rung.choice.name) for rung in front.references),
@@ -237,8 +285,8 @@ def build(options: BuildOptions) -> Built:
         summary=front.summary(),
         notes=tuple(dict.fromkeys(filter(None, notes))),
         interrupted=plan.interrupted,
-        suspects=suspects,
-        unpromised=unpromised,
+        suspects=front.suspects,
+        unpromised={str(budget): why for budget, why in front.unpromised.items()},
     )
 
 
@@ -252,77 +300,81 @@ def _rows(data: Samples, chosen: Samples, count: int, options: BuildOptions) -> 
     return f"{rows}: {len(chosen):,} choose, promises are certified on {count - len(chosen):,}"
 
 
-def _plan(
-    options: BuildOptions,
-    budgets: Sequence[Budget],
-    opened: Single,
-    sets: Mapping[str, Sequence[Samples]],
-    body: Single | None,
-    *,
-    judged: int,
-) -> Plan:
+def _plan(inputs: BuildInputs, budgets: Sequence[Budget]) -> Plan:
     """Plan the stages of the command, with the time of each."""
+    options, is_body = inputs.options, inputs.is_body
     timed = budgets[0].unit == "time"
-    models = (options.seeds or SEEDS) if body is not None else len(options.checkpoints)
+    models = (options.seeds or SEEDS) if is_body else len(options.checkpoints)
     if options.crossed:  # what trains longer than a linear fit is not trained for each fold
-        body, models = None, 1
+        is_body, models = False, 1
     # A budget above one is filled by several smaller models, where there are several.
     sizes = sum(1 + timed for budget in budgets if budget.most < 1 or models > 1)
-    sizes *= not options.crossed
     steps = steps_of(
         options,
-        sets,
+        inputs.sets,
         len(budgets),
         timed=CLOCK * timed,
-        body=body is not None,
+        body=is_body,
         models=models,
-        sizes=sizes,
-        judged=0 if options.crossed else judged,
+        sizes=0 if options.crossed else sizes,
+        judged=0 if options.crossed else len(inputs.rows) * inputs.judges_labels,
     )
-    seconds = seconds_of_a_pass(opened, sets["val"][0], options)
+    seconds = seconds_of_a_pass(inputs.models[0], inputs.sets["val"][0], options)
     return Plan(steps, seconds, options.progress, options.max_minutes)
 
 
-def _search(
-    options: BuildOptions,
-    budgets: Sequence[Budget],
-    models: Sequence[Single],
-    sets: Mapping[str, Sequence[Samples]],
-    plan: Plan,
-    state: WorkState,
-    workshop: Workshop,
-    label_check: LabelCheck | None,
-    probe: MemberModel | None = None,
-) -> SearchSpace:
-    """Return the search space. `probe` is the probe of a body."""
-    first, val = models[0], sets["val"][0]
-    task = task_of(first.manifest.model)
+def _search(inputs: BuildInputs, budgets: Sequence[Budget], plan: Plan) -> SearchSpace:
+    """Return the search space, with the probe of a body; the work folder is open then."""
+    options, sets, val = inputs.options, inputs.sets, inputs.sets["val"][0]
+    state = WorkState(options.work / STATE, _identity(inputs.models, sets, options))
+    workshop = Workshop(options, plan.tick)
+    label_check = None
+    if inputs.judges_labels:
+        fitted = fit_classes(inputs.rows, inputs.model)
+        label_check = LabelCheck(inputs.rows, fitted, options, state, inputs.task)
+    probe, models = None, inputs.models
+    if inputs.is_body:
+        _open(state)
+        rows = QUICK if is_large(sets["data"][0], options) else None
+        probe = probe_of(options.paths[0], options, rows=rows)
+        plan.begin("quick")
+        with plan.moving():
+            for command in probe.making:
+                workshop.perform(command)
+        models = _opened(options.but(checkpoints=(probe.file,)), inputs.val)
+    first = models[0]
     train = read_data(options.data, options.but(limit=SCORED), model=first.manifest.model)
     ood = [*sets["ood"]]
     if ood:  # those given are of one kind: what is chosen by them alone may tell no other
         ood.append(Perturbed(val, options.seed))
     crossed = sets["data"][0] if options.crossed else None
-    answer_store = AnswerStore(val, ood, train, task, options, plan.tick, crossed)
-    clock = None
-    if budgets[0].unit == "time":
-        clock = Clock(first, val, options, state)
     unpruned = [
         MemberModel(f"model {number + 1}", path, WHOLE) for number, path in enumerate(options.paths)
     ]
-    return SearchSpace(
+    search = SearchSpace(
         options=options,
         budgets=budgets,
         opened=first,
         models=unpruned if probe is None else [],
-        answer_store=answer_store,
+        answer_store=AnswerStore(val, ood, train, inputs.task, options, plan.tick, crossed),
         data=sets["data"][0],
         workshop=workshop,
         plan=plan,
         state=state,
-        clock=clock,
+        clock=Clock(first, val, options, state) if budgets[0].unit == "time" else None,
         probe=probe,
         label_check=label_check,
     )
+    search.check(models)
+    if not inputs.is_body:  # what is refused leaves no folder
+        _open(state)
+    return search
+
+
+def _open(state: WorkState) -> None:
+    """Make the work folder, or go on in it."""
+    make_folder(state.path.parent)
+    state.open()
 
 
 def _body(options: BuildOptions) -> Single | None:

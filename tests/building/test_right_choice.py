@@ -189,7 +189,7 @@ def test_models_that_know_different_classes_make_an_ensemble(world: World) -> No
     labels = [label.split(",")[0] for label in record["rungs"][1]["made_of"]]
     assert labels == ["model 1", "model 2"]
     assert [note for note in world.notes if "share no start" in note] == [
-        "the models share no start: their mean and its parts are left out"
+        "the models share no start, so they have no mean"
     ]
 
 
