@@ -8,6 +8,7 @@ import numpy as np
 
 from hydrasurgeon.data import Samples
 from hydrasurgeon.data.folds import NO_FOLD, folds_of
+from hydrasurgeon.data.label_check import rows_by_class
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.options.column_roles import CROSS, DataSpec
@@ -38,7 +39,7 @@ def with_val(
     percent, rule = HELD_OUT if val is None else _percent(val), ""
     if val is None:
         samples = table()
-        count, classes = len(samples), _count_classes(samples)
+        count, classes = len(samples), len(rows_by_class(samples.written))
         per_class = f", {count / classes:.0f} per class" if classes else ""
         rule = f"{visible(samples.spec)} has {count:,} rows{per_class}; "
         if not body:
@@ -124,16 +125,3 @@ def _has_tags(samples: Samples) -> bool:
     """Return True if labels are tags of words, for which nothing is cross-fitted."""
     labels = samples.labels
     return labels is not None and labels.ndim == 2 and labels.dtype.kind == "i"
-
-
-def _count_classes(samples: Samples) -> int:
-    """Count the classes or labels that occur; 0 for numbers and tags."""
-    column = samples.written
-    if column is None:
-        return 0
-    labels = column.labels
-    if labels.ndim == 1 and labels.dtype.kind == "i":
-        return len(np.unique(labels[labels >= 0]))
-    if labels.ndim == 2 and labels.dtype.kind == "f":
-        return int((labels > 0).any(axis=0).sum())
-    return 0

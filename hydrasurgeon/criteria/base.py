@@ -41,7 +41,7 @@ class Criterion:
     neurons: str | None = None
     """The same for the neurons of MLPs, where it has one."""
     needs_data: bool = True
-    """Some look at the weights, or at nothing; the others need a model and labelled data."""
+    """True if it runs the model on labelled data; others look at the weights, or at nothing."""
     choose: str = "hydrasurgeon.criteria.selection:choose"
     """Manifest, Score and amounts → the heads that stay, and notes."""
     own_number: bool = False

@@ -112,7 +112,7 @@ def class_counts(samples: Samples) -> str | None:
     """Return `train.csv: 50 classes, 1 to 65 rows; fewest: conactless_work 1`; None for labels that
     are no classes.
     """
-    rows = _rows_by_class(samples.written)
+    rows = rows_by_class(samples.written)
     if not rows:
         return None
     least, most = min(rows.values()), max(rows.values())
@@ -136,7 +136,7 @@ def label_notes(samples: Samples) -> list[str]:
     return [f"{visible(samples.spec)}: {note}" for note in notes]
 
 
-def _rows_by_class(column: LabelColumn | None) -> dict[str, int]:
+def rows_by_class(column: LabelColumn | None) -> dict[str, int]:
     """Return the number of rows of each class that occurs; nothing for numbers and tags."""
     if column is None or column.labels.dtype.kind not in "if":
         return {}
@@ -155,7 +155,7 @@ def _rows_by_class(column: LabelColumn | None) -> dict[str, int]:
 
 def _near_names(column: LabelColumn | None) -> Iterator[str]:
     """Yield notes on rare classes that may be misspelt frequent ones."""
-    rows = _rows_by_class(column)
+    rows = rows_by_class(column)
     pairs = [
         f"{rare!r} ({rows[rare]:,}) and {frequent!r} ({rows[frequent]:,})"
         for rare, frequent in sorted(_one_letter_apart([*rows]))

@@ -19,7 +19,7 @@ Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "read
 (LayerScale).
 """
 
-QUERIES = HeadAxis(0)
+ROWS = HeadAxis(0)
 """Axis of the heads in q, k or v, and of the neurons in W_1: rows."""
 PACKED = HeadAxis(0, 3)
 """All three in one matrix."""

@@ -27,7 +27,7 @@ from hydrasurgeon.measuring.results import (
     OodAverage,
     OodResult,
     Result,
-    SetAverage,
+    SetMetrics,
     SetResult,
     ShiftAverage,
     ShiftLevel,
@@ -399,8 +399,8 @@ def over_sets(row: Row, further: Sequence[SetResult], *, first: str) -> Row:
     set.
     """
     sets = (SetResult(name=first, **row.result.id.model_dump()), *further)
-    measured = [name for name in SetAverage.model_fields if getattr(sets[0], name) is not None]
-    mean = SetAverage(
+    measured = [name for name in SetMetrics.model_fields if getattr(sets[0], name) is not None]
+    mean = SetMetrics(
         **{name: sum(getattr(result, name) for result in sets) / len(sets) for name in measured}
     )
     return row.but(sets=sets, sets_average=mean)

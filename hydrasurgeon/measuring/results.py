@@ -89,7 +89,7 @@ class _Record(BaseModel):
         }
 
 
-class SetAverage(_Record):
+class SetMetrics(_Record):
     """Metrics that are averaged over data sets; a task has some of them."""
 
     accuracy: Number = column(
@@ -118,7 +118,7 @@ class SetAverage(_Record):
     )
 
 
-class IdResult(SetAverage):
+class IdResult(SetMetrics):
     """Metrics of a labelled set. Metrics behind `n` are present if they were computed; other
     packages' tasks add theirs.
     """
@@ -373,7 +373,7 @@ class Result(_Record):
     """Results of every labelled data set, if there are several; all other fields are of the
     first.
     """
-    sets_average: SetAverage | None = None
+    sets_average: SetMetrics | None = None
 
 
 class Asserted(_Record):
@@ -414,10 +414,10 @@ class Report(_Record):
         return self.model_dump_json(indent=1) + "\n"
 
 
-QUALITY = metrics_of(SetAverage)
+QUALITY = metrics_of(SetMetrics)
 """Metrics of every labelled set."""
 ANSWERS = metrics_of(IdResult)[len(QUALITY) :]
-"""Further metrics of the first labelled set."""
+"""Further metrics of a labelled set."""
 OOD = metrics_of(OodAverage)
 """Metrics of OOD detection."""
 SHIFT = (*QUALITY[:2], *metrics_of(ShiftAverage))

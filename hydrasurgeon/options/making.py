@@ -90,7 +90,7 @@ class ScoreOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Fo
     part: Literal["heads", "neurons"] = option(
         "heads",
         recorded=True,
-        help="Score heads, or (taylor, magnitude) the neurons of the MLPs.",
+        help="Score heads, or (taylor, magnitude, random) the neurons of the MLPs.",
     )
     remove: int | None = option(
         None,

@@ -64,7 +64,7 @@ from hydrasurgeon.tuning.start import model_to_tune
 FORMAT = "hydrasurgeon.build/1"
 """Format identifier of the JSON report."""
 FEWEST = 20
-"""Samples of the validation set."""
+"""Minimum number of validation rows."""
 CLOCK = 15.0
 """Seconds that it takes, about, to write the graphs of a model and time them."""
 
@@ -215,7 +215,7 @@ def _inputs(options: BuildOptions) -> BuildInputs:
             continue
         val, of_val = certifying(val, opened.manifest.history, "--val", fitted=("--data", data))
         notes += of_val
-    sets, more = _data(model, models[0].name, data, val, options)
+    sets, more = _checked_sets(model, models[0].name, data, val, options)
     return BuildInputs(
         options=options,
         models=models,
@@ -482,7 +482,7 @@ def _output(options: BuildOptions, *, several: bool) -> tuple[Path, bool]:
     return out, is_unfinished
 
 
-def _data(
+def _checked_sets(
     model: Model, name: str, data: Samples, val: Samples, options: BuildOptions
 ) -> tuple[dict[str, list[Samples]], list[str]]:
     """Return the training, validation and OOD data, and notes on what is odd about them. The sets

@@ -418,7 +418,7 @@ class Task(ABC):
     trained_by: ClassVar[str] = "hydrasurgeon.tuning.losses:SingleLabelLosses"
     """Class that implements its training loss, as `module:class`."""
     labels: ClassVar[tuple[Match, str, str]] = READ["single_label"]
-    """Function that fits labels to a model, the columns that a row must have, and a hint."""
+    """Function that fits labels to a model, the kind of labels that rows must have, and a hint."""
     lacks: ClassVar[Mapping[str, str]] = {"--promise": "It says what is promised of entities."}
     """Unsupported features of the tool, with the reason or the alternative."""
 

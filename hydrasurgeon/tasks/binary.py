@@ -64,11 +64,8 @@ class JudgedYesNo(JudgedClasses):
         return self.yes
 
     @property
-    def kept(self) -> Float[ndarray, " choice"]:
+    def outcome(self) -> Float[ndarray, " choice"]:
         return self.truth
-
-    def figures(self) -> dict[str, float | None]:
-        return {**super().figures(), **self.worth()}
 
     def worth(self) -> dict[str, float | None]:
         """Return ranking metrics: how well samples are ordered, or labels found."""

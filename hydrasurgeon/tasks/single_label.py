@@ -185,7 +185,7 @@ class JudgedClasses(Judged):
         return self.confidence
 
     @property
-    def kept(self) -> Float[ndarray, " choice"]:
+    def outcome(self) -> Float[ndarray, " choice"]:
         """Outcome that `promised` predicts."""
         return self.correct.astype(np.float64)
 
@@ -196,7 +196,7 @@ class JudgedClasses(Judged):
     def quality(self, rows: Rows) -> dict[str, Values]:
         """Return accuracy, Brier score, NLL and ECE."""
         rows = self.choices(rows)
-        gap, bins = self.kept - self.promised.astype(np.float64), bins_of(self.promised)
+        gap, bins = self.outcome - self.promised.astype(np.float64), bins_of(self.promised)
         gaps = summed(bins[rows], gap[rows], BINS + 1)
         return {
             "accuracy": self.correct.astype(np.float64)[rows].mean(axis=1),
@@ -206,7 +206,7 @@ class JudgedClasses(Judged):
         }
 
     def measures(self) -> Callable[[Rows], dict[str, Values]]:
-        selective = Selective(self.confidence, self.correct, self.promised, self.kept)
+        selective = Selective(self.confidence, self.correct, self.promised, self.outcome)
         return lambda rows: (
             self.quality(rows) | selective.metrics(self.choices(rows)) | self._promises(rows)
         )
@@ -227,7 +227,11 @@ class JudgedClasses(Judged):
         return values
 
     def figures(self) -> dict[str, float | None]:
-        return {"smece": smooth_ece(self.promised, self.kept)}
+        return {"smece": smooth_ece(self.promised, self.outcome), **self.worth()}
+
+    def worth(self) -> dict[str, float | None]:
+        """Return further metrics of this task, without intervals."""
+        return {}
 
     def familiar(self, unfamiliar: Bool[ndarray, " sample"]) -> Self:
         """Apply the rules of `SingleLabel.limited`: the set of a familiar sample is never empty."""

@@ -19,7 +19,7 @@ from hydrasurgeon.heads import HeadAxis, head_mask, take_heads
 
 ALL = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3")
 EACH = pytest.mark.parametrize("family", [FAMILIES[name] for name in ALL], ids=ALL)
-QUERIES, HEAD_DIM = 2, 8
+ROWS, HEAD_DIM = 2, 8
 
 
 def stock_model(folder: Path, **options: Any) -> Any:
@@ -40,7 +40,7 @@ def masked(model: Any, rows: list[list[int]], inputs: dict[str, torch.Tensor]) -
     """The library's own answer with every query of a group that is gone silenced in front of W_O."""
 
     def silence(row: list[int]) -> Any:
-        stays = torch.zeros(HEADS, QUERIES * HEAD_DIM)
+        stays = torch.zeros(HEADS, ROWS * HEAD_DIM)
         stays[row] = 1
         return lambda _, args: (args[0] * stays.flatten().to(args[0].dtype),)
 

@@ -11,7 +11,7 @@ from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.families.hf_encoder.architectures import Activation, Epsilon, Kind, TextEncoder
 from hydrasurgeon.families.hf_encoder.family import HFVariant
 from hydrasurgeon.families.settings import Chance, Count, Size
-from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.families.weights import OUT, ROWS, Weight, linear, norm, stack
 from hydrasurgeon.files.untrusted import must
 
 # What meets a distance in attention: c2p a query, p2c a key; older files join them by a bar.
@@ -128,10 +128,10 @@ def _layer(config: DebertaV2Config) -> Iterator[Weight]:
             "p2c" in config.compared
         )
     for name in names:
-        yield from linear(f"attention.self.{name}", dim, dim, "attention", heads=QUERIES)
+        yield from linear(f"attention.self.{name}", dim, dim, "attention", heads=ROWS)
     yield from linear("attention.output.dense", dim, dim, "output", heads=OUT)
     yield from norm("attention.output.LayerNorm", dim, "attention")
-    yield from linear("intermediate.dense", inner, dim, "mlp", heads=QUERIES)
+    yield from linear("intermediate.dense", inner, dim, "mlp", heads=ROWS)
     yield from linear("output.dense", dim, inner, "mlp", heads=OUT)
     yield from norm("output.LayerNorm", dim)
 

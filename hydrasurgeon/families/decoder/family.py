@@ -21,7 +21,7 @@ from hydrasurgeon.families.hf_encoder.companions import GENERIC
 from hydrasurgeon.families.hf_encoder.family import HFVariant, check_rotation
 from hydrasurgeon.families.modernbert.family import GLOBAL, LOCAL, LayerType, Theta
 from hydrasurgeon.families.settings import Chance, Count, Positive, Settings, Size
-from hydrasurgeon.families.weights import QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.families.weights import ROWS, Weight, linear, norm, stack
 from hydrasurgeon.files.manifest import Tower
 from hydrasurgeon.files.untrusted import must
 from hydrasurgeon.heads import HeadAxis
@@ -234,7 +234,7 @@ def _layer(config: DecoderConfig) -> Iterator[Weight]:
     yield from norm("input_layernorm", dim, bias=False)
     yield from linear("self_attn.q_proj", queries, dim, "attention", bias=biased, heads=read)
     for name in ("self_attn.k_proj", "self_attn.v_proj"):
-        yield from linear(name, keys, dim, "attention", bias=biased, heads=QUERIES)
+        yield from linear(name, keys, dim, "attention", bias=biased, heads=ROWS)
     if kind in NORMED:
         yield from norm("self_attn.q_norm", config.width, "attention", bias=False)
         yield from norm("self_attn.k_norm", config.width, "attention", bias=False)
@@ -247,7 +247,7 @@ def _layer(config: DecoderConfig) -> Iterator[Weight]:
         yield from norm("pre_feedforward_layernorm", dim, bias=False)
         yield from norm("post_feedforward_layernorm", dim, bias=False)
     for name in ("mlp.gate_proj", "mlp.up_proj"):
-        yield from linear(name, inner, dim, "mlp", bias=config.mlp_bias, heads=QUERIES)
+        yield from linear(name, inner, dim, "mlp", bias=config.mlp_bias, heads=ROWS)
     yield from linear("mlp.down_proj", dim, inner, "mlp", bias=config.mlp_bias, heads=HeadAxis(1))
 
 

@@ -23,7 +23,7 @@ from hydrasurgeon.families.hf_encoder.architectures import (
 from hydrasurgeon.families.hf_encoder.companions import PREPROCESSOR
 from hydrasurgeon.families.hf_encoder.family import HFVariant, stock
 from hydrasurgeon.families.settings import Chance, Edge, patches
-from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.families.weights import OUT, ROWS, Weight, linear, norm, stack
 from hydrasurgeon.files.manifest import Model
 
 ALONE = "_vision_model"
@@ -126,10 +126,10 @@ def layer_weights(config: EncoderConfig) -> Iterator[Weight]:
     dim, inner = config.hidden_size, config.intermediate_size
     yield from norm("layer_norm1", dim)
     for name in ("q_proj", "k_proj", "v_proj"):
-        yield from linear(f"self_attn.{name}", dim, dim, "attention", heads=QUERIES)
+        yield from linear(f"self_attn.{name}", dim, dim, "attention", heads=ROWS)
     yield from linear("self_attn.out_proj", dim, dim, "output", heads=OUT)
     yield from norm("layer_norm2", dim)
-    yield from linear("mlp.fc1", inner, dim, "mlp", heads=QUERIES)
+    yield from linear("mlp.fc1", inner, dim, "mlp", heads=ROWS)
     yield from linear("mlp.fc2", dim, inner, "mlp", heads=OUT)
 
 

@@ -27,7 +27,7 @@ from hydrasurgeon.families.settings import (
     patches,
     pick_fields,
 )
-from hydrasurgeon.families.weights import OUT, QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.families.weights import OUT, ROWS, Weight, linear, norm, stack
 from hydrasurgeon.files.manifest import Model, Tower
 from hydrasurgeon.files.untrusted import must
 
@@ -468,12 +468,12 @@ def _layer(config: EncoderConfig, kind: Kind) -> Iterator[Weight]:
     dim = config.hidden_size
     bias = config.qkv_bias if isinstance(config, ImageEncoder) else True
     for name in kind.qkv:
-        yield from linear(name, dim, dim, "attention", bias=bias, heads=QUERIES)
+        yield from linear(name, dim, dim, "attention", bias=bias, heads=ROWS)
     yield from linear(kind.out, dim, dim, "output", heads=OUT)
     inner = config.intermediate_size
     if isinstance(config, Dinov2Config):
         inner = dim * config.mlp_ratio
-    yield from linear(kind.mlp[0], inner, dim, "mlp", heads=QUERIES)
+    yield from linear(kind.mlp[0], inner, dim, "mlp", heads=ROWS)
     yield from linear(kind.mlp[1], dim, inner, "mlp", heads=OUT)
     for name in kind.norms:  # BERT's attention ends with a norm of its own
         yield from norm(name, dim, "attention" if name.startswith("attention.") else "norm")

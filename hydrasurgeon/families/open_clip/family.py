@@ -31,7 +31,7 @@ from hydrasurgeon.families.settings import (
     patches,
     pick_fields,
 )
-from hydrasurgeon.families.weights import OUT, PACKED, QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.families.weights import OUT, PACKED, ROWS, Weight, linear, norm, stack
 from hydrasurgeon.files.decided import BESIDE
 from hydrasurgeon.files.manifest import Manifest, Model, Tower
 
@@ -342,7 +342,7 @@ def _block(tower: Vision | Text) -> Iterator[Weight]:
     yield Weight("attn.in_proj_bias", (3 * width,), "attention", heads=PACKED)
     yield from linear("attn.out_proj", width, width, "output", heads=OUT)
     yield from norm("ln_2", width)
-    yield from linear("mlp.c_fc", hidden, width, "mlp", heads=QUERIES)
+    yield from linear("mlp.c_fc", hidden, width, "mlp", heads=ROWS)
     yield from linear("mlp.c_proj", width, hidden, "mlp", heads=OUT)
     if tower.ls_init_value is not None:
         yield Weight("ls_1.gamma", (width,), "scale")

@@ -26,7 +26,7 @@ from hydrasurgeon.families.timm_vit.architectures import (
     tokens,
 )
 from hydrasurgeon.families.timm_vit.family import TimmViT
-from hydrasurgeon.families.weights import GATED, OUT, PACKED, QUERIES, Weight, linear, norm, stack
+from hydrasurgeon.families.weights import GATED, OUT, PACKED, ROWS, Weight, linear, norm, stack
 from hydrasurgeon.files.manifest import Model, Tower
 
 if TYPE_CHECKING:
@@ -99,12 +99,12 @@ def _block(a: Mapping[str, Any]) -> Iterator[Weight]:
         for name in ("q_proj", "k_proj", "v_proj"):
             # EVA's keys have no bias.
             shifted = biased and (name != "k_proj" or a["attn_type"] == "rope")
-            yield from linear(f"attn.{name}", dim, dim, "attention", bias=shifted, heads=QUERIES)
+            yield from linear(f"attn.{name}", dim, dim, "attention", bias=shifted, heads=ROWS)
     elif a["attn_type"] == "rope" or not biased:
         yield from linear("attn.qkv", 3 * dim, dim, "attention", bias=biased, heads=PACKED)
     else:
-        yield Weight("attn.q_bias", (dim,), "attention", heads=QUERIES)
-        yield Weight("attn.v_bias", (dim,), "attention", heads=QUERIES)
+        yield Weight("attn.q_bias", (dim,), "attention", heads=ROWS)
+        yield Weight("attn.v_bias", (dim,), "attention", heads=ROWS)
         yield from linear("attn.qkv", 3 * dim, dim, "attention", bias=False, heads=PACKED)
     if a["qk_norm"]:
         yield from norm("attn.q_norm", dim // a["num_heads"], "attention", bias=_biased(a))
@@ -117,7 +117,7 @@ def _block(a: Mapping[str, Any]) -> Iterator[Weight]:
 def _mlp(a: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
     dim = a["embed_dim"]
     # A norm over all neurons would not be the same over some.
-    rows, columns = (None, None) if a["scale_mlp"] else (QUERIES, OUT)
+    rows, columns = (None, None) if a["scale_mlp"] else (ROWS, OUT)
     aligned = a["swiglu_align_to"] and not a["use_post_norm"]
     if a["swiglu_mlp"] and (a["scale_mlp"] or aligned):
         if a["swiglu_align_to"]:

@@ -25,7 +25,7 @@ from hydrasurgeon.families.weights import (
     GATED,
     OUT,
     PACKED,
-    QUERIES,
+    ROWS,
     Part,
     Weight,
     linear,
@@ -196,7 +196,7 @@ def _mlp(a: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
     dim, bias, layer = a["embed_dim"], a["proj_bias"], a["mlp_layer"]
     packed = layer.startswith("GluMlp")
     # A norm over all neurons would not be the same over some.
-    rows, columns = (None, None) if a["scale_mlp_norm"] else (GATED if packed else QUERIES, OUT)
+    rows, columns = (None, None) if a["scale_mlp_norm"] else (GATED if packed else ROWS, OUT)
     for name in ("fc1_g", "fc1_x") if layer.startswith("SwiGLU") else ("fc1",):
         yield from linear(f"mlp.{name}", hidden, dim, "mlp", bias=bias, heads=rows)
     inner = hidden // 2 if packed else hidden
