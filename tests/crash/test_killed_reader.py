@@ -17,7 +17,7 @@ from hydrasurgeon.data import batches
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a forked worker inherits what kills it")
-@pytest.mark.parametrize("line", ["predict {} -o a.csv", "eval {} --json a.json"])
+@pytest.mark.parametrize("line", ["predict {} --engine torch -o a.csv", "eval {} --json a.json"])
 def test_a_killed_reader_is_a_message(
     line: str,
     tmp_path: Path,
