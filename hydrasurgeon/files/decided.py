@@ -123,12 +123,15 @@ class Record(BaseModel):
     )
 
 
-def silent_of(*names: str) -> Any:
-    """Return a serializer that omits these fields if they have their default."""
+def silent_of(*names: str, **usual: Any) -> Any:
+    """Return a serializer that omits these fields if they have their default, or their `usual`
+    value.
+    """
 
     def omit_defaults(self: Record, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields = type(self).model_fields
-        silent = {name for name in names if getattr(self, name) == fields[name].default}
+        values = usual | {name: fields[name].default for name in names}
+        silent = {name for name, value in values.items() if getattr(self, name) == value}
         return {name: value for name, value in handler(self).items() if name not in silent}
 
     return model_serializer(mode="wrap")(omit_defaults)

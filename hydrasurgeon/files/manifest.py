@@ -18,11 +18,9 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    SerializerFunctionWrapHandler,
     ValidationError,
     WithJsonSchema,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -165,6 +163,7 @@ class Model(Record):
     """Pooling of a sentence embedder; absent if the architecture's own classifier pools."""
     levels: tuple[int, ...] | None = Field(default=None, min_length=2, max_length=MOST_LEVELS)
     """The whole numbers that a model of numbers was tuned on, where they are few."""
+    _silent = silent_of("pooling", "inputs", "levels", task="single_label")
 
     @model_validator(mode="after")
     def _as_many_labels_as_classes(self) -> Model:
@@ -189,21 +188,6 @@ class Model(Record):
             ),
         )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit defaults: files of models that choose one class do not mention other tasks."""
-        return {
-            name: value
-            for name, value in handler(self).items()
-            if (name, value)
-            not in (
-                ("task", "single_label"),
-                ("pooling", None),
-                ("inputs", None),
-                ("levels", None),
-            )
-        }
 
     @property
     def max_tokens(self) -> int | None:
