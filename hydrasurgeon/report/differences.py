@@ -17,7 +17,7 @@ FEWEST = 20
 """Minimum number of samples of a comparison: resamples of fewer repeat so few answers that their
 interval is too narrow.
 """
-NOTE = "The interval of a difference that is neither better nor worse holds 0."
+NOTE = "Where the interval holds 0, the difference may be chance."
 
 
 def differences(row: Row, reference: Row, *, level: float, seed: int = 0) -> tuple[Difference, ...]:
