@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     Objective = str
 else:
     Objective = Literal[("avg", "acc", "nll", "rmse", "ood", *LOGITS)]
-"""Objectives by which members are chosen: avg is the mean of accuracy and the AUROC of msp, ood the
-latter; or an OOD score.
+"""Objectives by which members are chosen: avg is the mean of accuracy, e^-NLL and the OOD AUROC; or
+an OOD score.
 """
 
 Tracker = Literal[
@@ -453,7 +453,7 @@ class BuildOptions(Without, ClassNames, BareOptions, Run, Force):
     objective: Objective | None = option(
         None,
         metavar="NAME",
-        help="Metric to optimise: acc, nll, ood (AUROC), avg (mean of acc and ood) or an OOD score; rmse for regression. Default: avg with --ood, else nll.",
+        help="Metric to optimise: acc, nll, ood (AUROC), avg (mean of acc, e^−NLL and ood) or an OOD score; rmse for regression. Default: avg with --ood, else nll.",
     )
     risk: float | None = option(
         None,
