@@ -170,5 +170,5 @@ def test_the_examples_of_the_help_run(
         for line in command.examples:
             # Whether a budget of time can be met, or answers drift, is for the machine to say.
             if name not in ("demo", "serve", "monitor") and "time=" not in line:
-                few = ["--limit", "200"] if name == "build" else []
+                few = ["--limit", "400"] if name == "build" else []
                 assert run([name, *shlex.split(line), *few]) == 0, f"{name} {line}"
