@@ -1,4 +1,4 @@
-"""The commands: what each is called, where its options, its work and its view are, two examples.
+"""The commands: what each is called, where its options, its work and its view are, three examples.
 
 Places are named, not imported: no help page needs torch, and no history the command line.
 """
@@ -24,7 +24,9 @@ class Command(NamedTuple):
     name: str
     group: str
     examples: tuple[str, ...]
-    """Words behind its name; the examples of all commands run in one folder, in this order."""
+    """Words behind its name; the examples of all commands run in the folder that `demo` leaves, in
+    this order.
+    """
     record: str = ""
     """Its options, `module:class` in hydrasurgeon.options; empty where the command line alone has
     it.
@@ -58,9 +60,9 @@ COMMANDS = (
         "score",
         SURGERY,
         (
-            "vit --method taylor --data val/",
-            "vit --method circuit --objective acc --search attribution --data val/ --limit 500 "
-            "-o scored.safetensors",
+            "backbone --method taylor --data demo:val -o scored.safetensors",
+            "backbone --method circuit --objective acc --search attribution --data demo:val --limit 500 -o circuit.safetensors",
+            "vit --method magnitude",
         ),
         record="making:ScoreOptions",
         stage="score:score",
@@ -71,9 +73,9 @@ COMMANDS = (
         "prune",
         SURGERY,
         (
-            "vit --method taylor --keep 8 -o m1.safetensors",
-            "vit --method taylor --sample 36/72 --seed 1 --compensate lstsq --data train/ "
-            "-o m2.safetensors",
+            "vit --method taylor --keep 5",
+            "vit --method taylor --sample 16/32 --seed 4 -o p4.safetensors",
+            "vit --method taylor --keep 4 --neurons 0.5 --data demo:train --limit 1000 -o half.safetensors",
         ),
         record="making:PruneOptions",
         stage="prune:prune",
@@ -84,8 +86,9 @@ COMMANDS = (
         "finetune",
         SURGERY,
         (
-            "m1 --data train/ --val val/ --freeze mlp -o t1.safetensors",
-            "m2 --data train/ --teacher vit --recipe teach --freeze mlp -o t2.safetensors",
+            "p4 --data demo:train --val demo:val --recipe demo -o m4.safetensors",
+            "half --data demo:train --teacher vit --recipe teach --set epochs=1 -o student.safetensors",
+            "vit --data demo:train --recipe probe -o probe.safetensors",
         ),
         record="making:FinetuneOptions",
         stage="finetune:finetune",
@@ -96,8 +99,9 @@ COMMANDS = (
         "fuse",
         SURGERY,
         (
-            "t1 t2 -o pair.safetensors",
-            "m1 m2 --mlp separate --check val/ -o pair2.safetensors",
+            "m1 m2 m4 -o trio.safetensors",
+            "m1 m2 m3 --mlp separate --check demo:val -o exact.safetensors",
+            "backbone seed-2 --mean -o pair.safetensors",
         ),
         record="making:FuseOptions",
         stage="fuse:fuse",
@@ -108,8 +112,9 @@ COMMANDS = (
         "eval",
         SURGERY,
         (
-            "vit pair --data test/ --ood far:others=others/",
-            "vit pair deep=t1+t2 --data test/ --ci 0.95 --html report.html",
+            "vit hydra --data demo:test --ood near:shirts=demo:near --ood far:digits=demo:digits",
+            "vit hydra deep=m1+m2+m3 --data demo:test --ci 0.95 --html compared.html",
+            "vit --data demo:val --predictions val.safetensors",
         ),
         record="measuring:EvaluateOptions",
         stage="evaluate:evaluate",
@@ -119,8 +124,9 @@ COMMANDS = (
         "calibrate",
         ANSWERS,
         (
-            "pair --data val/ -o ready.safetensors",
-            "pair --data val/ --fit-data train/ --ood others/ --cascade -o ready2.safetensors",
+            "hydra --data demo:val --risk 0.05 -o ready.safetensors",
+            "hydra --data demo:val --fit-data demo:train --ood demo:textures --cascade -o quick.safetensors",
+            "--predictions val.safetensors -o decision.safetensors",
         ),
         record="deciding:CalibrateOptions",
         stage="calibrate:calibrate",
@@ -130,7 +136,11 @@ COMMANDS = (
     Command(
         "predict",
         ANSWERS,
-        ("ready --data test/ -o answers.jsonl", "ready --data test/ --limit 3"),
+        (
+            "ready --data demo:test -o answers.jsonl",
+            "ready --data demo:test --limit 3",
+            "--decision decision.safetensors --predictions val.safetensors -o decided.csv",
+        ),
         record="deciding:PredictOptions",
         stage="predict:predict",
         view="predicted",
@@ -139,8 +149,9 @@ COMMANDS = (
         "build",
         ANSWERS,
         (
-            "vit --data train/ --val val/ --budget macs=0.6 -o small.safetensors",
-            "vit --data train/ --val val/ --ood others/ --budget time=0.3,0.5 -o front/",
+            "backbone --data demo:train --val demo:val --budget macs=0.6 --max-minutes 2 -o small.safetensors",
+            "backbone --data demo:train --risk 0.1 --dry-run -o chosen.safetensors",
+            "backbone --data demo:train --val demo:val --ood demo:textures --budget time=0.3,0.5 -o front/",
         ),
         record="making:BuildOptions",
         stage="build:build",
@@ -149,7 +160,11 @@ COMMANDS = (
     Command(
         "serve",
         ANSWERS,
-        ("ready", "ready --host 0.0.0.0 --port 80 --cascade --answers answers.jsonl"),
+        (
+            "ready",
+            "quick --cascade --answers live.jsonl",
+            "ready --host 0.0.0.0 --port 8080 --token-env TOKEN",
+        ),
         record="deciding:ServeOptions",
         stage="serve:serve",
         view="served",
@@ -158,7 +173,11 @@ COMMANDS = (
     Command(
         "monitor",
         ANSWERS,
-        ("answers.jsonl --against ready", "answers.jsonl --against ready --json"),
+        (
+            "answers.jsonl --against ready",
+            "answers.jsonl --against ready --state nights.json",
+            "answers.jsonl --against ready --json",
+        ),
         record="deciding:MonitorOptions",
         stage="monitor:monitor",
         view="monitored",
@@ -167,7 +186,11 @@ COMMANDS = (
     Command(
         "bench",
         FILES,
-        ("pair --backbone vit --batch 1,16", "pair --vs t1 t2 --data test/"),
+        (
+            "hydra --backbone vit --batch 1,16",
+            "hydra --vs m1 m2 m3 --data demo:test",
+            "vit --engine all",
+        ),
         record="measuring:BenchOptions",
         stage="bench:bench",
         view="benched",
@@ -175,7 +198,11 @@ COMMANDS = (
     Command(
         "export",
         FILES,
-        ("pair -o pair.onnx", "pair -o checked.onnx --check test/"),
+        (
+            "hydra -o hydra.onnx",
+            "ready -o ready.onnx --check demo:test",
+            "vit --format stock -o stock/",
+        ),
         record="measuring:ExportOptions",
         stage="export:export",
         view="exported",
@@ -185,7 +212,11 @@ COMMANDS = (
     Command(
         "inspect",
         FILES,
-        ("pair", "pair --commands"),
+        (
+            "hydra",
+            "hydra --commands",
+            "--schema",
+        ),
         record="measuring:InspectOptions",
         stage="inspect:inspect",
         view="inspected",
@@ -194,13 +225,35 @@ COMMANDS = (
     Command(
         "verify",
         FILES,
-        ("pair", "m1 --json"),
+        (
+            "hydra",
+            "ready",
+            "m1 --json",
+        ),
         record="measuring:VerifyOptions",
         stage="verify:verify",
         view="verified",
     ),
-    Command("demo", MORE, ("", "-o somewhere/"), in_python=False),
-    Command("help", MORE, ("", "prune"), in_python=False),
+    Command(
+        "demo",
+        MORE,
+        (
+            "",
+            "-o somewhere/",
+            "--force",
+        ),
+        in_python=False,
+    ),
+    Command(
+        "help",
+        MORE,
+        (
+            "",
+            "prune",
+            "build",
+        ),
+        in_python=False,
+    ),
 )
 """All commands, in the order in which they are listed."""
 NAMED = {command.name: command for command in COMMANDS}

@@ -67,7 +67,10 @@ def options() -> str:
     from hydrasurgeon.cli.help import sections
     from hydrasurgeon.commands import COMMANDS
 
-    parts = ["# Options of every command", "`hydrasurgeon help COMMAND` prints the same."]
+    parts = [
+        "# Options of every command",
+        "`hydrasurgeon help COMMAND` prints the same. The examples run in the folder `hydra-demo` that `hydrasurgeon demo` writes.",
+    ]
     for command in COMMANDS:
         if not command.record:
             continue

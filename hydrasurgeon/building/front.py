@@ -47,6 +47,8 @@ MOST = 4 << 20
 """Bytes of it."""
 SHOWN = {"f1": 1, "accuracy": 100, "nll": 1, "rmse": 1, "auroc": 100}
 """Measures that are compared, and what they are told in: points are hundredths."""
+WITH_WORDS = {"blend": "bag of words blended in", "cascade": "bag of words first"}
+"""Words of the table for the use of the bag-of-words model."""
 Rungs = Mapping[Budget, Entry]
 """Entries by budget, rising; a budget without a better entry repeats the entry below."""
 
@@ -425,12 +427,12 @@ def name_of(budget: Budget, entry: Entry) -> str:
 
 
 def how_of(entry: Entry) -> str:
-    """Return a suffix such as `, words blend, --engine int8`: the place of the word reader, and
-    the engine that was timed.
+    """Return a suffix such as `, bag of words blended in, --engine int8`: the use of the
+    bag-of-words model, and the engine that was timed.
     """
     words, how = entry.choice.words, ""
     if words != "off":
-        how = f", words {words}"
+        how = f", {WITH_WORDS[words]}"
     if "time" in entry.cost:
         how = f"{how}, --engine {entry.choice.engine}"
     return how

@@ -250,9 +250,7 @@ def steps_of(
         count = options.seeds or SEEDS
         recipe = usual_recipe(options.paths[0], options.arch)
         passes = count * ((GRADIENT * data + val) * _epochs(recipe, data) + seen)
-        steps.append(
-            PlannedStage("tuned", f"{counted(count, 'model')} tuned from the body", passes)
-        )
+        steps.append(PlannedStage("tuned", counted(count, "fine-tuned model"), passes))
     if models > 1:
         name = "the other models, and their mean"
         passes = float((models + 1) * seen)

@@ -15,6 +15,8 @@ from hydrasurgeon.options.base import ENGINES, FORMATS, GROUPS, RUNS, WRITTEN, O
 
 WIDEST = 120
 """Columns of a help page, in a terminal that is wider."""
+EXAMPLES = "Examples, in the folder hydra-demo that `hydrasurgeon demo` writes"
+"""Heading of the examples."""
 ARGUMENTS = "Arguments"
 """The group of what has no `--name`."""
 
@@ -163,7 +165,7 @@ def sentence(text: str) -> str:
 
 def examples(command: Command, formatter: Any) -> None:
     """Write lines to copy, unbroken however long they are."""
-    with formatter.section("Examples"):
+    with formatter.section(EXAMPLES if command.record else "Examples"):
         for line in command.examples:
             typed = f"hydrasurgeon {command.name} {line}".strip()
             formatter.write(f"{'':>{formatter.current_indent}}{typed}\n")

@@ -74,7 +74,7 @@ class Drift:
     def sentence(self) -> str:
         """Verdict in one sentence."""
         if not self.drifted:
-            return f"no drift is shown by {self.looks:,} runs together (--alpha {self.alpha:g})"
+            return f"no drift is shown by {_runs(self.looks)} (--alpha {self.alpha:g})"
         return "drifted: " + "; ".join(test.sentence for test in self.tests if test.drifted)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,6 +99,19 @@ class Drift:
         return {**seen.model_dump(mode="json"), "predicted": predicted}
 
 
+def _runs(count: int) -> str:
+    return "one run of monitor" if count == 1 else f"{count:,} runs of monitor together"
+
+
+def _when(first: int, count: int) -> str:
+    """Say which run of monitor showed a drift first; nothing if there was no other."""
+    if count == 1:
+        return ""
+    if first + 1 == count:
+        return f"in the newest of {count:,} runs of monitor, "
+    return f"in run {first + 1:,} of the {count:,} runs of monitor so far, "
+
+
 @dataclass(frozen=True)
 class _Question:
     name: str
@@ -117,7 +130,7 @@ class _Question:
         drifted, sentence = p_value <= level, ""
         if drifted:
             first = int((path >= -math.log(level)).argmax())
-            sentence = f"in run {first + 1} of {len(path)}, {self.says(first)}"
+            sentence = f"{_when(first, len(path))}{self.says(first)}"
         log10_e = tuple((path / math.log(10)).round(6).tolist())
         return DriftTest(self.name, p_value, drifted, sentence, log10_e)
 

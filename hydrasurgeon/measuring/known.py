@@ -58,15 +58,15 @@ def is_seen(samples: Samples, seen: str) -> tuple[Flags, Flags]:
     return np.isin(row_hashes, recorded) & (samples.digests != EMPTY), decidable
 
 
-TRAINED = "trained the model"
+TRAINED = "were used to train the model"
 """Use of rows that a weight, or a part of the decision state, was learnt from."""
-REFITTED = "refitted the model in `prune --data`"
+REFITTED = "were used by `prune --data` to refit the model"
 """Use of rows that the remaining heads and neurons were repaired on."""
-CHOSE = "chose "
+CHOSE = "were used to choose "
 CHOSE_MODEL = f"{CHOSE}the model"
 CHOSE_HEADS = f"{CHOSE}the model's heads"
 """Uses of rows that something was chosen by."""
-TAUGHT = "taught the bag-of-words model without their labels"
+TAUGHT = "were used, without labels, to fit the bag-of-words model"
 """Use of rows of `--unlabelled`."""
 CHOOSING = (CHOSE_HEADS, CHOSE_MODEL, TAUGHT)
 """Uses that do not exclude rows from certifying."""
@@ -103,9 +103,14 @@ def trained_on(samples: Samples, history: Sequence[Step]) -> str | None:
     if not rows.any():
         return None
     return (
-        f"{visible(samples.spec)}: the model was trained on {int(rows.sum()):,} of these "
-        f"{len(rows):,} rows; {OPTIMISTIC}"
+        f"{visible(samples.spec)}: the model was trained on {_some(rows.sum(), len(rows), 'these')}; "
+        f"{OPTIMISTIC}"
     )
+
+
+def _some(count: int, total: int, whose: str = "its") -> str:
+    """Return "5 of its 100 rows", or "all of its 100 rows"."""
+    return f"{'all' if count == total else f'{count:,}'} of {whose} {total:,} rows"
 
 
 def check_share(
@@ -149,13 +154,11 @@ def certifying(
         if rows.any() and use in CHOOSING:
             chose.setdefault(int(rows.sum()), []).append(use)
         elif rows.any():
-            notes.append(
-                f"{called}: {rows.sum():,} of its {len(rows):,} rows {use}, and are left out"
-            )
+            notes.append(f"{called}: {_some(rows.sum(), len(rows))} {use}, and are left out")
             reasons.append(use)
             trained, decidable = trained | rows, decidable & sure
     notes += [
-        f"{called}: {count:,} of its {len(samples):,} rows {_joined(names)}; {OPTIMISTIC}"
+        f"{called}: {_some(count, len(samples))} {_joined(names)}; {OPTIMISTIC}"
         for count, names in chose.items()
     ]
     hint = CERTIFIES_NOTHING
@@ -168,7 +171,7 @@ def certifying(
 
 
 def _joined(uses: Sequence[str]) -> str:
-    """Return "chose the model's heads and the model" for two uses."""
+    """Return "were used to choose the model's heads and the model" for two uses."""
     return " and ".join(dict.fromkeys(uses)).replace(f" and {CHOSE}", " and ")
 
 
@@ -207,7 +210,7 @@ def without(
         raise DataError(message, hint=f"Give rows that {its_option} does not hold.")
     if not rows.any():
         return samples, []
-    count = f"{called}: {rows.sum():,} of its {len(rows):,} rows are in {its_name} too"
+    count = f"{called}: {_some(rows.sum(), len(rows))} are in {its_name} too"
     return samples.at(np.flatnonzero(~rows)), [f"{count}, and are left out"]
 
 
@@ -231,7 +234,7 @@ def unfitted(
         return np.arange(len(val)), None
     use = f"are in --fit-predictions {fit_name} too"
     check_share(name, shared, np.ones_like(shared), [use])
-    note = f"{name}: {shared.sum():,} of its {len(val):,} rows {use}, and are left out"
+    note = f"{name}: {_some(shared.sum(), len(val))} {use}, and are left out"
     return np.flatnonzero(~shared), note
 
 

@@ -165,20 +165,20 @@ class ColumnOptions(Options):
         metavar="ROLE=NAME,…",
         group=READ,
         help=(
-            "Which columns hold text, text_pair, label, image and group, such as "
+            "Names of the columns that hold text, text_pair, label, image or group, such as "
             "text=premise,text_pair=hypothesis."
         ),
     )
 
     labels: Literal["names", "positions", "sorted", "exact"] | None = option(
         None,
-        metavar="names|positions|sorted|exact",
+        metavar="HOW",
         unset="names, if all are the model's",
         group=READ,
         help=(
-            "Labels that are numbers: names of classes, or positions from 0. Folders: "
-            "positions (by number) or sorted (as text). exact: do not merge names that differ "
-            "only in case or spaces."
+            "Meaning of labels. Numbers: names of classes, or positions from 0. Class folders: "
+            "positions (sorted as numbers) or sorted (as text). exact: do not merge names that "
+            "differ only in case or spaces."
         ),
     )
 

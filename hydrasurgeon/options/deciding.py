@@ -38,8 +38,8 @@ from hydrasurgeon.options.shared import (
 )
 
 PREDICTIONS = (
-    "logits or probabilities [sample, member, class], optionally features [sample, member, width], "
-    "texts or tokens, ids and names, in a .safetensors or .npz file"
+    "logits or probabilities [sample, member, class], in a .safetensors or .npz file that may also "
+    "hold features [sample, member, width], texts or tokens, ids and names"
 )
 """Description of predictions files, for help texts."""
 CASCADE = option(
@@ -116,14 +116,14 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
     cross: bool = option(
         False,
         recorded=True,
-        help="--data also trained CKPT's probe: classifiers of five folds answer for its rows. The results are estimates, not promises.",
+        help="For a probe that was trained on --data too: classifiers of five folds answer for its rows. The results are estimates, not promises.",
     )
     fit_data: str | None = option(
         None,
         metavar="TRAIN",
         group=LABELLED,
         recorded=True,
-        help="Training rows, for the class statistics of OOD scores and for the bag-of-words model. Default: a part of --data.",
+        help="Training rows, to which OOD scores and the bag-of-words model are fitted. Default: a part of --data.",
     )
     ood: Texts = option(
         (),
@@ -131,7 +131,7 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         group=UNLABELLED,
         recorded=True,
         help=(
-            "OOD data to choose the OOD score by, besides perturbed validation rows. "
+            "OOD data, by which the OOD score is chosen, beside perturbed validation rows. "
             "Needs no labels; repeatable."
         ),
     )
@@ -140,13 +140,13 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
         metavar="D",
         group=UNLABELLED,
         recorded=True,
-        help="Unlabelled texts; the bag-of-words model learns the model's answers to them, if that helps.",
+        help="Unlabelled texts: the bag-of-words model learns the model's answers to them, if that helps.",
     )
     predictions: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help=f"Instead of CKPT and --data: any model's {PREDICTIONS}, with labels.",
+        help=f"Instead of CKPT and --data: labels and any model's {PREDICTIONS}.",
     )
     fit_predictions: PathLike | None = option(
         None,
@@ -198,22 +198,22 @@ class CalibrateOptions(Engines, ModelOrPredictions, Force):
     )
     words: Literal["auto", "off", "blend", "cascade"] = option(
         "auto",
-        metavar="auto|off|blend|cascade",
+        metavar="HOW",
         recorded=True,
-        help="Texts: fit a bag-of-words model to --fit-data. blend averages it with the model; cascade lets it answer confident rows and the model the rest; auto keeps what the file has, else uses blend if NLL improves.",
+        help="Texts: fit a bag-of-words model to --fit-data. blend: average it with the model; cascade: it answers confident rows, the model the rest; off: none; auto: keep what the file has, else blend if NLL falls.",
     )
     max_loss: float | None = option(
         None,
         gt=0,
         metavar="NATS",
         recorded=True,
-        help="Maximum rise of NLL by --cascade or --words cascade. Default: 0.01.",
+        help="Maximum rise of NLL that --cascade or --words cascade may cost. Default: 0.01.",
     )
     budget: str | None = option(
         None,
         metavar="time=N|on=N",
         recorded=True,
-        help="With --words cascade, instead of --max-loss: maximum time per answer relative to the model in float32, or the fraction of rows that go on to the model.",
+        help="--words cascade: instead of --max-loss, maximum time per answer relative to the model in float32, or fraction of rows (on) that go on to the model.",
     )
     cascade: bool = option(
         False,
@@ -315,9 +315,10 @@ class PredictOptions(Engines, ModelOrPredictions, Force):
 
 
 class ServeOptions(Engines, ClassNames, BareOptions):
-    """Answer over HTTP, as `predict` does: POST /v1/predict, GET /health, /ready, /metrics and
-    /openapi.json, which lists the routes of other protocols too. Of several checkpoints the first
-    answers, wherever a protocol cannot name one.
+    """Answer over HTTP, with the rows that `predict` writes.
+
+    POST /v1/predict, GET /health, /ready, /metrics and /openapi.json, which lists the routes of
+    other protocols too. Of several checkpoints the first answers requests that name none.
 
     There is no TLS, and no authentication but --token-env: use a proxy for these. SIGTERM stops
     the server after it has answered the requests that it accepted.
@@ -326,7 +327,7 @@ class ServeOptions(Engines, ClassNames, BareOptions):
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,
         metavar="[NAME=]CKPT...",
-        help=f"{CHECKPOINT} Several must read texts; questions name them.",
+        help=f"{CHECKPOINT} Several must read texts; requests name them.",
     )
     host: str = option(
         "127.0.0.1",
@@ -361,7 +362,7 @@ class ServeOptions(Engines, ClassNames, BareOptions):
         le=10_000,
         metavar="MS",
         group=RUNS,
-        help="Time that a pass waits for more inputs.",
+        help="Milliseconds to wait for more inputs that one pass can answer.",
     )
     max_body: int | None = option(
         None,

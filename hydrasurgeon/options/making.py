@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     Objective = str
 else:
     Objective = Literal[("avg", "acc", "nll", "rmse", "ood", *LOGITS)]
-"""Objectives by which members are chosen: avg is the mean of accuracy and the AUROC of msp, ood the
-latter; or an OOD score.
+"""Objectives by which members are chosen: avg is the mean of accuracy, e^-NLL and the OOD AUROC; or
+an OOD score.
 """
 
 Tracker = Literal[
@@ -85,7 +85,7 @@ class ScoreOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Fo
         metavar="M",
         reads=CRITERIA,
         recorded=True,
-        help="Criterion: taylor, headmap, gradient, gates, magnitude, random, cahp or circuit.",
+        help="Criterion. Weights and gradients: taylor, gradient, headmap. Weights alone: magnitude. Trained gates: gates. Attention maps: cahp. Removal one by one: circuit. Or random.",
     )
     part: Literal["heads", "neurons"] = option(
         "heads",
@@ -131,7 +131,7 @@ class PruneOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Fo
         metavar="M",
         reads=CRITERIA,
         recorded=True,
-        help="Criterion. Its scores come from the manifest, or are computed on --data.",
+        help="Criterion, as in score. Its scores come from the manifest, or are computed on --data.",
     )
     sample: str | None = option(
         None,
@@ -157,14 +157,14 @@ class PruneOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Fo
     even: bool = option(
         False,
         recorded=True,
-        help="Keep the same number in every layer, so that the model's own library can load the result.",
+        help="Keep the same number of heads, or neurons, in every layer, so that the model's own library can load the result.",
     )
     vocabulary: Specs = option(
         (),
         metavar="D,D",
         group=UNLABELLED,
         recorded=True,
-        help="Texts: remove tokens that these texts do not use from the embedding and the tokenizer.",
+        help="Text models: remove tokens that these texts do not use from the embedding and the tokenizer.",
     )
     keep_tokens: Annotated[
         Annotated[int, Field(ge=1)] | Literal["all-seen"], BeforeValidator(number_or_word)
@@ -172,14 +172,14 @@ class PruneOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Fo
         "all-seen",
         metavar="N|all-seen",
         recorded=True,
-        help="--vocabulary: keep all tokens of the texts, or the N most frequent.",
+        help="--vocabulary: number of most frequent tokens to keep, or all tokens of the texts.",
     )
     compensate: Literal["none", "lstsq"] | None = option(
         None,
-        metavar="HOW",
+        metavar="none|lstsq",
         recorded=True,
         unset="lstsq where --data is given",
-        help="lstsq: refit the output projections on --data by least squares, without training.",
+        help="Repair of the remaining heads. lstsq: refit the output projections on --data by least squares, without training.",
     )
     out: PathLike | None = output(None)
 
@@ -231,7 +231,7 @@ class FinetuneOptions(CheckpointArgument, Without, ClassNames, BareOptions, Run,
         metavar="D",
         group=LABELLED,
         recorded=True,
-        help="Validation rows: each epoch is measured on them, and the best epoch is written. A probe: cross takes five folds of --data.",
+        help="Validation rows: each epoch is measured on them, and the best epoch is written. With --recipe probe also cross: five folds of --data.",
     )
     teacher: Paths = option(
         (),
@@ -270,7 +270,7 @@ class FinetuneOptions(CheckpointArgument, Without, ClassNames, BareOptions, Run,
         reads=RECIPES,
         unset="image or text, by the data",
         recorded=True,
-        help="Training recipe: probe, text, image, teach, demo, or a .toml file.",
+        help="Training recipe: text or image (tune all weights), probe (fit a classifier only), teach (learn from --teacher), demo (a few seconds), or a .toml file.",
     )
     set: Pairs = option(
         None,
@@ -288,9 +288,10 @@ class FinetuneOptions(CheckpointArgument, Without, ClassNames, BareOptions, Run,
     )
     select: Literal["nll", "accuracy"] | None = option(
         None,
+        metavar="nll|accuracy",
         recorded=True,
         unset="nll",
-        help="Metric on --val that chooses the epoch and the rate: calibrated NLL or accuracy.",
+        help="Metric on --val that chooses the epoch and the learning rate: calibrated NLL or accuracy.",
     )
     patience: int | None = option(
         None,
@@ -354,15 +355,17 @@ class FuseOptions(ClassNames, BareOptions, Run, Force):
     )
     mlp: Literal["average", "separate"] | None = option(
         None,
+        metavar="average|separate",
         recorded=True,
         unset="average; separate with --mean-trunk",
-        help="average: smaller, changes the answers. separate: exact, larger.",
+        help="MLPs of the hydra. average: one set; smaller, but answers change. separate: one for each member; answers stay exact.",
     )
     norms: Literal["separate", "average"] | None = option(
         None,
+        metavar="separate|average",
         recorded=True,
         unset="separate",
-        help="Norms of the hydra: separate: exact. average: one set, as in the paper.",
+        help="Norms of the hydra. separate: exact. average: one set, as in the paper.",
     )
     mean: bool = option(
         False,
@@ -385,7 +388,7 @@ class FuseOptions(ClassNames, BareOptions, Run, Force):
         None,
         metavar="D",
         group=LABELLED,
-        help="Compare the answers with the members' on this data.",
+        help="Data on which the answers are compared with the members'.",
     )
     tolerance: float = option(
         0.02,
@@ -427,14 +430,14 @@ class BuildOptions(Without, ClassNames, BareOptions, Run, Force):
     data: str = option(
         metavar="TRAIN",
         group=LABELLED,
-        help="Labelled training data, to score heads, and to repair and tune members.",
+        help="Training rows, to score heads, and to repair and tune members.",
     )
     val: str | None = option(
         None,
         metavar="VAL|0.2|cross",
         group=LABELLED,
         unset="by the number of rows",
-        help="Validation rows that choose and calibrate; a fraction of --data to hold out; or cross: five folds.",
+        help="Validation rows, which choose the model and calibrate it. 0.2: hold this fraction of --data out. cross: five folds of --data.",
     )
     ood: Texts = option(
         (),
@@ -445,12 +448,12 @@ class BuildOptions(Without, ClassNames, BareOptions, Run, Force):
     budget: str = option(
         "macs=1",
         metavar="UNIT=N[,N]",
-        help="Maximum cost relative to one model, in macs, params or (measured) time. A list writes a model for each.",
+        help="Maximum cost relative to CKPT, in multiply-adds (macs), parameters (params) or measured time. A list writes a model for each.",
     )
     objective: Objective | None = option(
         None,
         metavar="NAME",
-        help="Metric to optimise: acc, nll, ood, avg or an OOD score; rmse for regression. Default: avg with --ood, else nll.",
+        help="Metric to optimise: acc, nll, ood (AUROC), avg (mean of acc, e^−NLL and ood) or an OOD score; rmse for regression. Default: avg with --ood, else nll.",
     )
     risk: float | None = option(
         None,
@@ -473,7 +476,7 @@ class BuildOptions(Without, ClassNames, BareOptions, Run, Force):
         le=16,
         metavar="N",
         unset="3",
-        help="Body without a classifier: number of models to tune, each with its own order of the data.",
+        help="CKPT without a classifier: number of models to tune, each with its own order of the data.",
     )
     cache: PathLike | None = option(
         None,
@@ -487,14 +490,14 @@ class BuildOptions(Without, ClassNames, BareOptions, Run, Force):
         le=1e6,
         metavar="M",
         group=RUNS,
-        help="Time limit; each budget gets a model nevertheless. The same command goes on later.",
+        help="Time limit in minutes. Each budget gets a model even so; the same command continues later.",
     )
     dry_run: bool = option(
         False,
         group=RUNS,
         help="Print the stages with their commands and estimated times, and stop.",
     )
-    out: PathLike = output(help=f"{OUT} A folder for a front.")
+    out: PathLike = output(help=f"{OUT} For several budgets: a folder of models.")
 
     @property
     def paths(self) -> list[Path]:

@@ -134,10 +134,10 @@ class EvaluateOptions(Engines, BareOptions, Run, Force):
         None,
         metavar="NAME,…|all",
         help=(
-            f"{', '.join(LOGITS)}, or the score that calibrate fitted. Default: the latter, else msp."
+            f"OOD scores: {', '.join(LOGITS)}, or the one that calibrate fitted. Default: that one, else msp."
         ),
     )
-    no_decision: bool = option(False, help="Ignore decision states.")
+    no_decision: bool = option(False, help="Ignore decision states (what calibrate stored).")
     no_words: bool = option(False, help="Texts: measure models without their bag-of-words models.")
     cascade: bool = option(False, help="Measure cascades too, next to the full models.")
     ci: float | None = option(
@@ -184,11 +184,11 @@ class BenchOptions(Engines, BareOptions, Device, ColumnOptions, Force):
 
     engine: str = option(
         "auto",
-        metavar="auto|{names}|all",
+        metavar="NAME",
         group=RUNS,
         reads=ENGINES,
-        help="What computes, as for predict; all compares the engines of this machine and names the "
-        "fastest.",
+        help="Engine that computes answers, as for predict. {choices}; all: compare those of this "
+        "machine and name the fastest.",
     )
     checkpoints: Paths = argument(
         reads=CHECKPOINTS,
@@ -206,14 +206,18 @@ class BenchOptions(Engines, BareOptions, Device, ColumnOptions, Force):
         None, metavar="CKPT", group=CHECKPOINTS, help="Single model that ratios refer to."
     )
     data: str | None = option(
-        None, metavar="D", group=UNLABELLED, help="Real samples instead of random inputs."
+        None, metavar="D", group=UNLABELLED, help="Samples to run on. Default: random inputs."
     )
     batch: str = option("1,4,16", metavar="N,N,…", group=RUNS, help="Batch sizes.")
     dtype: str = option(
         "float32", metavar="T,T,…", group=RUNS, help="Data types: float32, bfloat16, float16."
     )
     runs: int = option(
-        7, ge=1, metavar="N", group=RUNS, help="Number of interleaved runs behind each median."
+        7,
+        ge=1,
+        metavar="N",
+        group=RUNS,
+        help="Number of runs of each model; their median is printed.",
     )
     json_: PathLike | None = REPORT
 
@@ -239,7 +243,7 @@ class ExportOptions(CheckpointArgument, ClassNames, BareOptions, ColumnOptions, 
     int8: bool = option(
         False,
         also=("quantize", "quantise"),
-        help="Graphs: store weights in 8 bits, if --check finds the answers as good.",
+        help="Graphs: store weights in 8 bits, if the answers on --check stay as good (--tolerance).",
     )
     check: str | None = option(
         None,

@@ -32,7 +32,8 @@ from hydrasurgeon.options.column_roles import ColumnOptions
 from hydrasurgeon.options.progress import Display, Progress
 
 CHECKPOINT = (
-    "A .safetensors file, its name without suffix, a directory, or timm:, hf:, open_clip: NAME."
+    "A model: a .safetensors file (the suffix may be left out), a directory, or a hub id "
+    "(timm:NAME, hf:NAME, open_clip:NAME)."
 )
 """Help of CKPT."""
 DATA = "Labelled data: folder of images, .csv, .jsonl, .parquet, .npz, hf:…, demo:…"
@@ -54,7 +55,7 @@ TEMPLATE = option(
     metavar="TEXT",
     group=SPECIAL,
     recorded=True,
-    help='Prompt of CLIP with {label} in it, such as "A photo of a {label}."; repeatable, or a file of prompts.',
+    help='CLIP: prompt with {label} in it, such as "A photo of a {label}."; repeatable, or a file of prompts.',
 )
 """Option for the prompts of zero-shot models."""
 
@@ -219,7 +220,7 @@ class Run(Device, ColumnOptions):
         False,
         group=READ,
         recorded=True,
-        help="Skip and name unreadable images, rows without text and, where labels are needed, rows without a label.",
+        help="Skip rows that have no text, or no label where labels are needed, and unreadable images. The first of them are listed.",
     )
 
     def tick(self, task: str, done: int, total: int) -> None:
@@ -237,7 +238,7 @@ class Engines(Options):
 
     engine: str = option(
         "auto",
-        metavar="auto|{names}",
+        metavar="NAME",
         group=RUNS,
         reads=ENGINES,
         recorded=True,
@@ -251,7 +252,7 @@ class Scoring(Options):
     objective: str | None = option(
         None,
         metavar="acc|ood|avg",
-        help="circuit: metric that the circuit keeps: accuracy, OOD AUROC or their mean (avg).",
+        help="circuit: metric that the remaining heads keep high: accuracy, OOD AUROC or their mean (avg).",
     )
     data: str | None = option(None, metavar="D", group=LABELLED, recorded=True, help=f"{DATA}.")
     ood: Texts = option(
@@ -266,7 +267,7 @@ class Scoring(Options):
         metavar="exact|attribution",
         unset="exact",
         recorded=True,
-        help="circuit: how heads are searched.",
+        help="circuit: how the next head is found. exact: try every head; attribution: estimate by gradients, which is faster.",
     )
     keep: Auto = option(
         None,
@@ -287,7 +288,7 @@ class Scoring(Options):
         ge=2,
         le=20,
         recorded=True,
-        help="cahp: degree of the polynomial by which --keep auto finds the knee.",
+        help="cahp: degree of the polynomial that --keep auto fits to a curve, to find its bend.",
     )
     layers: str | None = option(
         None,

@@ -94,6 +94,12 @@ def show_next(*words: str) -> None:
         say(f"next: {shlex.join(['hydrasurgeon', *words])}", style="dim")
 
 
+def say_about_next(text: str) -> None:
+    """Print what a word in capitals of the next command stands for."""
+    if NEXT.get():
+        say(f"      {text}", style="dim")
+
+
 def put(renderable: RenderableType, cells: int) -> None:
     """Print a table of this width on stdout, however wide that is."""
     from hydrasurgeon.render.terminal import Terminal

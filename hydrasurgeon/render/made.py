@@ -17,6 +17,7 @@ from hydrasurgeon.render.console import (
     fields,
     notes,
     raw,
+    say_about_next,
     say_skipped,
     show,
     show_next,
@@ -69,13 +70,10 @@ def _beside(path: Path, suffix: str) -> str:
 
 
 def _calibrate_next(path: Path, manifest: Manifest) -> None:
-    """Print how to calibrate a model, on the validation rows of its training if it had some."""
-    used = [entry.args["val"] for entry in manifest.history if "val" in entry.args]
+    """Print how to calibrate a model on labelled rows that no training has used."""
     risk = ["--risk", "0.05"] if manifest.model.task == "single_label" else []
-    data = str(used[-1]) if used else "VAL"
-    if not data.startswith("demo:") and not Path(data).exists():
-        data = "VAL"
-    show_next("calibrate", str(path), "--data", data, *risk, "-o", _beside(path, "ready"))
+    show_next("calibrate", str(path), "--data", "UNUSED", *risk, "-o", _beside(path, "ready"))
+    say_about_next("UNUSED: labelled rows that no training has used, not even as --val")
 
 
 def identity(manifest: Manifest | None) -> dict[str, str]:

@@ -385,7 +385,7 @@ def _body(options: BuildOptions) -> Single | None:
         return first
     if options.seeds is not None:
         raise UsageError(
-            "--seeds requires one body without a classifier",
+            "--seeds requires one model without a classifier",
             hint="It is only for models without a classifier.",
         )
     return None

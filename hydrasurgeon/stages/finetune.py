@@ -339,7 +339,7 @@ def _material(recipe: Recipe, arguments: FinetuneOptions) -> _Material:
     read = partial(open_data, seed=arguments.seed, skip_bad=arguments.skip_bad)
     if arguments.val == CROSS and recipe.classifier != "probe":
         raise UsageError(
-            f"--val {CROSS}: chooses the penalty of a probe, and the recipe trains the body",
+            f"--val {CROSS}: chooses the penalty of a probe, and this recipe trains all weights",
             hint=f"Give --recipe probe, or split the table: {split_options(arguments.training)}",
         )
     held_out = None if arguments.val in (None, CROSS) else read(str(arguments.val))

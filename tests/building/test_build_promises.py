@@ -151,7 +151,7 @@ def test_what_is_built_abstains(here: Place, capsys: pytest.CaptureFixture[str])
     certifying = open_data("val.csv#part,33-100")
     assert known.certifying(certifying, history) == (certifying, [])
     (note,) = known.certifying(open_data("val.csv#part,0-33"), history)[1]
-    assert "198 of its 198 rows" in note
+    assert "all of its 198 rows" in note
     (seen,) = hs.evaluate("chosen", data="test.csv", device="cpu").report.results
     assert seen.id.wrong is not None
     assert seen.id.wrong <= 0.2

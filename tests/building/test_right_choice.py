@@ -225,5 +225,5 @@ def test_from_a_body_to_a_front(world: World, monkeypatch: pytest.MonkeyPatch) -
     for number, path in enumerate(files, 1):
         first, *_ = open_single(path).manifest.history
         assert (first.command, first.seed) == ("finetune", number)
-    with pytest.raises(UsageError, match="--seeds requires one body without a classifier"):
+    with pytest.raises(UsageError, match="--seeds requires one model without a classifier"):
         world.front(files, seeds=2, cache=work, force=True)

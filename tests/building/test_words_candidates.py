@@ -195,7 +195,7 @@ def test_numbers_too(place: Path, tmp_path: Path) -> None:
     number = {"task": "regression"}
     hs.finetune(place / "random", recipe="probe", data=train, set=number, out=probe)
     built = hs.build(probe, data=train, val=val, budget="macs=1", out=tmp_path / "best")
-    assert built.front[0].name.endswith(", words blend")
+    assert built.front[0].name.endswith(", bag of words blended in")
     alone, best = hs.evaluate([probe, built.path], data=val).report.results
     assert built.rows[0].worth["rmse"] == pytest.approx(alone.id.rmse, abs=1e-6)
     assert built.front[0].worth["rmse"] == pytest.approx(best.id.rmse, rel=0.1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hydrasurgeon.cli.app import run
 from hydrasurgeon.cli.demo import COMMANDS, SHIPPED, demo
+from hydrasurgeon.commands import NAMED
 from hydrasurgeon.data import open_data
 from hydrasurgeon.errors import OutputError
 
@@ -154,3 +157,18 @@ def test_force_replaces_its_own_files_only(tmp_path: Path) -> None:
     }
     assert (folder / "mine" / "hydra.safetensors").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_help_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, in a copy of the demo's folder."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for name, command in NAMED.items():
+        for line in command.examples:
+            # Whether a budget of time can be met, or answers drift, is for the machine to say.
+            if name not in ("demo", "serve", "monitor") and "time=" not in line:
+                few = ["--limit", "400"] if name == "build" else []
+                assert run([name, *shlex.split(line), *few]) == 0, f"{name} {line}"

@@ -231,7 +231,7 @@ def test_build_takes_what_clean_tables_give(place: Path, tmp_path: Path) -> None
     clean, skipped = both(place, built)
     assert [row.worth for row in skipped.front] == [row.worth for row in clean.front]
     assert [row.name for row in skipped.rows] == [row.name for row in clean.rows]
-    assert all("words blend" in row.name for row in skipped.front)
+    assert all("bag of words blended in" in row.name for row in skipped.front)
     assert skipped.summary.count("--skip-bad") == 2  # what is typed next needs it too
     assert "--skip-bad" not in clean.summary
     assert any("val-bad.csv: 3 rows left out: line 5" in note for note in skipped.notes)

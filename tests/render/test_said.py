@@ -52,7 +52,7 @@ def _row(name: str) -> Any:
 
 
 def test_long_names_stand_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    name = "macs=1: probe, words cascade, --engine int8"
+    name = "macs=1: probe, bag of words first, --engine int8"
     result = SimpleNamespace(
         path="chosen", rows=[_row("probe"), _row(name)], front=[], notes=[], summary="the end"
     )

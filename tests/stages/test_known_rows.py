@@ -81,13 +81,13 @@ def test_copies_promise_no_more_than_what_they_are_of(trained: Path, tmp_path: P
 
 
 def test_what_it_was_trained_on_certifies_nothing(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="100 % of these rows trained the model"):
+    with pytest.raises(DataError, match="100 % of these rows were used to train the model"):
         calibrated(trained, tmp_path, texts(60, 1))
     done = calibrated(trained, tmp_path, texts(6, 1) + texts(94, 7))
     assert done.decision.fitted + done.decision.certified == 94
-    assert any("6 of its 100 rows trained the model" in note for note in done.notes)
+    assert any("6 of its 100 rows were used to train the model" in note for note in done.notes)
     done = calibrated(trained, tmp_path, texts(30, 2) + texts(60, 8))
-    assert any("30 of its 90 rows chose" in note for note in done.notes)
+    assert any("30 of its 90 rows were used to choose" in note for note in done.notes)
 
 
 def test_surgery_keeps_what_was_seen_and_eval_says_it(trained: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_surgery_keeps_what_was_seen_and_eval_says_it(trained: Path, tmp_path: P
         for keep in (1, 2)
     ]
     hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors").path
-    with pytest.raises(DataError, match="100 % of these rows trained the model"):
+    with pytest.raises(DataError, match="100 % of these rows were used to train the model"):
         calibrated(hydra, tmp_path, texts(60, 1))
     data = written(tmp_path / "some.csv", texts(5, 1) + texts(15, 9))
     notes = hs.evaluate(hydra, data=data, device="cpu").notes
@@ -110,13 +110,19 @@ def test_scores_and_repairs_record_their_rows(tmp_path: Path) -> None:
     out = tmp_path / "s.safetensors"
     scored = hs.score(tmp_path / "source", method="taylor", data=data, out=out, device="cpu").path
     done = calibrated(scored, tmp_path, texts(60, 1) + texts(30, 3))
-    assert any("60 of its 90 rows chose the model's heads" in note for note in done.notes)
+    assert any(
+        "60 of its 90 rows were used to choose the model's heads" in note for note in done.notes
+    )
     plain = hs.prune(scored, method="taylor", keep=2, out=tmp_path / "plain.safetensors").path
     again = calibrated(plain, tmp_path, texts(60, 1) + texts(30, 3))
-    assert any("60 of its 90 rows chose the model's heads" in note for note in again.notes)
+    assert any(
+        "60 of its 90 rows were used to choose the model's heads" in note for note in again.notes
+    )
     fitted = {"data": data, "device": "cpu", "out": tmp_path / "refitted.safetensors"}
     refitted = hs.prune(scored, method="taylor", keep=2, **fitted).path
-    with pytest.raises(DataError, match="67 % of these rows refitted the model in `prune --data`"):
+    with pytest.raises(
+        DataError, match="67 % of these rows were used by `prune --data` to refit the model"
+    ):
         calibrated(refitted, tmp_path, texts(60, 1) + texts(30, 3))
 
 
@@ -132,7 +138,7 @@ def test_what_fitted_a_decision_state_is_said_while_it_decides(
     notes = hs.evaluate(done.path, data=data, device="cpu").notes
     assert any("trained on 5 of these 20 rows" in note for note in notes)
     # Words that stay have learnt from them; a state without is made anew.
-    with pytest.raises(DataError, match="100 % of these rows trained the model"):
+    with pytest.raises(DataError, match="100 % of these rows were used to train the model"):
         calibrated(done.path, tmp_path, texts(90, 4))
     again = calibrated(done.path, tmp_path, texts(90, 4), words="off")
     assert not any("trained" in note for note in again.notes)
@@ -179,7 +185,9 @@ def test_a_tenth_is_of_all_that_was_fitted_on(trained: Path, tmp_path: Path) -> 
     fit = written(tmp_path / "f.csv", texts(6, 1) + texts(8, 7) + texts(60, 12))
     done = calibrated(trained, tmp_path, texts(4, 1) + texts(5, 7) + texts(91, 8), fit_data=fit)
     assert done.decision.fitted + done.decision.certified == 91
-    with pytest.raises(DataError, match="14 % of these rows trained the model or are in"):
+    with pytest.raises(
+        DataError, match="14 % of these rows were used to train the model or are in"
+    ):
         calibrated(trained, tmp_path, texts(6, 1) + texts(8, 7) + texts(86, 8), fit_data=fit)
 
 
@@ -200,7 +208,10 @@ def test_unlabelled_rows_of_val_are_not_learnt_from(trained: Path, tmp_path: Pat
     place = tmp_path / "again"
     place.mkdir()
     again = calibrated(done.path, place, texts(20, 13) + texts(60, 14))
-    assert any("20 of its 80 rows taught the bag-of-words model" in n for n in again.notes)
+    assert any(
+        "20 of its 80 rows were used, without labels, to fit the bag-of-words" in n
+        for n in again.notes
+    )
     assert again.decision.fitted + again.decision.certified == 80
 
 

@@ -75,7 +75,7 @@ def test_exit_codes_and_what_is_said(
         assert [test["name"] for test in result["tests"]] == ["unfamiliar", "classes"]
         first, second = result["tests"][0]["log10_e"]
         assert second > result["bar"] > first
-        assert err.startswith("error: c.safetensors: drifted: in run 2 of ")
+        assert err.startswith("error: c.safetensors: drifted: in the newest of 2 runs of monitor, ")
 
 
 def test_rows_that_could_not_be_read_are_not_compared(ready: Path, tmp_path: Path) -> None:

@@ -39,11 +39,11 @@ ROWS = (
     ("accuracy ↑", "accuracy", "{:.1%}"),
     ("NLL ↓", "nll", "{:.3f}"),
     ("ECE ↓", "ece", "{:.3f}"),
-    ("2 % wrong: answered ↑", "risk 0.02/answered", "{:.1%}"),
-    ("… broken ↓", "risk 0.02/broken", "{:.1%}"),
+    ("at most 2 % wrong: answered ↑", "risk 0.02/answered", "{:.1%}"),
+    ("… promise broken ↓", "risk 0.02/broken", "{:.1%}"),
     ("… out-of-scope answered ↓", "risk 0.02/answered far-scope", "{:.1%}"),
-    ("5 % wrong: answered ↑", "risk 0.05/answered", "{:.1%}"),
-    ("… broken ↓", "risk 0.05/broken", "{:.1%}"),
+    ("at most 5 % wrong: answered ↑", "risk 0.05/answered", "{:.1%}"),
+    ("… promise broken ↓", "risk 0.05/broken", "{:.1%}"),
     ("sets for 90 %: hold", "sets/covered", "{:.1%}"),
     ("… labels ↓", "sets/size", "{:.2f}"),
     ("out-of-scope refused ↑", "refused far-scope", "{:.1%}"),
@@ -54,8 +54,8 @@ GOALS: tuple[tuple[str, str, str, Callable[[float], bool]], ...] = (
     ("accuracy", "{} accuracy", "97 % accuracy", lambda right: right >= 0.965),
     (
         "risk 0.02/broken",
-        "at most 2 % of answers wrong (broken on {} of halvings)",
-        "kept on 95 % of halvings",
+        "at most 2 % of answers wrong (not kept in {} of random splits)",
+        "kept in 95 % of random splits",
         lambda broken: broken <= 0.05,
     ),
     (
@@ -188,7 +188,7 @@ def claim(results: Results) -> str:
             missed += [] if reached(value) else [goal]
     judged = " ".join(
         f"{verdict}: {', '.join(goals)}."
-        for verdict, goals in (("Missed", missed), ("Not measured", unknown))
+        for verdict, goals in (("Goal missed", missed), ("Not measured", unknown))
         if goals
     )
     judged = judged or "All that was set as a goal is reached."

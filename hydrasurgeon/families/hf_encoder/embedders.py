@@ -38,7 +38,7 @@ def pooling_of(described: Mapping[str, str], where: str) -> Pooling | None:
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise SurgeryError(
             f"{where}: {MODULES}: runs {', '.join(kinds)[:100]}, which is not supported",
-            hint=f"Supported: Transformer, Pooling, Normalize. Without {MODULES} the body alone is read.",
+            hint=f"Supported: Transformer, Pooling, Normalize. Without {MODULES} the transformer alone is read.",
         )
     return Pooling(mode=_mode(described, where), normalize="Normalize" in kinds)  # type: ignore[arg-type]
 
