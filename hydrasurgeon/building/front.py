@@ -113,7 +113,7 @@ class Front:
         single = references.get(SINGLE, references.get(PROBE))
         assert single is not None
         is_made = bool(single.choice.members[0].making)  # of a body, which answers nothing itself
-        reference = "your model"
+        reference = f"{self.search.opened.name}, unpruned,"
         if is_made:
             reference = "the probe" if single.choice.name == PROBE else "the first tuned model"
         lines = [f"Compared with {reference} on {rows}:"]
@@ -126,7 +126,7 @@ class Front:
                     f"{budget}: the same model as for the budget below; nothing is better{yet}"
                 )
             elif entry is single:
-                lines.append(f"{description}: no other model within this budget is better")
+                lines.append(f"{budget}: {reference}, calibrated; nothing else within it is better")
             else:
                 changes = compared(entry.answers, single.answers)
                 texts = [_change(item) for item in changes if item.metric in SHOWN]
@@ -151,7 +151,7 @@ class Front:
             data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
         data += ["--skip-bad"] * options.skip_bad
         lines.append(
-            f"next, with labelled rows that were not used yet as TEST: hydrasurgeon eval {files} {shlex.join(data)}{page}"
+            f"next, with labelled rows that build has not seen in place of TEST: hydrasurgeon eval {files} {shlex.join(data)}{page}"
         )
         if options.certifying is None and "--risk" not in self.search.answer_store.task.lacks:
             lines.append(self._to_abstain(data[2:]))
@@ -180,9 +180,11 @@ class Front:
             answered = decision.limits.answered
         elif decision.abstain is not None:
             answered = decision.abstain.coverage
-        wrong = f"at most {100 * risk:g} % of the answers are wrong, with 95 % confidence"
-        rows = f"certified on {decision.certified:,} rows that were used for nothing else"
-        return f"it answers {100 * answered:.1f} % of the rows: {wrong} ({rows})"
+        return (
+            f"promised with 95 % confidence: at most {100 * risk:g} % of its answers are wrong "
+            f"(it answered {100 * answered:.1f} % of the {decision.certified:,} rows that certify this "
+            "and were used for nothing else)"
+        )
 
     def _to_abstain(self, columns: Sequence[str]) -> str:
         """Return the line that says how to make a file that abstains of the last rung."""
@@ -193,7 +195,7 @@ class Front:
             file = f"{file.rstrip('/')}/{budget.unit}-{first.most:g}{SUFFIX}"
         data = ["--data", "UNUSED", "--fit-data", DataSpec.parse(options.data).place, *columns]
         words = ["calibrate", file, *data, "--risk", "0.05", "-o", "ready"]
-        return f"to let it abstain, with other labelled rows as UNUSED: hydrasurgeon {shlex.join(words)}"
+        return f"to let it abstain, with other such rows in place of UNUSED: hydrasurgeon {shlex.join(words)}"
 
     def settle(self) -> None:
         """Decide with what there is, and write what is better than before, one after the other: time

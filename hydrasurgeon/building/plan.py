@@ -111,7 +111,7 @@ class Plan:
         name = self.steps[self.step].name
         if self.display.is_log and self.where != self._announced:
             self._announced = self.where
-            self.display.line(f"{self.where}; {name}, {self.left}")
+            self.display.line(f"{self.where} ({name}); {self.left} in all")
         self.tick(name, 0, 1)
 
     def tick(self, name: str, done: int, total: int) -> None:
@@ -161,7 +161,7 @@ class Plan:
         self.display.status(f"{best}{self.left}")
         if total:
             # The end of a name that is too long for the line is what is shown.
-            self.display(f"{self.where}; {name}, {now() - self.began:.0f} s", done, total)
+            self.display(f"{self.where} ({name}), {now() - self.began:.0f} s", done, total)
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:

@@ -97,7 +97,11 @@ def _constants(decision: DecisionRecord) -> str:
     used = "temperature" if joint is None else "joint"
     change = ""
     if {"before", used} <= set(nll):
-        change = f" (NLL {nll['before']:.3f} → {nll[used]:.3f} on rows that it was not fitted on)"
+        worse = ": it does not help there" if nll[used] > nll["before"] else ""
+        change = (
+            f" (on rows that it was not fitted on, NLL goes from {nll['before']:.3f} to "
+            f"{nll[used]:.3f}{worse})"
+        )
     if decision.labels is not None:
         return f"a temperature and a threshold for each of {len(decision.labels.thresholds)} labels{change}"
     if joint is not None:

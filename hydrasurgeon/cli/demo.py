@@ -26,7 +26,7 @@ MEMBERS = tuple(
         ),
         (
             "… and what is left is fine-tuned for one epoch." if seed == 1 else None,
-            f"finetune p{seed} --recipe demo --set epochs=1 --set label_smoothing=0 "
+            f"finetune p{seed} --recipe demo "
             f"--data demo:train --val demo:val --seed {seed} -o m{seed}.safetensors",
         ),
     )

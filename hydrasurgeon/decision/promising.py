@@ -94,10 +94,11 @@ def set_aside(task: Task, by: Certifying, abstain: Abstention) -> str | None:
     accuracy = float(right.mean())
     needed = rows_needed(abstain.risk, accuracy, flagged)
     if needed is None:
-        than = "more than" if 1 - accuracy > abstain.risk else "nearly"
+        wrong = 1 - float(task.graded(by.parts[0]).right.mean())
+        than = "more than" if wrong > abstain.risk else "nearly"
         return (
-            f"{left}: if it answered all, {percent(1 - accuracy)} would be wrong, {than} the "
-            f"{percent(abstain.risk)} that you allow"
+            f"{left}: if it answered all that are familiar, {percent(wrong)} would be wrong, {than} "
+            f"the {percent(abstain.risk)} that you allow"
         )
     return f"{left}: give about {two_digits(needed)} rows in all to answer nearly all of them"
 

@@ -38,6 +38,7 @@ class DriftTest:
     p_value: float
     drifted: bool
     sentence: str
+    """Description of the drift; empty without one."""
     log10_e: tuple[float, ...]
     """The e-value after each look, as a power of ten."""
 
@@ -50,6 +51,8 @@ class Drift:
     validation: Seen | None
     """None if the decision state does not record it."""
     id_flagged: float
+    may_be_flagged: float
+    """Fraction up to which nothing has drifted, because few validation rows fitted the threshold."""
     alpha: float
     tests: tuple[DriftTest, ...]
     labels: tuple[str | int, ...]
@@ -165,7 +168,17 @@ def drift_over(
     last = next(night for night in reversed(nights) if night.rows)
     bar = round(-math.log10(level), 6)
     return Drift(
-        last, before, promised, alpha, tests, tuple(labels), len(looks), bar, promises, kept
+        last,
+        before,
+        promised,
+        questions[0].limits[0],
+        alpha,
+        tests,
+        tuple(labels),
+        len(looks),
+        bar,
+        promises,
+        kept,
     )
 
 

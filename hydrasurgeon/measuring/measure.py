@@ -353,6 +353,9 @@ def _ood(
             "scores": {k: metrics.auroc(row.scores[k], scores[k]) for k in further} or None,
             "ci": intervals.get(str(at)),
         }
+        if row.threshold is not None:
+            threshold = np.round(row.threshold, decimals=metrics.DIGITS)
+            values["flagged"] = float((scores[used] > threshold).mean())
         logits = predictions.ood[name].logits
         if logits.size:
             values |= row.inside.against(logits, state)
@@ -362,8 +365,8 @@ def _ood(
         ood.append(OodResult.model_validate(about | values))
     averages: dict[Literal["near", "far", "all"], OodAverage] = {}
     for group in (group for group in GROUPS if group in figures):
-        diversity = _mean_diversity([ood[at] for at in places[group]])
-        values = {**figures[group], **diversity, "ci": intervals.get(group)}
+        means = _means([ood[at] for at in places[group]])
+        values = {**figures[group], **means, "ci": intervals.get(group)}
         averages[group] = OodAverage.model_validate(values)
     return tuple(ood), averages
 
@@ -375,10 +378,10 @@ def diversity_of(logits: Logits, state: State) -> dict[str, float]:
     return {"mi": float(information.mean()), "disagreement": float(disagreement.mean())}
 
 
-def _mean_diversity(sets: Sequence[OodResult]) -> dict[str, float]:
-    """Return the mean diversity over OOD sets; empty if a set has none."""
+def _means(sets: Sequence[OodResult]) -> dict[str, float]:
+    """Return the mean diversity and the mean flagged fraction over OOD sets that all have them."""
     mean = {}
-    for name in Diversity.model_fields:
+    for name in ("flagged", *Diversity.model_fields):
         values = [value for result in sets if (value := getattr(result, name)) is not None]
         if len(values) == len(sets):
             mean[name] = sum(values) / len(values)

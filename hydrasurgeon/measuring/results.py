@@ -151,7 +151,7 @@ class IdResult(SetMetrics):
         "interval width", "", "width", "From the lower to the upper bound, on average."
     )
     coverage: Number = column(
-        "set coverage", "", "covered", "How often the prediction set holds the true class."
+        "set coverage", "", "set holds", "How often the prediction set holds the true class."
     )
     set_size: Number = column(
         "set size", "", "set size", "Classes in a prediction set, on average."
@@ -163,7 +163,10 @@ class IdResult(SetMetrics):
         "The fraction that is answered: neither unfamiliar nor less sure than the promised risk takes.",
     )
     wrong: Number = column(
-        "wrong answers", "lower", "wrong", "The fraction of the answers given that are wrong."
+        "wrong answers",
+        "lower",
+        "of these wrong",
+        "The fraction of the answers given that are wrong.",
     )
     auroc: Number = column(
         "AUROC of yes", "higher", "AUROC", "How often a yes has a higher probability than a no."
@@ -241,6 +244,12 @@ class OodAverage(_Record):
         default=...,
     )
     aupr_id: float
+    flagged: Number = column(
+        "flagged",
+        "higher",
+        "flagged",
+        "The fraction of the OOD samples that the fitted threshold calls unfamiliar.",
+    )
     mi: Number = column("MI", meaning=MI)
     """Diversity of several members on the OOD samples."""
     disagreement: Number = column("disagreement", meaning=DISAGREEMENT)

@@ -273,7 +273,7 @@ class Scoring(Options):
         None,
         metavar="K|auto",
         recorded=True,
-        help="Number of heads to keep in each layer, on average; auto is the number that cahp finds.",
+        help="Number of heads to keep in each layer; circuits keep as many times the layers in all, unevenly; auto is the number that cahp finds.",
     )
     remove: int | None = option(
         None,

@@ -174,7 +174,8 @@ def monitored(result: Monitored) -> None:
     def of(counts: Seen | None, name: str) -> str:
         return ABSENT if counts is None else f"{getattr(counts, name) / counts.rows:.3f}"
 
-    promised = {"unfamiliar": f"≤ {result.drift.id_flagged:g}"}
+    limit = f"≤ {result.drift.id_flagged:g} (by chance ≤ {result.drift.may_be_flagged:.3f})"
+    promised = {"unfamiliar": limit}
     rows = [
         [name, of(answers, name), of(seen, name), promised.get(name, "")]
         for name in ("unfamiliar", "abstain")
@@ -195,7 +196,7 @@ def monitored(result: Monitored) -> None:
     title = f"{answers.rows:,} answers"
     if result.drift.looks > 1:
         title += f", the newest of {result.drift.looks} runs"
-    show_table(title, ["", "answers", "validation rows", "limit"], rows)
+    show_table(title, ["answers", "validation rows", "limit"], rows)
     for test in result.drift.tests:
         mark, style = ("drifted", "bold red") if test.drifted else ("no drift", "green")
         p_value = f"p = {test.p_value:.2g}" if test.p_value >= SMALLEST_P else f"p < {SMALLEST_P:g}"

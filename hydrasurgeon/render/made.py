@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -264,7 +265,7 @@ def fused(result: Fused) -> None:
     if agreement:
         show(
             f"  on {agreement.samples:,} rows its probabilities differ from its members' by "
-            f"{bounded(agreement.mean_difference)} on average (at most {bounded(agreement.max_difference)})"
+            f"{bounded(agreement.mean_difference)} on average, largest {bounded(agreement.max_difference)}"
         )
         if agreement.accuracy_members is not None and agreement.accuracy_fused is not None:
             show(
@@ -290,9 +291,9 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     if quiet:
         return None
     show((str(result.path), "bold"), ": written")
-    title = "Baselines, then the best model for each budget. No figure is of rows that fitted the model."
+    title = "Baselines, then the best model for each budget, on validation rows that did not fit the calibration."
     show_wrapped(title, "")
-    _table([*result.rows, *result.front])
+    _table(_once([*result.rows, *result.front]))
     show("")
     if result.recommendation:
         show_wrapped(result.recommendation, "")
@@ -303,13 +304,25 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     return None
 
 
+def _once(rows: Sequence[TableRow]) -> list[TableRow]:
+    """Return the rows, a baseline that was chosen once and marked so."""
+    named: dict[str, TableRow] = {}
+    for row in rows:
+        budget, _, name = row.name.partition(": ")
+        if name in named and replace(named[name], name="") == replace(row, name=""):
+            named[name] = replace(row, name=f"{name} (chosen for {budget})")
+        else:
+            named[row.name] = row
+    return [*named.values()]
+
+
 def _table(rows: Sequence[TableRow]) -> None:
     measures = [name for name in WORTH if name in rows[0].worth]
     costs = [name for name in COST if name in rows[0].cost]
     heads: list[Head] = [
         "members",
         *(WORTH[name][0] for name in measures),
-        *(("x the model", n) for n in costs),
+        *(("cost, x", n) for n in costs),
     ]
     lines = []
     for row in rows:

@@ -48,6 +48,7 @@ def show_table(title: str, heads: Sequence[Head], rows: Sequence[Sequence[Part]]
             head = Text("\n").join([styled((once, "dim")), head])
         grid.add_column(head, justify="right", no_wrap=True)
     for row in rows:
+        assert len(row) == 1 + len(heads)  # else values stand below the heads of others
         grid.add_row(*map(styled, row))
     console = Terminal(width=WIDEST)
     put(grid, Measurement.get(console, console.options, grid).maximum)

@@ -33,6 +33,8 @@ PROMISED = ("width", "coverage", "set_size", "answered", "wrong", "missed")
 """Metrics of a decision state's promises, which a terminal shows in a separate table, because a
 line has 80 characters.
 """
+FLAGGED = "flagged"
+"""Fraction of OOD samples that is called unfamiliar; it stands in that table too."""
 DECIMALS = 3
 """Number of decimals of fractions and losses."""
 WIDEST = 52
@@ -185,15 +187,20 @@ def brief(results: Sequence[Result], ood_scores: Sequence[str] = ()) -> list[Rep
         for average in shifts
     ]
     costs = columns(COST, [r.cost for r in results], " ")  # the blank gives them no heading
-    inside = quality(results)
+    inside, outside = quality(results), _grouped(OOD, averages)
     by_title = {
         "in distribution": [
             *(column for column in inside if column.metric.key not in PROMISED),
             *diversity(results),
             *costs,
         ],
-        "decisions": [column for column in inside if column.metric.key in PROMISED],
-        f"out of distribution{by_score}": _grouped(OOD, averages),
+        "decisions": [
+            *(column for column in inside if column.metric.key in PROMISED),
+            *(column for column in outside if column.metric.key == FLAGGED),
+        ],
+        f"out of distribution{by_score}": [
+            column for column in outside if column.metric.key != FLAGGED
+        ],
         "under shift, by severity": [
             *_grouped(SHIFT[:2], severities),
             *columns(SHIFT, shifts, "mean"),
@@ -286,7 +293,9 @@ def cost_notes(costs: Sequence[Any]) -> list[str]:
         counts = " or ".join(map(str, lengths))
         notes.append(f"MACs are those of one text of {counts} tokens.")
     if any(cost.macs_all_tokens not in (None, cost.macs) for cost in present):
-        notes.append("MACs leave out outputs of the last layer that the classifier does not read.")
+        notes.append(
+            "MACs count only what an answer needs: of the last layer, the tokens that the classifier reads."
+        )
     batches = {getattr(cost, "latency_batch", None) for cost in present}
     sizes = sorted(size for size in batches if size is not None)
     if sizes:

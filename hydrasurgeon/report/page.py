@@ -124,7 +124,7 @@ class Material:
         if not self.other_names:
             return f"The quality of {reference}"
         clauses = [clause for _, clause in sorted(self._clauses(), key=itemgetter(0))]
-        more = [f"{len(clauses) - NAMED} more"] if len(clauses) > NAMED else []
+        more = [f"{len(clauses) - NAMED} more models in the table"] if len(clauses) > NAMED else []
         return f"Compared with {reference}: {'; '.join([*clauses[:NAMED], *more])}"
 
     def _clauses(self) -> Iterator[tuple[bool, str]]:
@@ -256,4 +256,4 @@ def _facts(material: Material) -> dict[str, Any]:
     facts["intervals"] = (
         f"paired bootstrap over samples, {100 * material.level:.4g} %, seed {material.seed}"
     )
-    return facts | {f"sha256 of {name}": sha256 for name, sha256 in material.hashes.items()}
+    return facts | {f"content hash of {name}": sha256 for name, sha256 in material.hashes.items()}

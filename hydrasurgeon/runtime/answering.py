@@ -392,4 +392,4 @@ def fed(
             weight = next(module.parameters())
             batch = replace(batch, inputs=moved(batch.inputs, weight.device, weight.dtype))
         yield batch
-        run.tick(name or batches.samples.spec, done, len(batches))
+        run.tick(name or f"batches of {batches.samples.spec}", done, len(batches))

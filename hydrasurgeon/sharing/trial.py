@@ -133,10 +133,14 @@ def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str
     measures = {"accuracy": accuracy(probs, labels), "ece": ece(probs, labels)}
     if model.state is not None:
         record = model.state.record
-        covered = of_labels(prediction_sets(record.conformal, probs), labels)
-        shares = {"flagged": scores > record.ood.threshold, "coverage": covered}
+        flagged = scores > record.ood.threshold
+        sets = prediction_sets(record.conformal, probs)
+        # As `eval` counts: the set of a familiar sample is never empty.
+        empty = ~sets.any(axis=-1) & ~flagged
+        covered = np.where(empty, probs.argmax(axis=-1) == labels, of_labels(sets, labels))
+        shares = {"flagged": flagged, "coverage": covered}
         if record.abstain is not None:
-            shares["answered"] = probs.max(axis=-1) >= record.abstain.threshold
+            shares["answered"] = (probs.max(axis=-1) >= record.abstain.threshold) & ~flagged
         measures |= {name: float(share.mean()) for name, share in shares.items()}
     for name, ood_samples in trial.ood_sets.items():
         area = auroc(scores, answers(run, model, ood_samples, who)[1])

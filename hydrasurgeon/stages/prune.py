@@ -208,7 +208,7 @@ def _computed(
         raise UsageError(
             f"{opened.name}: has no {key} scores",
             hint=(
-                f"Run `hydrasurgeon score --method {' '.join(key.words)} {needs} {arguments.checkpoint}` "
+                f"Run `hydrasurgeon score {arguments.checkpoint} --method {' '.join(key.words)} {needs}` "
                 f"first, or give {needs} here."
             ),
         )

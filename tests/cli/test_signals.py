@@ -232,6 +232,7 @@ def test_an_interrupted_build_leaves_the_best_so_far(tmp_path: Path, name: str) 
     assert json.loads(repeated.stdout)["interrupted"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_prediction_goes_on_by_the_same_command(
     tiny: MAKE, images: Callable[..., str], tmp_path: Path, name: str

@@ -350,6 +350,7 @@ def test_a_predictor_in_a_worker(made: Made, tmp_path: Path) -> None:
     assert answers["answer"] == [*map(str, right["answer"])]
 
 
+@pytest.mark.slow
 def test_what_is_in_the_folder_belongs_together(made: Made, tmp_path: Path) -> None:
     _, whole, data = made
     graph = shutil.copytree(whole, tmp_path / "graph")

@@ -52,6 +52,7 @@ def used_commands(lines: Iterable[str]) -> set[str]:
     return used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_command_is_one_of_ours(scale: str, tmp_path: Path) -> None:
     line = [sys.executable, str(PAPER / "tables.py"), "all", "--scale", scale, "--seeds", "1"]

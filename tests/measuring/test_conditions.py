@@ -56,7 +56,7 @@ def test_a_calibrated_model_is_compared_with_a_calibrated_reference(home: Path) 
         ("data", open_data(data).fingerprint()["sha256"]),
         ("near-OOD noise", open_data(str(home / "noise.npz")).fingerprint()["sha256"]),
     ):
-        assert f"<dt>sha256 of {name}</dt><dd>{sha256}</dd>" in text
+        assert f"<dt>content hash of {name}</dt><dd>{sha256}</dd>" in text
     # Other scores detect OOD data, and one alone is calibrated: only accuracy is compared.
     table = page.read_text(encoding="utf-8").partition("<caption>Differences")[2]
     heads = table.partition("</thead>")[0]

@@ -86,7 +86,8 @@ def test_what_is_answered_and_wrong_is_counted_as_predict_answers(
         assert max(map(len, lines)) <= 80
         at = next(at for at, line in enumerate(lines) if "answered" in line)
         heads, row, low, high = (line.split() for line in lines[at : at + 4])
-        assert (heads[-2:], low[0], high[0]) == (["answered", "wrong"], "from", "to")
+        assert heads[-4:] == ["answered", "of", "these", "wrong"]
+        assert (low[0], high[0]) == ("from", "to")
         assert row[-2:] == [f"{found.answered:.3f}", f"{found.wrong:.3f}"]
         ends = zip(found.ci["answered"], found.ci["wrong"], strict=True)
         assert [low[-2:], high[-2:]] == [[f"{each:.3f}" for each in pair] for pair in ends]
@@ -96,6 +97,19 @@ def test_what_is_answered_and_wrong_is_counted_as_predict_answers(
     assert other.results[0].id.wrong == found.wrong
     assert other.results[0].sets is not None
     assert [each.answered for each in other.results[0].sets] == [found.answered] * 2
+
+
+def test_the_share_of_an_ood_set_that_predict_calls_unfamiliar(ready: Path) -> None:
+    """A model without a decision state flags nothing."""
+    noise = str(ready / "noise.npz")
+    models = [ready / "c", ready / "source"]
+    decided, plain = hs.evaluate(
+        models, data=mixed(ready), ood=[f"far:noise={noise}"]
+    ).report.results
+    unfamiliar = [row["unfamiliar"] for row in hs.predict(ready / "c", data=noise)]
+    assert decided.ood[0].flagged == pytest.approx(np.mean(unfamiliar))
+    assert decided.ood_average["all"].flagged == decided.ood[0].flagged > 0
+    assert plain.ood[0].flagged is None
 
 
 def test_a_predictions_file_says_by_which_decision(ready: Path) -> None:

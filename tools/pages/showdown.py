@@ -54,7 +54,7 @@ GOALS: tuple[tuple[str, str, str, Callable[[float], bool]], ...] = (
     ("accuracy", "{} accuracy", "97 % accuracy", lambda right: right >= 0.965),
     (
         "risk 0.02/broken",
-        "at most 2 % of answers wrong (not kept in {} of random splits)",
+        "at most 2 % of answers wrong (broken in {} of random splits)",
         "kept in 95 % of random splits",
         lambda broken: broken <= 0.05,
     ),
@@ -188,7 +188,7 @@ def claim(results: Results) -> str:
             missed += [] if reached(value) else [goal]
     judged = " ".join(
         f"{verdict}: {', '.join(goals)}."
-        for verdict, goals in (("Goal missed", missed), ("Not measured", unknown))
+        for verdict, goals in (("Missed goals of ours", missed), ("Not measured", unknown))
         if goals
     )
     judged = judged or "All that was set as a goal is reached."

@@ -185,7 +185,7 @@ def extract(
     while len(order) < budget:
         if progress is not None and problem.world.is_main:
             score = trace[-1] if trace else start
-            message = f"{len(order)}/{budget} heads removed, {problem.objective.kind} {score:.4f}"
+            message = f"{len(order)}/{budget} heads removed, {problem.objective.kind} {score:.4f}; candidates"
             progress(message, sum(rounds[: len(order)]), sum(rounds))
         head, score = search.next(order)
         order.append(head)
