@@ -173,7 +173,7 @@ def test_the_table_says_what_it_counts_and_times(
     tiny: MAKE, images: SPEC, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["eval", str(tiny()), "--data", images(rows=10), "--quiet"]
-    convention = "MACs count only what an answer needs: of the last layer, the tokens that the classifier reads."
+    convention = "MACs leave out tokens of the last layer that the classifier does not read."
     assert run(line) == 0
     plain = capsys.readouterr().out
     assert convention in plain.splitlines()

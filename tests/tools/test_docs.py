@@ -121,7 +121,7 @@ def test_the_readme_has_the_figures_of_models_that_share_no_start() -> None:
     titles = ("hydra of half the heads, a quarter of the neurons", "single, mean of the three")
     hydra, single, ensemble = (rows[title] for title in (*titles, "Deep Ensemble"))
     nll, cost = hydra[2].split("±")[0], hydra[0]
-    told = f"an NLL of {nll} at {cost} of a model's cost (single {single[2].split('±')[0]}, "
+    told = f"an NLL of {nll} at {cost} of a single model's cost (single {single[2].split('±')[0]}, "
     assert told in (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"Deep Ensemble {ensemble[2].split('±')[0]} at 3)" in (ROOT / "README.md").read_text(
         "utf-8"
