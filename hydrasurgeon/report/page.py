@@ -124,7 +124,7 @@ class Material:
         if not self.other_names:
             return f"The quality of {reference}"
         clauses = [clause for _, clause in sorted(self._clauses(), key=itemgetter(0))]
-        more = [f"{len(clauses) - NAMED} more models in the table"] if len(clauses) > NAMED else []
+        more = [f"{len(clauses) - NAMED} more in the table"] if len(clauses) > NAMED else []
         return f"Compared with {reference}: {'; '.join([*clauses[:NAMED], *more])}"
 
     def _clauses(self) -> Iterator[tuple[bool, str]]:
