@@ -174,7 +174,7 @@ def monitored(result: Monitored) -> None:
     def of(counts: Seen | None, name: str) -> str:
         return ABSENT if counts is None else f"{getattr(counts, name) / counts.rows:.3f}"
 
-    limit = f"≤ {result.drift.id_flagged:g} (by chance ≤ {result.drift.may_be_flagged:.3f})"
+    limit = f"≤ {result.drift.id_flagged:g}; drift: surely > {result.drift.may_be_flagged:.3f}"
     promised = {"unfamiliar": limit}
     rows = [
         [name, of(answers, name), of(seen, name), promised.get(name, "")]

@@ -293,9 +293,7 @@ def cost_notes(costs: Sequence[Any]) -> list[str]:
         counts = " or ".join(map(str, lengths))
         notes.append(f"MACs are those of one text of {counts} tokens.")
     if any(cost.macs_all_tokens not in (None, cost.macs) for cost in present):
-        notes.append(
-            "MACs leave out tokens of the last layer that the classifier does not read."
-        )
+        notes.append("MACs leave out tokens of the last layer that the classifier does not read.")
     batches = {getattr(cost, "latency_batch", None) for cost in present}
     sizes = sorted(size for size in batches if size is not None)
     if sizes:

@@ -191,7 +191,7 @@ class _Reader:
         self, path: Path, labels: Path, counted: set[bytes]
     ) -> tuple[set[bytes], dict[str, tuple[int, int]]]:
         """Return the hashes of new labels, and for each promise the counts of labelled rows and of
-        rows that break it.
+        rows that break it. A label counts once for each answer: ids may occur again in later files.
         """
         if not self.watched.promises:
             raise UsageError(
@@ -200,7 +200,7 @@ class _Reader:
             )
         names = {harmless(str(label)) for label in self.watched.names}
         truths: dict[str, str] = {}
-        new: set[bytes] = set()
+        known: set[str] = set()
         for where, row in read_rows(labels):
             if not isinstance(row, dict) or not {"id", "label"} <= row.keys():
                 raise DataError(f"{where}: has no id and label", hint=LABELS)
@@ -213,18 +213,23 @@ class _Reader:
                 raise DataError(
                     f"{where}: {visible(truth)[:80]} is not a class of the checkpoint", hint=LABELS
                 )
-            digest = hash_of([name, truth])
-            if digest in counted:
-                continue
+            is_known = hash_of([name, truth]) in counted
             if name in truths:
-                raise DataError(f"{where}: {visible(name)[:80]} has a label twice", hint=LABELS)
+                if is_known:
+                    continue
+                if name not in known:
+                    raise DataError(f"{where}: {visible(name)[:80]} has a label twice", hint=LABELS)
             truths[name] = truth
-            new.add(digest)
-        return new, self._kept(path, truths) if truths else {}
+            (known.add if is_known else known.discard)(name)
+        return self._kept(path, truths, known, counted) if truths else (set(), {})
 
-    def _kept(self, path: Path, truths: dict[str, str]) -> dict[str, tuple[int, int]]:
-        """Return for each promise the counts of labelled rows and of rows that break it."""
-        rows, broken = Counter[str](), Counter[str]()
+    def _kept(
+        self, path: Path, truths: dict[str, str], known: set[str], counted: set[bytes]
+    ) -> tuple[set[bytes], dict[str, tuple[int, int]]]:
+        """Return the hashes of new labels, and for each promise the counts of labelled rows and of
+        rows that break it; `known` names labels of which an earlier look may have had the answer.
+        """
+        rows, broken, new = Counter[str](), Counter[str](), set[bytes]()
         answered: dict[str, bytes] = {}
         for where, row in read_rows(path):
             names = [str(row.get(key)) for key in ("key", "id")] if isinstance(row, dict) else []
@@ -237,19 +242,23 @@ class _Reader:
             if name in answered:
                 continue
             answered[name] = digest
+            of_answer = hash_of([digest.hex(), truths[name]])
+            if of_answer in counted:
+                continue
+            new |= {of_answer, hash_of([name, truths[name]])}
             if row.get("error"):
                 continue
             verdict = self.task.broken(row, truths[name])
             rows.update(verdict.keys())
             broken.update(promise for promise, wrong in verdict.items() if wrong)
-        left = truths.keys() - answered.keys()
+        left = truths.keys() - answered.keys() - known
         if left:
             one = visible(min(left))[:80]
             raise DataError(
                 f"{path}: has no answer for {len(left)} labels, such as {one}",
                 hint="Give labels of the answers in this file; give the labels of other nights with the answers of those nights.",
             )
-        return {promise: (count, broken[promise]) for promise, count in rows.items()}
+        return new, {promise: (count, broken[promise]) for promise, count in rows.items()}
 
 
 class _Row(dict[str, Any]):

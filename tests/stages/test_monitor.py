@@ -237,6 +237,23 @@ def test_labels_join_answers_by_their_key(ready: Path, tmp_path: Path) -> None:
     assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 2}}
 
 
+def test_labels_of_each_night_count_though_ids_begin_again(ready: Path, tmp_path: Path) -> None:
+    """Without ids the rows of every file are numbered from 0."""
+    rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
+    given = [row for row in rows if row["answer"] not in ("abstain", "unfamiliar")]
+    nights = given[: len(given) // 2], given[len(given) // 2 :]
+    state = tmp_path / "nights.json"
+    for night in (*nights, nights[0]):  # the first one again counts no more
+        numbered = [{**row, "id": at} for at, row in enumerate(night)]
+        write_lines(tmp_path / "a.jsonl", numbered)
+        labels = [{"id": row["id"], "label": row["label"]} for row in numbered]
+        write_lines(tmp_path / "l.jsonl", labels)
+        result = monitor(
+            tmp_path / "a.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
+        )
+    assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 0}}
+
+
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
