@@ -200,7 +200,7 @@ class _Reader:
             )
         names = {harmless(str(label)) for label in self.watched.names}
         truths: dict[str, str] = {}
-        known: set[str] = set()
+        earlier: set[str] = set()
         for where, row in read_rows(labels):
             if not isinstance(row, dict) or not {"id", "label"} <= row.keys():
                 raise DataError(f"{where}: has no id and label", hint=LABELS)
@@ -217,17 +217,17 @@ class _Reader:
             if name in truths:
                 if is_known:
                     continue
-                if name not in known:
+                if name not in earlier:
                     raise DataError(f"{where}: {visible(name)[:80]} has a label twice", hint=LABELS)
             truths[name] = truth
-            (known.add if is_known else known.discard)(name)
-        return self._kept(path, truths, known, counted) if truths else (set(), {})
+            (earlier.add if is_known else earlier.discard)(name)
+        return self._kept(path, truths, earlier, counted) if truths else (set(), {})
 
     def _kept(
-        self, path: Path, truths: dict[str, str], known: set[str], counted: set[bytes]
+        self, path: Path, truths: dict[str, str], earlier: set[str], counted: set[bytes]
     ) -> tuple[set[bytes], dict[str, tuple[int, int]]]:
         """Return the hashes of new labels, and for each promise the counts of labelled rows and of
-        rows that break it; `known` names labels of which an earlier look may have had the answer.
+        rows that break it; `earlier` names labels of which an earlier look may have had the answer.
         """
         rows, broken, new = Counter[str](), Counter[str](), set[bytes]()
         answered: dict[str, bytes] = {}
@@ -251,7 +251,7 @@ class _Reader:
             verdict = self.task.broken(row, truths[name])
             rows.update(verdict.keys())
             broken.update(promise for promise, wrong in verdict.items() if wrong)
-        left = truths.keys() - answered.keys() - known
+        left = truths.keys() - answered.keys() - earlier
         if left:
             one = visible(min(left))[:80]
             raise DataError(
