@@ -148,7 +148,9 @@ class EvaluateOptions(Engines, BareOptions, Run, Force):
         help="Add bootstrap confidence intervals of level P to metrics and paired differences.",
     )
     reference: str | None = option(
-        None, metavar="NAME", help="Result that the others are compared with. Default: the first."
+        None,
+        metavar="NAME",
+        help="--html, --markdown, --ci: result that the others are compared with. Default: the first.",
     )
     asserts: Texts = option(
         (),

@@ -107,7 +107,11 @@ def monitor(arguments: MonitorOptions) -> Monitored:
         state = state.with_look(look, answers.new, labelled)
     notes = []
     if answers.seen is None:
-        alone = "only labels were counted" if labelled else "these are the results of earlier runs"
+        alone = (
+            "only labels were counted"
+            if labelled
+            else "the table shows those of the last run that had some"
+        )
         notes.append(f"there are no new answers: {alone}")
     if arguments.labels is not None and not kept:
         notes.append(f"{arguments.labels}: no label is new, or of a row that was answered")

@@ -59,7 +59,8 @@ def test_exit_codes_and_what_is_said(
     before = state.read_bytes()
     assert run(["monitor", str(tmp_path / "same.jsonl"), *against]) == 0
     assert (
-        "there are no new answers: these are the results of earlier runs" in capsys.readouterr().err
+        "there are no new answers: the table shows those of the last run that had some"
+        in capsys.readouterr().err
     )
     assert state.read_bytes() == before
     command = ["monitor", str(tmp_path / "noise.jsonl"), *against, "--state", str(state)]
