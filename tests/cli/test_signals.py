@@ -150,7 +150,7 @@ def test_the_command_that_is_printed_goes_on(
     """It runs as it is, from the state that was left, to the bytes of a run that nobody struck."""
     tiny()
     images()
-    line = "finetune vit --data data.npz --recipe demo --save-every 1 --quiet -o"
+    line = "finetune vit --data data.npz --recipe demo --set epochs=3 --save-every 1 --quiet -o"
     state = tmp_path / "t.training.safetensors"
     done = struck(tmp_path, signal.SIGINT, "a state", line=f"{line} t")
     assert done.returncode == 128 + signal.SIGINT
