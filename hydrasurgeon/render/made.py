@@ -300,7 +300,10 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     notes(result.notes)
     show("")
     for line in result.summary.splitlines():
-        show(line)
+        if "hydrasurgeon " in line:  # a command is copied whole
+            show(line)
+        else:
+            show_wrapped(line.strip(), " " * (len(line) - len(line.lstrip())))
     return None
 
 
