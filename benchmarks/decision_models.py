@@ -92,6 +92,10 @@ class Source:
     perturbed: bool = False
 
 
+LONGER = {"epochs": "3", "label_smoothing": "0.1"}
+"""Training of the demo's members whose results are recorded."""
+
+
 def outputs(path: Path, sources: dict[str, Source], folder: Path) -> Answers:
     """Return the outputs of a checkpoint, each set in a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -185,7 +189,13 @@ def fashion(cache: Path, shared: Path, seed: int) -> dict[str, Answers]:
         tuned = cache / f"{path.stem}-tuned.safetensors"
         if not tuned.exists():
             hs.finetune(
-                path, data="demo:train", recipe="demo", seed=number, out=tuned, device="cpu"
+                path,
+                data="demo:train",
+                recipe="demo",
+                set=LONGER,
+                seed=number,
+                out=tuned,
+                device="cpu",
             )
         members.append(outputs(tuned, sets, cache))
     return {"single": outputs(source, sets, cache), "hydra": together(members)}

@@ -24,7 +24,14 @@ from hydrasurgeon.tuning.training_state import TrainingPosition
 
 MAKE = Callable[..., Path]
 SPEC = Callable[..., str]
-LEARNS = {"batch_size": "8", "lr": "3e-3", "warmup": "0", "schedule": "constant", "dropout": "0.1"}
+LEARNS = {
+    "label_smoothing": "0.1",
+    "batch_size": "8",
+    "lr": "3e-3",
+    "warmup": "0",
+    "schedule": "constant",
+    "dropout": "0.1",
+}
 """No step depends on how many there are, so that a training of fewer epochs is the beginning of a longer one."""
 
 
