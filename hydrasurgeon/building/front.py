@@ -113,7 +113,7 @@ class Front:
         single = references.get(SINGLE, references.get(PROBE))
         assert single is not None
         is_made = bool(single.choice.members[0].making)  # of a body, which answers nothing itself
-        reference = f"{self.search.opened.name}, unpruned,"
+        reference = self.search.opened.name
         if is_made:
             reference = "the probe" if single.choice.name == PROBE else "the first tuned model"
         lines = [f"Compared with {reference} on {rows}:"]

@@ -308,12 +308,14 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
 
 
 def _once(rows: Sequence[TableRow]) -> list[TableRow]:
-    """Return the rows, a baseline that was chosen once and marked so."""
+    """Return the rows; a baseline that was chosen stands once, with its budgets."""
     named: dict[str, TableRow] = {}
     for row in rows:
         budget, _, name = row.name.partition(": ")
         if name in named and replace(named[name], name="") == replace(row, name=""):
-            named[name] = replace(row, name=f"{name} (chosen for {budget})")
+            marked = named[name].name.removesuffix(")")
+            marked = f"{name} (chosen for {budget})" if marked == name else f"{marked}, {budget})"
+            named[name] = replace(row, name=marked)
         else:
             named[row.name] = row
     return [*named.values()]
