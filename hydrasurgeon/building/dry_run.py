@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hydrasurgeon.building.budgets import Budget, ModelSizes
-from hydrasurgeon.building.members import QUICK, SEEDS, WHOLE, Cuts, MemberModel, probe_of, tuned
+from hydrasurgeon.building.members import (
+    QUICK,
+    SEEDS,
+    Cuts,
+    MemberModel,
+    given_models,
+    probe_of,
+    tuned,
+)
 from hydrasurgeon.building.plan import PlannedStage
 from hydrasurgeon.building.search_space import averaged
 from hydrasurgeon.checkpoints.checkpoint import Single
@@ -34,8 +42,7 @@ def commands_ahead(
         members["wide"] = [probe_of(options.paths[0], options)]
         members["tuned"] = models
     else:
-        paths = enumerate(options.paths, 1)
-        models = [MemberModel(f"model {number}", path, WHOLE) for number, path in paths]
+        models = given_models(options)
         if not opened[0].family.named_classes:
             task = opened[0].manifest.model.task
             members["quick"] = [probe_of(options.paths[0], options, task)]

@@ -55,6 +55,12 @@ class MemberModel:
         return str(self.size)
 
 
+def given_models(options: BuildOptions) -> list[MemberModel]:
+    """Return the models that the command line names."""
+    paths = enumerate(options.paths, 1)
+    return [MemberModel(f"model {number}", path, WHOLE) for number, path in paths]
+
+
 def finetuned(options: BuildOptions, source: Path, file: Path, **words: Any) -> CommandLine:
     """Return the command that trains a model on TRAIN."""
     usual = {"data": options.data, "val": options.choosing, "limit": options.limit}

@@ -17,8 +17,7 @@ from hydrasurgeon.building.members import (
     QUICK,
     SCORED,
     SEEDS,
-    WHOLE,
-    MemberModel,
+    given_models,
     is_large,
     probe_of,
 )
@@ -348,14 +347,11 @@ def _search(inputs: BuildInputs, budgets: Sequence[Budget], plan: Plan) -> Searc
     if ood:  # those given are of one kind: what is chosen by them alone may tell no other
         ood.append(Perturbed(val, options.seed))
     crossed = sets["data"][0] if options.crossed else None
-    unpruned = [
-        MemberModel(f"model {number + 1}", path, WHOLE) for number, path in enumerate(options.paths)
-    ]
     search = SearchSpace(
         options=options,
         budgets=budgets,
         opened=first,
-        models=unpruned if probe is None else [],
+        models=given_models(options) if probe is None else [],
         answer_store=AnswerStore(val, ood, train, inputs.task, options, plan.tick, crossed),
         data=sets["data"][0],
         workshop=workshop,

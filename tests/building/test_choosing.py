@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hydrasurgeon.building.budgets import parse_budgets
+from hydrasurgeon.building.budgets import Size, parse_budgets
 from hydrasurgeon.building.choosing import MARGIN, ROUNDING, decide
+from hydrasurgeon.building.members import WHOLE, MemberModel
+from hydrasurgeon.building.search_space import SearchSpace
+from hydrasurgeon.building.table import Candidate
 from hydrasurgeon.errors import UsageError
 
 
@@ -90,3 +95,51 @@ def test_budgets_that_are_none(text: str) -> None:
 def test_a_list_of_budgets_is_a_rising_front() -> None:
     budgets = parse_budgets("params=2,1.25,1.25")
     assert [str(budget) for budget in budgets] == ["params=1.25", "params=2"]
+
+
+def space(values: dict[str, float], mean: str = "", size: Size | None = None) -> Any:
+    """A search space of models, of which one may be the mean, with what each is worth alone."""
+    members = {
+        name: MemberModel(name, Path(f"{name}.safetensors"), WHOLE, size=size) for name in values
+    }
+    means = (members.pop(mean),) if mean else ()
+    search: Any = SimpleNamespace(
+        models=[*members.values()], mean=means, plain=[], _value_of=lambda each: values[each.label]
+    )
+    search.members = [*search.models, *means]
+    return search
+
+
+def labels(members: Sequence[MemberModel]) -> list[str]:
+    return [each.label for each in members]
+
+
+def test_a_hydra_has_the_best_models_of_one_size() -> None:
+    search = space({"a": 0.1, "b": 0.3, "c": 0.2, "the mean": 0.9}, mean="the mean")
+    cut = space({"a, cut": 0.5, "b, cut": 0.4}, size=Size(2, 0.5))
+    search.members += cut.models
+    worth = search._value_of
+    search._value_of = lambda each: (worth if each.size is None else cut._value_of)(each)
+    search.plain = [Candidate.of(*search.models, name="ensemble of 3")]
+    found = SearchSpace.candidates.fget(search)  # type: ignore[attr-defined]
+    assert [each.name for each in found] == ["ensemble of 3", *[""] * (len(found) - 1)]
+    assert [labels(each.members) for each in found[1:]] == [
+        *(["a"], ["b"], ["c"], ["the mean"], ["a, cut"], ["b, cut"]),
+        ["b", "c"],
+        ["a, cut", "b, cut"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("worth", "mean", "expected"),
+    [
+        ({"a": 0.1, "b": 0.3, "the mean": 0.3}, "the mean", ["the mean"]),
+        ({"a": 0.1, "b": 0.3, "the mean": 0.2}, "the mean", ["a", "b"]),
+        ({"a": 0.1, "b": 0.3}, "", ["a", "b"]),
+    ],
+)
+def test_the_mean_is_cut_unless_a_model_is_better(
+    worth: dict[str, float], mean: str, expected: list[str]
+) -> None:
+    found = SearchSpace._uncut.fget(space(worth, mean))  # type: ignore[attr-defined]
+    assert labels(found) == expected
