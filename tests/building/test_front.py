@@ -94,7 +94,7 @@ def test_a_front_is_a_folder_of_checkpoints(tasks: Tasks) -> None:
     first = lines.index(built.plan[1])
     assert lines[first : first + len(built.plan) - 1] == list(built.plan[1:])
     assert built.plan[2].startswith("2. the other models, and their mean: about ")
-    assert any(line.startswith(f"stage 1 of {len(built.plan) - 1}; ") for line in lines)
+    assert any(line.startswith(f"stage 1 of {len(built.plan) - 1} (") for line in lines)
     assert built.to_json()["summary"] == built.summary
     said = json.loads((built.path / "front.json").read_text())
     assert said["format"] == "hydrasurgeon.front/1"
