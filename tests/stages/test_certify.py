@@ -55,7 +55,8 @@ def test_each_part_has_its_own_rows(how: dict[str, Any], place: Path, tmp_path: 
     answers = hs.predict(tmp_path / "c", data=str(place / "held.csv"), device="cpu", cascade=False)
     given = [row["answer"] not in ("abstain", "unfamiliar") for row in answers]
     if usual.abstain is not None:
-        assert usual.abstain.coverage == pytest.approx(np.mean(given))
+        # Other batches round otherwise: the row whose score is the OOD threshold may change sides.
+        assert usual.abstain.coverage == pytest.approx(np.mean(given), abs=1.01 / len(given))
     others = [
         calibrated(place, tmp_path / "d", *files, **how)
         for files in (("fit", "other"), ("other", "held"))
