@@ -28,14 +28,13 @@ from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
 from hydrasurgeon.engines import INEXACT
 from hydrasurgeon.errors import DataError, HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX, claims, hold, real, staged, sweep, write_text
-from hydrasurgeon.files.history import typed
 from hydrasurgeon.files.manifest import sidecar
 from hydrasurgeon.files.resumable import content_hash
 from hydrasurgeon.files.untrusted import read_json
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.model_differences import Difference, compared
 from hydrasurgeon.measuring.results import COMPARED
-from hydrasurgeon.options.column_roles import LABELS, SELECTING, DataSpec
+from hydrasurgeon.options.column_roles import DataSpec
 from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 
@@ -143,12 +142,7 @@ class Front:
             files += "".join(f" {shlex.quote(str(path))}" for path in options.checkpoints)
         if any(entry.choice.words == "cascade" for entry in self.rungs.values()):
             page = f" --cascade{page}"
-        columns = dict(DataSpec.parse(options.data).columns)
-        for role in SELECTING:
-            columns.pop(role, None)
-        data = ["--data", "TEST", *typed("--labels", columns.pop(LABELS, None))]
-        if columns:
-            data += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
+        data = ["--data", "TEST", *DataSpec.parse(options.data).options()]
         data += ["--skip-bad"] * options.skip_bad
         lines.append(
             f"next, with labelled rows that build has not seen in place of TEST: hydrasurgeon eval {files} {shlex.join(data)}{page}"

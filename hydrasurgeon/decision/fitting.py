@@ -147,11 +147,11 @@ def fit_state(
         helps = coverage_that_helps(answers, certifying.truth, promise.coverage)
         how = "a higher --coverage needs more validation rows"
         if helps is not None:
-            how = f"with --coverage {helps:g} some have"
+            how = f"--coverage {helps:g} gives larger sets where the model is unsure"
         if helps != promise.coverage:
             notes.append(
-                f"accuracy {fit.accuracy:.3f} exceeds --coverage {promise.coverage:g}, so hardly any "
-                f"prediction set has two labels; {how}"
+                f"almost every prediction set holds one label, because the likeliest label is right more "
+                f"often ({fit.accuracy:.1%}) than --coverage {promise.coverage:g} asks of a set; {how}"
             )
     abstain = thresholds.get("abstain")
     if abstain is not None and "answer" in task.columns:

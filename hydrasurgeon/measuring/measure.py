@@ -109,19 +109,20 @@ class Answered:
         return [np.arange(count)[None] for count in self.counts]
 
     def unlike(self, reference: Answered) -> dict[str, str]:
-        """Describe differences that make a comparison unfair: {"calibration": "calibrated, the
-        reference not"}.
+        """Describe differences that make a comparison unfair: {"calibration": "calibrated, unlike
+        the reference"}.
         """
         phrases = {}
         if self.ood_scores and reference.ood_scores and self.used != reference.used:
             phrases["OOD score"] = (
-                f"OOD by {visible(self.used)}, the reference by {visible(reference.used)}"
+                f"another OOD score ({visible(self.used)}, not {visible(reference.used)})"
             )
         if self.calibrated != reference.calibrated:
-            row_state, reference_state = (
-                ("calibrated", "not") if self.calibrated else ("not calibrated", "is")
+            phrases["calibration"] = (
+                "calibrated, unlike the reference"
+                if self.calibrated
+                else "not calibrated, unlike the reference"
             )
-            phrases["calibration"] = f"{row_state}, the reference {reference_state}"
         return phrases
 
 

@@ -116,6 +116,17 @@ class DataSpec(NamedTuple):
             else DataSpec(self.place, {**columns, **self.columns})
         )
 
+    def options(self, *, labelled: bool = True) -> list[str]:
+        """Return the options by which a command reads another table with these columns."""
+        unused = SELECTING if labelled else (*SELECTING, *OF_LABELLED)
+        named = {role: name for role, name in self.columns.items() if role not in unused}
+        labels = named.pop(LABELS, None)
+        pairs = ",".join(f"{role}={name}" for role, name in named.items())
+        return [
+            *(["--columns", pairs] if pairs else []),
+            *(["--labels", labels] if labels else []),
+        ]
+
     def part(self, first: int, last: int) -> DataSpec:
         """Return the rows between these percentages of a fixed random order."""
         return self._narrowed(PART, first, last)

@@ -11,6 +11,7 @@ from hydrasurgeon.checkpoints.decided_words import fitted_lines, promise_lines
 from hydrasurgeon.criteria import ScoreKey
 from hydrasurgeon.files.torchrun import is_main_process
 from hydrasurgeon.heads import count
+from hydrasurgeon.options.column_roles import DataSpec
 from hydrasurgeon.render.console import (
     COLUMNS,
     Part,
@@ -70,10 +71,17 @@ def _beside(path: Path, suffix: str) -> str:
     return f"{str(path).removesuffix('.safetensors')}-{suffix}.safetensors"
 
 
+def _columns(manifest: Manifest, *, labelled: bool = True) -> list[str]:
+    """Return the options that name the columns of the table that the last command read."""
+    data = manifest.history[-1].args.get("data") if manifest.history else None
+    return DataSpec.parse(data).options(labelled=labelled) if isinstance(data, str) else []
+
+
 def _calibrate_next(path: Path, manifest: Manifest) -> None:
     """Print how to calibrate a model on labelled rows that no training has used."""
     risk = ["--risk", "0.05"] if manifest.model.task == "single_label" else []
-    show_next("calibrate", str(path), "--data", "UNUSED", *risk, "-o", _beside(path, "ready"))
+    data = ["--data", "UNUSED", *_columns(manifest)]
+    show_next("calibrate", str(path), *data, *risk, "-o", _beside(path, "ready"))
     say_about_next("UNUSED: labelled rows that no training has used, not even as --val")
 
 
@@ -187,7 +195,8 @@ def pruned(result: Pruned) -> None:
         picture(manifest.kept, manifest.towers)
     if manifest.kind == "member":
         out = _beside(result.path, "tuned")
-        show_next("finetune", str(result.path), "--data", "TRAIN", "--val", "VAL", "-o", out)
+        data = ["--data", "TRAIN", "--val", "VAL", *_columns(manifest)]
+        show_next("finetune", str(result.path), *data, "-o", out)
 
 
 ACROSS = 4
@@ -369,7 +378,8 @@ def calibrated(result: Calibrated) -> None:
     for line in promise_lines(result.decision):
         show_wrapped(f"{line[0].upper()}{line[1:]}.", "")
     if result.manifest is not None:
-        show_next("predict", str(result.path), "--data", "DATA", "-o", "answers.csv")
+        data = ["--data", "DATA", *_columns(result.manifest, labelled=False)]
+        show_next("predict", str(result.path), *data, "-o", "answers.csv")
 
 
 RANKED = 4
@@ -411,7 +421,10 @@ def exported(done: Export) -> None:
     show(path, f": an ONNX graph ({graph}, opset {done.opset})")
     outputs = "outputs" if done.quantised is None else "in 8 bits, probabilities"
     show(f"  {outputs} differ from PyTorch's by {bounded(done.max_difference)}")
-    for place, compared in (("in int8", done.quantised), ("in the file", done.checked)):
+    for place, compared in (
+        ("8 bits change", done.quantised),
+        ("--check, PyTorch → this file", done.checked),
+    ):
         if compared is not None:
             changes = [
                 f"{name} {value:.4f} → {compared['after'][name]:.4f}"

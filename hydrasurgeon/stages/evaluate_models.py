@@ -322,7 +322,7 @@ def unlike_notes(rows: Sequence[Row], reference: Row, models: Mapping[str, str])
         if phrases:
             of_models.setdefault("; ".join(phrases.values()), []).append(visible(row.name))
     for text, names in of_models.items():
-        yield f"compare {', '.join(names)} with {visible(reference.name)}, the reference, with care: {text}"
+        yield f"compare {', '.join(names)} with the reference, {visible(reference.name)}, with care: {text}"
 
 
 def _calibrating(model: str | None, score: str) -> str:

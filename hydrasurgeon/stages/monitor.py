@@ -5,7 +5,8 @@ saw.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,25 +97,31 @@ def monitor(arguments: MonitorOptions) -> Monitored:
         classes=len(watched.names),
     )
     answers = reader.counted(path, unpacked(state.answers))
-    labelled, kept = set[bytes](), dict[str, tuple[int, int]]()
+    labelled = _Labelled()
     if arguments.labels is not None:
-        labelled, kept = reader.labelled(path, Path(arguments.labels), unpacked(state.labels))
+        labelled = reader.labelled(path, Path(arguments.labels), unpacked(state.labels))
     if answers.seen is None and not (state.looks and answers.repeats):
         raise DataError(f"{path}: holds no answers", hint=HINT)
-    looked = answers.seen is not None or bool(labelled)
+    looked = answers.seen is not None or bool(labelled.new)
     if looked:
-        look = Look(seen=answers.seen, kept=kept)
-        state = state.with_look(look, answers.new, labelled)
+        look = Look(seen=answers.seen, kept=labelled.kept)
+        state = state.with_look(look, answers.new, labelled.new)
     notes = []
     if answers.seen is None:
         alone = (
             "only labels were counted"
-            if labelled
+            if labelled.new
             else "the table shows those of the last run that had some"
         )
         notes.append(f"there are no new answers: {alone}")
-    if arguments.labels is not None and not kept:
+    if arguments.labels is not None and not labelled.kept:
         notes.append(f"{arguments.labels}: no label is new, or of a row that was answered")
+    if labelled.elsewhere:
+        one = visible(min(labelled.elsewhere))[:80]
+        notes.append(
+            f"{arguments.labels}: {len(labelled.elsewhere)} labels are not of answers in {path}, such as "
+            f"{one}; they count in a run on the file that holds their answers"
+        )
     if answers.errors:
         notes.append(
             f"{answers.errors} rows could not be read when they were answered, and are not compared"
@@ -142,6 +149,18 @@ class _Counted:
     """True if the file has rows that earlier looks counted."""
     errors: int
     """New rows that hold an error."""
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """The new information in a file of labels."""
+
+    new: set[bytes] = field(default_factory=set)
+    """Hashes of labels that no look has counted."""
+    kept: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """For each promise the counts of labelled rows and of rows that break it."""
+    elsewhere: Set[str] = frozenset()
+    """Ids of labels whose answers are not in this file."""
 
 
 @dataclass(frozen=True)
@@ -191,11 +210,9 @@ class _Reader:
             )
         return _Counted(seen, new, repeats, errors)
 
-    def labelled(
-        self, path: Path, labels: Path, counted: set[bytes]
-    ) -> tuple[set[bytes], dict[str, tuple[int, int]]]:
-        """Return the hashes of new labels, and for each promise the counts of labelled rows and of
-        rows that break it. A label counts once for each answer: ids may occur again in later files.
+    def labelled(self, path: Path, labels: Path, counted: set[bytes]) -> _Labelled:
+        """Read the labels that earlier looks did not count. A label counts once for each answer: ids
+        may occur again in later files.
         """
         if not self.watched.promises:
             raise UsageError(
@@ -225,13 +242,13 @@ class _Reader:
                     raise DataError(f"{where}: {visible(name)[:80]} has a label twice", hint=LABELS)
             truths[name] = truth
             (earlier.add if is_known else earlier.discard)(name)
-        return self._kept(path, truths, earlier, counted) if truths else (set(), {})
+        return self._kept(path, truths, earlier, counted) if truths else _Labelled()
 
     def _kept(
         self, path: Path, truths: dict[str, str], earlier: set[str], counted: set[bytes]
-    ) -> tuple[set[bytes], dict[str, tuple[int, int]]]:
-        """Return the hashes of new labels, and for each promise the counts of labelled rows and of
-        rows that break it; `earlier` names labels of which an earlier look may have had the answer.
+    ) -> _Labelled:
+        """Join labels to the answers of a file; `earlier` names labels of which an earlier look may
+        have had the answer.
         """
         rows, broken, new = Counter[str](), Counter[str](), set[bytes]()
         answered: dict[str, bytes] = {}
@@ -255,14 +272,14 @@ class _Reader:
             verdict = self.task.broken(row, truths[name])
             rows.update(verdict.keys())
             broken.update(promise for promise, wrong in verdict.items() if wrong)
-        left = truths.keys() - answered.keys() - earlier
-        if left:
-            one = visible(min(left))[:80]
+        if not answered and not earlier:
+            one = visible(min(truths))[:80]
             raise DataError(
-                f"{path}: has no answer for {len(left)} labels, such as {one}",
-                hint="Give labels of the answers in this file; give the labels of other nights with the answers of those nights.",
+                f"{path}: has no answer for any of the {len(truths)} labels, such as {one}",
+                hint="An `id` of the labels is the `id` or `key` of an answer in this file.",
             )
-        return new, {promise: (count, broken[promise]) for promise, count in rows.items()}
+        kept = {promise: (count, broken[promise]) for promise, count in rows.items()}
+        return _Labelled(new, kept, truths.keys() - answered.keys())
 
 
 class _Row(dict[str, Any]):

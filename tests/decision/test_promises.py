@@ -45,11 +45,11 @@ def test_no_familiar_row_has_an_empty_set_and_a_note_says_which_coverage_helps()
     sizes = said.sets.sum(axis=-1)
     assert (sizes[~said.unfamiliar] >= 1).all()
     assert (1 - said.probabilities.max(axis=-1) > state.record.conformal.threshold).any()
-    (note,) = (note for note in notes if "exceeds --coverage 0.8" in note)
-    assert "hardly any prediction set has two labels" in note
+    (note,) = (note for note in notes if "--coverage 0.8 asks" in note)
+    assert "almost every prediction set holds one label" in note
     assert (sizes > 1).mean() < 0.02
     assert (sizes[said.unfamiliar] == 0).any()
-    found = re.search(r"with --coverage ([\d.]+) some", note)
+    found = re.search(r"--coverage ([\d.]+) gives", note)
     assert found is not None
     helped, _ = fit_state(
         drawn(4000, 0, noise=2.0), promise(coverage=float(found[1]), ood_score="energy"), Grounds()

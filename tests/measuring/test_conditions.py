@@ -40,14 +40,14 @@ def test_a_calibrated_model_is_compared_with_a_calibrated_reference(home: Path) 
     done = hs.evaluate([home / "source", decided], data=data, ood=ood, html=page)
     assert [row.name for row in done.report.results] == ["source", "decided"]
     named = (
-        "OOD by rmds, the reference by msp; calibrated, the reference not: run `hydrasurgeon calibrate "
+        "another OOD score (rmds, not msp); calibrated, unlike the reference: run `hydrasurgeon calibrate "
         "source --data VAL --ood-score rmds -o calibrated.safetensors` and compare with that"
     )
     assert any(note.endswith(named) for note in done.notes)
     turned = hs.evaluate(
         [home / "source", decided], data=data, ood=ood, reference="decided", markdown="-"
     )
-    assert any("compare source with decided, the reference" in note for note in turned.notes)
+    assert any("compare source with the reference, decided," in note for note in turned.notes)
     text = page.read_text(encoding="utf-8")
     assert "<code>hydrasurgeon calibrate source --data VAL" in text
     assert "decided is not distinguishable at the same cost" in text

@@ -255,13 +255,31 @@ def test_labels_of_each_night_count_though_ids_begin_again(ready: Path, tmp_path
     assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 0}}
 
 
+def test_one_file_holds_the_labels_of_every_night(ready: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
+    given = [row for row in rows if row["answer"] not in ("abstain", "unfamiliar")]
+    write_lines(tmp_path / "l.jsonl", [{"id": row["id"], "label": row["label"]} for row in given])
+    half = len(given) // 2
+    for night, missing in ((given[:half], len(given) - half), (given[half:], half)):
+        write_lines(tmp_path / "a.jsonl", night)
+        result = monitor(
+            tmp_path / "a.jsonl",
+            against=ready / "c",
+            state=tmp_path / "nights.json",
+            labels=tmp_path / "l.jsonl",
+        )
+        (note,) = (note for note in result.notes if "labels are not of answers" in note)
+        assert f": {missing} labels" in note
+    assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 0}}
+
+
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
         ("id,label\n0,9\n", "line 2: 9 is not a class of the checkpoint"),
         ("id,truth\n0,1\n", "line 2: has no id and label"),
         ("id,label\n0,1\n0,1\n", "line 3: 0 has a label twice"),
-        ("id,label\n0,1\nx,1\n", "has no answer for 1 labels, such as x"),
+        ("id,label\ny,1\nx,1\n", "has no answer for any of the 2 labels, such as x"),
     ],
 )
 def test_labels_that_do_not_fit_lose_nothing(
