@@ -170,6 +170,7 @@ def test_a_plan_says_when_it_will_be_ended() -> None:
     assert stages == ["1. this: about 3 min", "2. that: about 2 min"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "last"), [("macs=1", "seed-1"), ("macs=1,1.5", "heads-model-1")]
 )

@@ -194,6 +194,7 @@ def test_refused(
     assert not (tmp_path / "chosen.build").exists()
 
 
+@pytest.mark.slow
 def test_only_a_probe_of_these_rows_is_cross_fitted(body: Path, tmp_path: Path) -> None:
     table = write(tmp_path / "all.csv", texts(60, 3))
     settings: Row = {"device": "cpu", "data": str(table)}

@@ -121,6 +121,7 @@ def test_a_note_says_why_rows_are_left_unanswered() -> None:
     assert state.record.abstain is not None
 
 
+@pytest.mark.slow
 def test_a_refusal_says_what_can_be_promised_and_what_would_do() -> None:
     refused = []
     for seed in range(40):

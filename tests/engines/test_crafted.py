@@ -23,7 +23,7 @@ from hydrasurgeon.engines.onnx import runtimes
 from hydrasurgeon.engines.onnx.onnx_header import SEAL, sealed
 from hydrasurgeon.stages.export import export
 
-pytestmark = [exports, onnx_writes]
+pytestmark = [pytest.mark.slow, exports, onnx_writes]
 FAMILY = FAMILIES["timm ViT"]
 NOT_TEXT = (b"hydrasurgeon.labels", b"hydrasurgeon.labe\xff\xfe")
 
@@ -217,7 +217,6 @@ def test_a_signal_ends_a_run() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.slow
 def test_a_cached_graph_says_whose_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -235,7 +234,6 @@ def test_a_cached_graph_says_whose_it_is(
     assert first.read_bytes() != second.read_bytes()
 
 
-@pytest.mark.slow
 def test_what_calibrate_asked_answers_what_it_decided(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

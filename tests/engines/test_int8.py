@@ -185,6 +185,7 @@ def test_a_file_in_int8_answers_as_the_engine_does(
     assert run(["verify", str(made.path)]) in (1, 3)
 
 
+@pytest.mark.slow
 def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     family = FAMILIES["BERT"]
     family.write(tmp_path / "source")

@@ -435,6 +435,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, said.err
 
 
+@pytest.mark.slow
 def test_bad_data_is_refused_as_by_torch(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def tables(folder: Path) -> None:
         write_lines(folder / f"{name}.jsonl", rows)
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks as they stand, but for the port, and `build` ends with the first that it can
     write; the client's calls at both servers.

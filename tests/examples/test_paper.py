@@ -27,6 +27,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_of_a_pipeline_is_one_of_ours(name: str, tmp_path: Path) -> None:
     """With the real settings, and a command that only writes its words down."""

@@ -150,6 +150,7 @@ def badges(parsed: Page) -> list[str]:
     return [each.removeprefix("badge ") for each in classes if each.startswith("badge")]
 
 
+@pytest.mark.slow
 def test_what_differs_comes_first(files: list[Path], tmp_path: Path) -> None:
     parsed, _ = page(files, tmp_path / "r.html")
     heading = "".join(parsed.said("h1"))

@@ -38,15 +38,10 @@ class Decides(nn.Module):
         return (*decision_outputs(self.state, logits, features), features.sum(), logits.sum())
 
 
+@pytest.mark.slow
 @exports
-@pytest.mark.parametrize(
-    ("score", "members"),
-    [
-        pytest.param(s, m, marks=() if (s, m) == ("rmds", 3) else pytest.mark.slow)
-        for s in SCORES
-        for m in (1, 3)
-    ],
-)
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("score", SCORES)
 def test_every_score_is_the_same_in_float64(score: str, members: int) -> None:
     """What is behind logits and features, alone: there nothing is rounded to float32."""
     state = drawn(score, members, width=WIDTH, classes=CLASSES)

@@ -152,6 +152,7 @@ def test_training_starts_from_torchs_loss_and_learns(life: Life, tmp_path: Path)
     assert nll == pytest.approx(logged, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_module_cache")
 def test_its_library_answers_the_same(life: Life) -> None:
     import transformers

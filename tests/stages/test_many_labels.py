@@ -87,6 +87,7 @@ def stored(checkpoint: Path, data: str, home: Path) -> tuple[torch.Tensor, torch
     return file["logits"][:, 0].double(), file["labels"]
 
 
+@pytest.mark.slow
 def test_foreign_texts_are_told_apart_as_scikit_learn_does(tagger: Path, tmp_path: Path) -> None:
     from sklearn.metrics import roc_auc_score
 
@@ -171,6 +172,7 @@ def test_circuits_keep_whole_answers_right(search: Any, learnt: Path, tmp_path: 
     assert found["trace"] == pytest.approx(trace, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_thresholds_have_the_best_f1_and_sets_miss_few_labels(learnt: Path, tmp_path: Path) -> None:
     from sklearn import metrics
 

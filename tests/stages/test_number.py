@@ -68,6 +68,7 @@ def values(checkpoint: Path, data: str, home: Path) -> tuple[np.ndarray, np.ndar
     return file["logits"][..., 0].double().numpy(), file["labels"].numpy()
 
 
+@pytest.mark.slow
 def test_other_values_drift(learnt: Path, tmp_path: Path) -> None:
     """Texts that look alike, of which only the higher numbers come: deciles of the values tell."""
     val, out = table(tmp_path / "val.jsonl", 400, 2), tmp_path / "c.safetensors"
@@ -88,6 +89,7 @@ def test_other_values_drift(learnt: Path, tmp_path: Path) -> None:
         assert found == {"unfamiliar": False, "classes": drifted}
 
 
+@pytest.mark.slow
 def test_far_numbers_are_unfamiliar(learnt: Path, tmp_path: Path) -> None:
     val, out = table(tmp_path / "val.jsonl", 300, 2), tmp_path / "c.safetensors"
     place = tmp_path / "ood.jsonl"

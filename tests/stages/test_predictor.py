@@ -132,6 +132,7 @@ def test_threads_load_it_once(model: Path) -> None:
     assert all(each == told[0] for each in told)
 
 
+@pytest.mark.slow
 def test_onnx_answers_as_torch_does(model: Path, expected: list[dict[str, Any]]) -> None:
     for module in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(module)
