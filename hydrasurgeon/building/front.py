@@ -18,8 +18,9 @@ from typing import Any
 from hydrasurgeon.building import picture
 from hydrasurgeon.building.budgets import Budget
 from hydrasurgeon.building.choosing import decide
+from hydrasurgeon.building.costs import fusion_of
 from hydrasurgeon.building.members import MemberModel
-from hydrasurgeon.building.search_space import LEAST_ON, PROBE, SINGLE, SearchSpace, fusion_of
+from hydrasurgeon.building.search_space import LEAST_ON, PROBE, SINGLE, SearchSpace
 from hydrasurgeon.building.suspects import Suspects
 from hydrasurgeon.building.table import AUTO, Candidate, Entry
 from hydrasurgeon.building.work import mark_of
@@ -76,7 +77,8 @@ class Front:
     def references(self) -> list[Entry]:
         """The plain rivals, in the fastest engine of float32."""
         return [
-            self.search.table.entry(self.search.computed(choice)[0]) for choice in self.search.plain
+            self.search.table.entry(self.search.costs.computed(choice)[0])
+            for choice in self.search.plain
         ]
 
     def run(self) -> str:
@@ -280,19 +282,19 @@ class Front:
         search = self.search
         entries = []
         for way in (way for choice in search.candidates for way in search.ways(choice, budget)):
-            if (budget, way) not in self.refused and search.pays(way, budget):
+            if (budget, way) not in self.refused and search.costs.pays(way, budget):
                 with contextlib.suppress(SurgeryError):  # too many go on where words come first
                     entries.append(self.search.table.entry(way))
         return entries
 
     def _refuse(self, budget: Budget) -> None:
         search, unit = self.search, budget.unit
-        ways = [way for choice in search.candidates for way in search.computed(choice)]
-        costs = [search.cost(replace(way, assumed=True))[unit] for way in ways]
+        ways = [way for choice in search.candidates for way in search.costs.computed(choice)]
+        costs = [search.costs.cost(replace(way, assumed=True))[unit] for way in ways]
         message = f"the cheapest candidate has {unit}={format_number(min(costs), 2)}"
         if unit == "time":
             if search.words is not None:
-                costs.append(search.words_time.time + LEAST_ON * min(costs))
+                costs.append(search.costs.words_time.time + LEAST_ON * min(costs))
             message = (
                 f"the fastest candidate takes time={format_number(min(costs), 2)} on this machine"
             )
@@ -327,7 +329,7 @@ class Front:
             for command in member.making:
                 self.search.workshop.perform(command)
             self._calibrate(calibration, file)
-            self.search.time(entry, file, budget)
+            self.search.costs.time_written(entry, file, budget)
         except (DataError, SurgeryError) as error:
             self.search.plan.check()
             self.refused[budget, entry.choice] = error

@@ -1,19 +1,18 @@
-"""Candidates of a build: made, run and timed stage by stage, the quickest first."""
+"""Candidates of a build: made and run stage by stage, the quickest first."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, reduce
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from numpy import ndarray
 
 from hydrasurgeon.building.answers import AnswerStore
-from hydrasurgeon.building.budgets import SMALLEST, UNITS, Budget, ModelSizes
-from hydrasurgeon.building.clock import Clock, Taken
+from hydrasurgeon.building.budgets import Budget, ModelSizes
+from hydrasurgeon.building.clock import Clock
+from hydrasurgeon.building.costs import CandidateCosts, in_macs
 from hydrasurgeon.building.members import (
     SEEDS,
     Cuts,
@@ -28,11 +27,10 @@ from hydrasurgeon.building.table import (
     BuildObjective,
     Candidate,
     CandidateTable,
-    Entry,
     right_of,
 )
 from hydrasurgeon.building.work import Workshop, WorkState
-from hydrasurgeon.checkpoints.checkpoint import Single, open_checkpoint, open_single, undecided
+from hydrasurgeon.checkpoints.checkpoint import Single, open_single, undecided
 from hydrasurgeon.data import Samples, first_batch
 from hydrasurgeon.data.folds import folds_of
 from hydrasurgeon.decision.fitting import halves
@@ -43,28 +41,17 @@ from hydrasurgeon.decision.text_model import (
     lesson,
     seer,
 )
-from hydrasurgeon.engines import INEXACT
 from hydrasurgeon.errors import SurgeryError
-from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.decided import ZERO_SHOT
-from hydrasurgeon.files.resumable import content_hash
-from hydrasurgeon.lookup import format_number
-from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 from hydrasurgeon.surgery.means import check_common_start
 from hydrasurgeon.surgery.repair import sharing
 from hydrasurgeon.tasks.base import Outputs
 
-SLOWER = 0.7
-"""A size of so much fewer multiply-adds is tried too: time falls more slowly than they do."""
 MOST_MEMBERS = 5
 """Members of a hydra."""
 SPARE = 0.005
 """The share of samples by which accuracy may fall where OOD data choose."""
-APART = 1.25
-"""Sizes are tried for budgets of time that are so far from each other."""
-BY_CHANCE = 1.05
-"""Ratio by which two measurements of one latency may differ."""
 SINGLE = "single model, calibrated"
 PROBE = "probe"
 LEAST_ON, MOST_ON = 0.01, 0.95
@@ -157,7 +144,7 @@ class SearchSpace:
     def _out_of_fold(self) -> Outputs:
         """Return what classifiers of the other folds answer, where a build cross-fits."""
         assert self.probe is not None
-        choice = self.computed(Candidate.of(self.probe))[0]
+        choice = self.costs.computed(Candidate.of(self.probe))[0]
         return self.answer_store.read(self.probe, choice.engine).sets[0]
 
     @property
@@ -254,8 +241,7 @@ class SearchSpace:
                         yield
 
     def _make(self, member: MemberModel) -> None:
-        for command in member.making:
-            self.workshop.perform(command)
+        self.workshop.make(member.making)
 
     def _cuts(self, models: Sequence[MemberModel]) -> Cuts:
         arch = self.options.arch
@@ -265,6 +251,11 @@ class SearchSpace:
     @property
     def _transform(self) -> Callable[[Any], Any]:
         return self.opened.family.transform(self.opened.manifest.model, files=self.opened.files)
+
+    @cached_property
+    def costs(self) -> CandidateCosts:
+        """What candidates cost."""
+        return CandidateCosts(self.options, self.workshop, self.clock, lambda: self._reading)
 
     @cached_property
     def sizes(self) -> ModelSizes:
@@ -302,7 +293,7 @@ class SearchSpace:
 
     def _value_of(self, member: MemberModel) -> float:
         """Return what a model is worth alone in float32."""
-        return self.table.entry(self.computed(Candidate.of(member))[0]).value
+        return self.table.entry(self.costs.computed(Candidate.of(member))[0]).value
 
     @cached_property
     def table(self) -> CandidateTable:
@@ -310,7 +301,7 @@ class SearchSpace:
         table = CandidateTable(
             BuildObjective(self.options.goal),
             self.answer_store.read,
-            self.cost,
+            self.costs.cost,
             words=lambda: self.words,
             task=self.answer_store.task,
             leaves_out=() if self.opened.family.named_classes else ZERO_SHOT,
@@ -321,20 +312,6 @@ class SearchSpace:
             right = right_of(answers.quality(*answers.everything)).item()
             table.objective.floor = right - SPARE
         return table
-
-    def times(self, members: Sequence[MemberModel]) -> Mapping[str, Taken]:
-        """Return the latency of the members one after another, in each engine."""
-        assert self.clock is not None
-        latencies = [
-            self.clock.times(
-                member.shape, partial(open_checkpoint, member.file, arch=self.options.arch)
-            )
-            for member in members
-        ]
-        return {
-            engine: reduce(operator.add, (times[engine] for times in latencies))
-            for engine in self.clock.engines
-        }
 
     @cached_property
     def words(self) -> Sequence[ndarray] | None:
@@ -351,7 +328,7 @@ class SearchSpace:
     def _reading(self) -> Reading:
         model, val = self.opened.manifest.model, self.answer_store.val
         # Weights beside a model are fitted for each; here any answers do, and 8 bits are soonest.
-        engine = self.computed(self.plain[0])[-1].engine
+        engine = self.costs.computed(self.plain[0])[-1].engine
         outputs = self.answer_store.read(self.plain[0].members[0], engine).sets[0]
         parts = halves(len(val), self.options.seed, outputs.groups)
         learnt = lesson(self.data)
@@ -363,88 +340,17 @@ class SearchSpace:
 
     def ways(self, choice: Candidate, budget: Budget) -> list[Candidate]:
         """Return a choice in each engine, with words and without."""
-        ways = self.computed(choice)
+        ways = self.costs.computed(choice)
         if not self.reads_words:
             return ways
         blend = [replace(way, words="blend") for way in ways]
         if self.clock is None or choice.count > 1 or self.answer_store.task.link == "square":
             return ways + blend
-        times = self.times(choice.members)
         # In the fastest engine: the more rows go on the better, and OOD samples must.
-        fastest = min(ways, key=lambda way: times[way.engine].time)
-        # What is written may take longer by chance.
-        most = (budget.most / BY_CHANCE - self.words_time.time) / times[fastest.engine].time
+        fastest, most = self.costs.most_on(ways, budget)
         if LEAST_ON < most < MOST_ON:
             return [*ways, *blend, replace(fastest, words="cascade", most_on=most)]
         return ways + blend
-
-    @property
-    def words_time(self) -> Taken:
-        """Latency of a word reader."""
-        assert self.clock is not None
-        return self.clock.words(lambda: self._reading)
-
-    def computed(self, choice: Candidate) -> list[Candidate]:
-        """Return a choice in the fastest float32 engine, and in 8 bits if this machine can run
-        that.
-        """
-        if self.clock is None:
-            return [choice]
-        times = self.times(choice.members)
-        float32 = [name for name in times if name not in INEXACT]
-        fastest = min(float32, key=lambda name: times[name].time)
-        choices = [replace(choice, engine=fastest, assumed=len(choice.members) > 1)]
-        # Plain rivals are few: they answer in 8 bits at once.
-        assumed = not choice.name or len(choice.members) > 1
-        inexact = [name for name in times if name in INEXACT]
-        return choices + [replace(choice, engine=name, assumed=assumed) for name in inexact]
-
-    def pays(self, choice: Candidate, budget: Budget) -> bool:
-        """Return True if a choice could be within a budget, before it has answered anything."""
-        if choice.words == "cascade":
-            return True
-        return budget.allows(self.cost(replace(choice, assumed=True))[budget.unit])
-
-    def cost(self, choice: Candidate, on: float = 1.0) -> dict[str, float]:
-        """Return the multiply-adds and parameters of a choice, with a clock also its time and
-        milliseconds; `on` is the fraction of samples that its members answer.
-        """
-        cost: dict[str, float] = {
-            unit: sum(member.cost[unit] for member in choice.members) for unit in UNITS
-        }
-        cost["macs"] *= on
-        if self.clock is None:
-            return cost
-        if choice.assumed or len(choice.members) == 1:
-            latency = self.times(choice.members)[choice.engine]
-        else:
-            fusion = fusion_of(choice.members, self.options)
-            self._make(fusion)
-            latency = self.clock.times(fusion.file.name, partial(open_checkpoint, fusion.file))[
-                choice.engine
-            ]
-        latency *= on
-        if choice.words != "off":
-            latency += self.words_time
-        return {**cost, "time": latency.time, "ms": latency.ms}
-
-    def time(self, entry: Entry, file: Path, budget: Budget) -> None:
-        """Measure what was made for a budget of time, which counts in place of what its parts take;
-        SurgeryError where it takes too long.
-        """
-        if self.clock is None:
-            return
-        latency = self.clock.written(file.name, file, entry.choice.engine)
-        late = latency.time - entry.cost["time"]
-        entry.cost.update(time=latency.time, ms=latency.ms)
-        if latency.time <= budget.most * BY_CHANCE:
-            return
-        if entry.choice.words == "cascade" and late > 0:
-            self.clock.slow_words(late)  # so that fewer go on
-        raise SurgeryError(
-            f"--budget {budget}: the best candidate takes time={format_number(latency.time, 2)} once it is written",
-            hint="Give a larger --budget.",
-        )
 
 
 def averaged(opened: Sequence[Single]) -> bool:
@@ -454,32 +360,3 @@ def averaged(opened: Sequence[Single]) -> bool:
     except SurgeryError:
         return False
     return True
-
-
-def in_macs(budgets: Sequence[Budget], sizes: ModelSizes, clock: Clock | None) -> Sequence[Budget]:
-    """Return budgets of multiply-adds for the sizes: for budgets of time, what these pay in the
-    fastest engine.
-    """
-    if clock is None:
-        return budgets
-    fastest = min(latency.time for latency in clock.unpruned().values())
-    costs: list[Budget] = []
-    for most in sorted(
-        part * budget.most / fastest for budget in budgets for part in (SLOWER, 1.0)
-    ):
-        budget = Budget("macs", most)
-        if costs and most < APART * costs[-1].most:
-            continue
-        if most >= 1 or sizes.filling(budget) is not None:
-            costs.append(budget)
-    return costs or [Budget("macs", SMALLEST)]
-
-
-def fusion_of(members: Sequence[MemberModel], options: BuildOptions) -> MemberModel:
-    """Return one hydra of several members."""
-    key = content_hash({str(n): member.file.name for n, member in enumerate(members)}, "")[:12]
-    file = options.work / f"hydra-{key}{SUFFIX}"
-    words = {"mlp": "separate", **options.names}
-    fuse = CommandLine("fuse", tuple(member.file for member in members), words, file)
-    making = (*(command for member in members for command in member.making), fuse)
-    return MemberModel(file.stem, file, {}, making=making)

@@ -5,6 +5,7 @@ it once.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -99,6 +100,11 @@ class Workshop:
 
     options: BuildOptions
     progress: Progress
+
+    def make(self, making: Iterable[CommandLine]) -> None:
+        """Run the commands that make a model."""
+        for command in making:
+            self.perform(command)
 
     def perform(self, command: CommandLine) -> None:
         """Run a command unless what it writes is there; an interrupted training goes on."""

@@ -338,8 +338,7 @@ def _search(inputs: BuildInputs, budgets: Sequence[Budget], plan: Plan) -> Searc
         probe = probe_of(options.paths[0], options, rows=rows)
         plan.begin("quick")
         with plan.moving():
-            for command in probe.making:
-                workshop.perform(command)
+            workshop.make(probe.making)
         models = _opened(options.but(checkpoints=(probe.file,)), inputs.val)
     first = models[0]
     train = read_data(options.data, options.but(limit=SCORED), model=first.manifest.model)
