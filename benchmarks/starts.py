@@ -5,7 +5,8 @@ from one body and are tuned by recipes that differ in rate, classifier, augmenta
 neurons) and repaired by least squares; nothing is trained after that. Every model is calibrated alike on the validation rows and on OOD
 data that are not reported, and measured by `eval` on test rows that were not used before.
 
-Files stay in --cache, so that an interrupted run goes on. Writes benchmarks/results/starts.json, under the task's name.
+Files stay in --cache, so that an interrupted run goes on; recorded trios are left out. Writes benchmarks/results/starts.json, under the
+task's name.
 
     python benchmarks/starts.py clothes --shared ../shared --cache build/starts --trios 5
 """
@@ -296,14 +297,16 @@ def main() -> None:
     torch.set_num_threads(1)
     task = TASKS[options.task]
     for number in range(options.trios):
+        before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        trios = before.get(options.task, {}).get("trios", {})
+        if str(number) in trios:
+            continue
         place = Place(task, options.shared, options.cache / options.task / str(number), number)  # type: ignore[arg-type]
         place.cache.mkdir(parents=True, exist_ok=True)
         trio = Trio(options.task, task, number, place)
         if options.train_only:
             trio.models()
             continue
-        before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        trios = before.get(options.task, {}).get("trios", {})
         write(options.task, **machine(), trios=trios | {str(number): measure(trio)})
 
 
