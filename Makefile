@@ -7,6 +7,9 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 
+# Tests start hundreds of processes, which would compile the package again and again.
+test test-slow fuzz crash: export PYTHONDONTWRITEBYTECODE :=
+
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +37,22 @@ PAIRS = [["good film", "bad"], ["a very bad film the plot", "fine plot"], ["dull
 CLOSE, IN_INT8 = 1e-4, 1e-2
 
 
+@cache
 def lacks(python: str, *modules: str) -> bool:
     code = f"import {', '.join(modules)}"
     return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode != 0
 
 
+# Conditions in quotes start their interpreters when a test is run, and not when it is collected.
 needs_optimum = pytest.mark.skipif(
-    lacks(PYTHON, "optimum.onnxruntime"),
+    "lacks(PYTHON, 'optimum.onnxruntime')",
     reason="optimum-onnx is missing: CLIENT_PYTHON may name an interpreter that has it",
 )
 needs_sentences = pytest.mark.skipif(
-    lacks(sys.executable, "sentence_transformers"), reason="sentence-transformers is missing"
+    "lacks(sys.executable, 'sentence_transformers')", reason="sentence-transformers is missing"
 )
 needs_both = pytest.mark.skipif(
-    lacks(PYTHON, "optimum.onnxruntime", "sentence_transformers"),
+    "lacks(PYTHON, 'optimum.onnxruntime', 'sentence_transformers')",
     reason="optimum-onnx and sentence-transformers are missing: see CLIENT_PYTHON",
 )
 needs_node = pytest.mark.skipif(
