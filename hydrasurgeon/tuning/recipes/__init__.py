@@ -124,14 +124,6 @@ class Recipe(BaseModel):
     max_length: Count | None = None
     """Tokens of a text."""
 
-    @field_validator("freeze", mode="before")
-    @classmethod
-    def _plural(cls, parts: Any) -> Any:
-        """Take the names that histories of older files have."""
-        if not isinstance(parts, list | tuple):
-            return parts
-        return [{"norm": "norms", "embedding": "embeddings"}.get(part, part) for part in parts]
-
     @model_validator(mode="after")
     def _one_length(self) -> Recipe:
         if (self.steps is None) == (self.epochs is None):
