@@ -170,7 +170,7 @@ def test_all_five_stages(source: Path, images: Any, tmp_path: Path) -> None:
         data=data,
         recipe=SCRATCH,
         set=options,
-        freeze="embedding",
+        freeze="embeddings",
         out=tmp_path / "t0.safetensors",
         device="cpu",
     )
