@@ -29,6 +29,8 @@ ANOTHER = "Give another --state, or move this one away."
 class Look(Record):
     """Counts of one look."""
 
+    name: str | None = Field(default=None, max_length=255)
+    """Name of the file of answers."""
     seen: Seen | None
     """None if answers that had been counted before got labels."""
     kept: dict[str, tuple[Tally, Tally]] = Field(default={}, max_length=10)
@@ -44,7 +46,7 @@ class Look(Record):
 class Looks(Record):
     """All looks at the answers of one checkpoint."""
 
-    format: Literal["hydrasurgeon.monitor/2"] = "hydrasurgeon.monitor/2"
+    format: Literal["hydrasurgeon.monitor/3"] = "hydrasurgeon.monitor/3"
     against: Sha256
     """Hash of the checkpoint's weights and decision state."""
     alpha: Share

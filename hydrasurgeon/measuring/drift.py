@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.files.decided import DecisionRecord, Seen
 from hydrasurgeon.files.looks import Look
+from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.statistics.abstain import risk_bound
 from hydrasurgeon.statistics.betting import log_wealth
 
@@ -59,6 +60,8 @@ class Drift:
     """Class labels, in the order of the counts of predictions."""
     looks: int
     """Number of looks, including those of earlier runs."""
+    latest: int
+    """Number of the look, from 1 on, that `answers` are of."""
     bar: float
     """Power of ten at which an e-value raises an alarm."""
     promises: Mapping[str, float]
@@ -67,6 +70,11 @@ class Drift:
     """Number of labelled answers over all looks, and of those that break the promise, by
     promise.
     """
+
+    @property
+    def level(self) -> float:
+        """p-value at which a test raises an alarm."""
+        return float(10**-self.bar)
 
     @property
     def drifted(self) -> bool:
@@ -78,7 +86,9 @@ class Drift:
         """Verdict in one sentence."""
         if not self.drifted:
             return f"no drift is shown by {_runs(self.looks)} (--alpha {self.alpha:g})"
-        return "drifted: " + "; ".join(test.sentence for test in self.tests if test.drifted)
+        return "the answers drifted: " + "; ".join(
+            test.sentence for test in self.tests if test.drifted
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the record that `monitor --json` prints."""
@@ -106,13 +116,15 @@ def _runs(count: int) -> str:
     return "one run of monitor" if count == 1 else f"{count:,} runs of monitor together"
 
 
-def _when(first: int, count: int) -> str:
+def _when(looks: Sequence[Look], first: int) -> str:
     """Say which run of monitor showed a drift first; nothing if there was no other."""
-    if count == 1:
+    if len(looks) == 1:
         return ""
-    if first + 1 == count:
-        return f"in the newest of {count:,} runs of monitor, "
-    return f"in run {first + 1:,} of the {count:,} runs of monitor so far, "
+    name = looks[first].name
+    of_file = "" if name is None else f" ({visible(name)})"
+    if first + 1 == len(looks):
+        return f"in the newest of {len(looks):,} runs of monitor{of_file}, "
+    return f"in run {first + 1:,} of the {len(looks):,} runs of monitor so far{of_file}, "
 
 
 @dataclass(frozen=True)
@@ -126,14 +138,14 @@ class _Question:
     says: Callable[[int], str]
     """Function that describes the result of a look."""
 
-    def tested(self, level: float) -> DriftTest:
+    def tested(self, looks: Sequence[Look], level: float) -> DriftTest:
         """Test this question; a drift that was shown once, at wealth 1 / level, remains shown."""
         path = log_wealth(self.counted, self.rows, np.minimum(self.limits, BELOW_ONE))
         p_value = min(1.0, math.exp(-max(path)))
         drifted, sentence = p_value <= level, ""
         if drifted:
             first = int((path >= -math.log(level)).argmax())
-            sentence = f"{_when(first, len(path))}{self.says(first)}"
+            sentence = f"{_when(looks, first)}{self.says(first)}"
         log10_e = tuple((path / math.log(10)).round(6).tolist())
         return DriftTest(self.name, p_value, drifted, sentence, log10_e)
 
@@ -160,15 +172,15 @@ def drift_over(
         questions.append(_classes(nights, before, labels, level, ordered=ordered))
     if any(look.kept for look in looks):
         questions.append(_risk(looks, promises))
-    tests = tuple(question.tested(level) for question in questions)
+    tests = tuple(question.tested(looks, level) for question in questions)
     kept = {}
     for name in promises:
         if counts := [look.kept[name] for look in looks if name in look.kept]:
             kept[name] = (sum(rows for rows, _ in counts), sum(broken for _, broken in counts))
-    last = next(night for night in reversed(nights) if night.rows)
+    latest = max(number for number, night in enumerate(nights, 1) if night.rows)
     bar = round(-math.log10(level), 6)
     return Drift(
-        last,
+        nights[latest - 1],
         before,
         promised,
         questions[0].limits[0],
@@ -176,6 +188,7 @@ def drift_over(
         tests,
         tuple(labels),
         len(looks),
+        latest,
         bar,
         promises,
         kept,

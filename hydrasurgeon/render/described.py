@@ -47,6 +47,8 @@ OUTCOMES = {
 """Mark and style of the outcome of a check."""
 SMALLEST_P = 0.0001
 """A p-value below it is printed as a bound."""
+SMALLEST_SHARE = 0.001
+"""Difference of fractions that is worth a sentence."""
 MARK_CELLS = 15
 """Width of the longest mark with a gap, in characters."""
 
@@ -174,8 +176,7 @@ def monitored(result: Monitored) -> None:
     def of(counts: Seen | None, name: str) -> str:
         return ABSENT if counts is None else f"{getattr(counts, name) / counts.rows:.3f}"
 
-    limit = f"≤ {result.drift.id_flagged:g}; drift: surely > {result.drift.may_be_flagged:.3f}"
-    promised = {"unfamiliar": limit}
+    promised = {"unfamiliar": f"≤ {result.drift.id_flagged:g}"}
     rows = [
         [name, of(answers, name), of(seen, name), promised.get(name, "")]
         for name in ("unfamiliar", "abstain")
@@ -191,16 +192,28 @@ def monitored(result: Monitored) -> None:
     for name, (labelled, broken) in result.drift.kept.items():
         limit = f"≤ {result.drift.promises[name]:g}"
         rows.append(
-            [f"{name}, of {labelled:,} labelled", f"{broken / labelled:.3f}", ABSENT, limit]
+            [
+                f"{name}, of {labelled:,} labelled answers",
+                f"{broken / labelled:.3f}",
+                ABSENT,
+                limit,
+            ]
         )
     title = f"{answers.rows:,} answers"
     if result.drift.looks > 1:
-        title += f", the newest of {result.drift.looks} runs"
-    show_table(title, ["answers", "validation rows", "limit"], rows)
+        title = f"run {result.drift.latest} of {result.drift.looks}: {title}"
+    show_table(title, ["answers", "validation rows", "promised"], rows)
     for test in result.drift.tests:
         mark, style = ("drifted", "bold red") if test.drifted else ("no drift", "green")
         p_value = f"p = {test.p_value:.2g}" if test.p_value >= SMALLEST_P else f"p < {SMALLEST_P:g}"
-        show(f"{test.name}: ", (mark, style), f" ({p_value})")
+        alarm = "" if test.drifted else f"; an alarm needs p ≤ {result.drift.level:.2g}"
+        show(f"{test.name}: ", (mark, style), f" ({p_value}{alarm})")
+    if result.drift.may_be_flagged >= result.drift.id_flagged + SMALLEST_SHARE:
+        show_wrapped(
+            f"Few validation rows fitted the OOD threshold: up to {result.drift.may_be_flagged:.1%} "
+            "unfamiliar rows may be chance.",
+            "",
+        )
 
 
 def evaluated(evaluation: Evaluation, *, json: bool, quiet: bool) -> None:

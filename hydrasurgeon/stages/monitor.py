@@ -5,8 +5,8 @@ saw.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 STATE = ".state.json"
 """Suffix of the state file, behind the name of the answers file."""
+MOST_NAME = 255
+"""Characters of a file's name that a state keeps."""
 ROUNDING = 1e-3
 """Tolerance in nats by which a total uncertainty may exceed its maximum, ln(classes)."""
 FLAGS = {"true": True, "false": False}
@@ -104,24 +106,11 @@ def monitor(arguments: MonitorOptions) -> Monitored:
         raise DataError(f"{path}: holds no answers", hint=HINT)
     looked = answers.seen is not None or bool(labelled.new)
     if looked:
-        look = Look(seen=answers.seen, kept=labelled.kept)
+        look = Look(name=path.name[:MOST_NAME], seen=answers.seen, kept=labelled.kept)
         state = state.with_look(look, answers.new, labelled.new)
-    notes = []
-    if answers.seen is None:
-        alone = (
-            "only labels were counted"
-            if labelled.new
-            else "the table shows those of the last run that had some"
-        )
-        notes.append(f"there are no new answers: {alone}")
-    if arguments.labels is not None and not labelled.kept:
-        notes.append(f"{arguments.labels}: no label is new, or of a row that was answered")
-    if labelled.elsewhere:
-        one = visible(min(labelled.elsewhere))[:80]
-        notes.append(
-            f"{arguments.labels}: {len(labelled.elsewhere)} labels are not of answers in {path}, such as "
-            f"{one}; they count in a run on the file that holds their answers"
-        )
+    notes = list[str]()
+    if arguments.labels is not None:
+        notes += labelled.notes(Path(arguments.labels), path)
     if answers.errors:
         notes.append(
             f"{answers.errors} rows could not be read when they were answered, and are not compared"
@@ -132,6 +121,8 @@ def monitor(arguments: MonitorOptions) -> Monitored:
             "calibrate again to compare"
         )
     drift = drift_over(state.looks, decision, watched.names, watched.promises, alpha=state.alpha)
+    if answers.seen is None:
+        notes.insert(0, f"no answer in {path} is new: the table shows those of run {drift.latest}")
     if looked:
         write_text(place, state.text())
     return Monitored(opened.name, drift, tuple(filter(None, (opened.note, *notes))))
@@ -161,6 +152,26 @@ class _Labelled:
     """For each promise the counts of labelled rows and of rows that break it."""
     elsewhere: Set[str] = frozenset()
     """Ids of labels whose answers are not in this file."""
+    foreign: Sequence[str] = ()
+    """Labels that are no class of the checkpoint."""
+
+    def notes(self, labels: Path, answers: Path) -> Iterator[str]:
+        """Yield notes on labels that do not count, or count as wrong."""
+        if not self.kept and not self.elsewhere:
+            yield (
+                f"{labels}: nothing to count: each label was counted before, or its row was not "
+                "answered"
+            )
+        if self.elsewhere:
+            yield (
+                f"{labels}: {len(self.elsewhere)} labels are not of answers in {answers}, such as "
+                f"{visible(min(self.elsewhere))[:80]}; they count in a run on the file that holds their answers"
+            )
+        if self.foreign:
+            yield (
+                f"{labels}: {len(self.foreign)} labels are no class of the checkpoint, such as "
+                f"{visible(self.foreign[0])[:80]}: each answer to these rows counts as wrong"
+            )
 
 
 @dataclass(frozen=True)
@@ -222,18 +233,18 @@ class _Reader:
         names = {harmless(str(label)) for label in self.watched.names}
         truths: dict[str, str] = {}
         earlier: set[str] = set()
+        foreign: list[tuple[str, str]] = []
         for where, row in read_rows(labels):
             if not isinstance(row, dict) or not {"id", "label"} <= row.keys():
-                raise DataError(f"{where}: has no id and label", hint=LABELS)
+                columns = f"; found {', '.join(map(visible, row))}" if isinstance(row, dict) else ""
+                raise DataError(f"{where}: has no id and label{columns}", hint=LABELS)
             if row["label"] in (None, ""):
                 continue
             name, truth = str(row["id"]), harmless(str(row["label"]))
             if truth not in names:
                 truth = YES_NO.get(truth.lower(), truth)
             if truth not in names:
-                raise DataError(
-                    f"{where}: {visible(truth)[:80]} is not a class of the checkpoint", hint=LABELS
-                )
+                foreign.append((where, truth))
             is_known = hash_of([name, truth]) in counted
             if name in truths:
                 if is_known:
@@ -242,14 +253,17 @@ class _Reader:
                     raise DataError(f"{where}: {visible(name)[:80]} has a label twice", hint=LABELS)
             truths[name] = truth
             (earlier.add if is_known else earlier.discard)(name)
-        return self._kept(path, truths, earlier, counted) if truths else _Labelled()
+        if foreign and len(foreign) >= len(truths):
+            where, truth = foreign[0]
+            raise DataError(
+                f"{where}: {visible(truth)[:80]} is not a class of the checkpoint, nor is any other label",
+                hint=LABELS,
+            )
+        kept = self._kept(path, truths, counted) if truths else _Labelled()
+        return replace(kept, foreign=[truth for _, truth in foreign])
 
-    def _kept(
-        self, path: Path, truths: dict[str, str], earlier: set[str], counted: set[bytes]
-    ) -> _Labelled:
-        """Join labels to the answers of a file; `earlier` names labels of which an earlier look may
-        have had the answer.
-        """
+    def _kept(self, path: Path, truths: dict[str, str], counted: set[bytes]) -> _Labelled:
+        """Join labels to the answers of a file."""
         rows, broken, new = Counter[str](), Counter[str](), set[bytes]()
         answered: dict[str, bytes] = {}
         for where, row in read_rows(path):
@@ -272,12 +286,6 @@ class _Reader:
             verdict = self.task.broken(row, truths[name])
             rows.update(verdict.keys())
             broken.update(promise for promise, wrong in verdict.items() if wrong)
-        if not answered and not earlier:
-            one = visible(min(truths))[:80]
-            raise DataError(
-                f"{path}: has no answer for any of the {len(truths)} labels, such as {one}",
-                hint="An `id` of the labels is the `id` or `key` of an answer in this file.",
-            )
         kept = {promise: (count, broken[promise]) for promise, count in rows.items()}
         return _Labelled(new, kept, truths.keys() - answered.keys())
 

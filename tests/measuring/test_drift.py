@@ -102,7 +102,9 @@ def test_an_alarm_stands() -> None:
     found = watched(nights, 0.01)
     assert found.drifted
     assert found.tests[0].log10_e[-1] < found.bar < found.tests[0].log10_e[0]
-    assert found.sentence.startswith("drifted: in run 1 of the 21 runs of monitor so far, 60.0%")
+    assert found.sentence.startswith(
+        "the answers drifted: in run 1 of the 21 runs of monitor so far, 60.0%"
+    )
 
 
 def risk(broken: Sequence[int], rows: int, alpha: float = 0.01) -> Drift:
@@ -139,7 +141,7 @@ def test_labels_may_be_late_or_missing() -> None:
     found = drift_over(looks, decision(None), "abc", {"risk": 0.1}, alpha=0.01)
     assert [test.drifted for test in found.tests] == [False, True]
     assert found.sentence == (
-        "drifted: in the newest of 2 runs of monitor, "
+        "the answers drifted: in the newest of 2 runs of monitor, "
         "40 of 80 labelled answers break the promised risk of 10.0%"
     )
     assert found.answers == night

@@ -58,10 +58,7 @@ def test_exit_codes_and_what_is_said(
     state = tmp_path / "same.jsonl.state.json"
     before = state.read_bytes()
     assert run(["monitor", str(tmp_path / "same.jsonl"), *against]) == 0
-    assert (
-        "there are no new answers: the table shows those of the last run that had some"
-        in capsys.readouterr().err
-    )
+    assert "is new: the table shows those of run 1" in capsys.readouterr().err
     assert state.read_bytes() == before
     command = ["monitor", str(tmp_path / "noise.jsonl"), *against, "--state", str(state)]
     for _ in range(2):
@@ -76,7 +73,9 @@ def test_exit_codes_and_what_is_said(
         assert [test["name"] for test in result["tests"]] == ["unfamiliar", "classes"]
         first, second = result["tests"][0]["log10_e"]
         assert second > result["bar"] > first
-        assert err.startswith("error: c.safetensors: drifted: in the newest of 2 runs of monitor, ")
+        assert err.startswith(
+            "error: c.safetensors: the answers drifted: in the newest of 2 runs of monitor"
+        )
 
 
 def test_rows_that_could_not_be_read_are_not_compared(ready: Path, tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_labels_show_a_broken_promise(
     result = monitor(
         ready / "same.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
     )
-    assert result.notes == ("there are no new answers: only labels were counted",)
+    assert result.notes[0].endswith("is new: the table shows those of run 1")
     again = monitor(
         ready / "same.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
     )
@@ -212,7 +211,7 @@ def test_labels_show_a_broken_promise(
     assert said["promised"]["risk"] == 0.9
     assert said["labelled"] == {"risk": {"rows": len(given), "broken": len(given)}}
     monitored(result, json=False)
-    line = f"risk, of {len(given)} labelled 1.000 – ≤ 0.9"
+    line = f"risk, of {len(given)} labelled answers 1.000 – ≤ 0.9"
     assert line in [" ".join(each.split()) for each in capsys.readouterr().out.splitlines()]
     text = "id,label\n" + "".join(f"{row['id']},{row['label']}\n" for row in rows)
     (tmp_path / "l.csv").write_text(text)
@@ -273,13 +272,30 @@ def test_one_file_holds_the_labels_of_every_night(ready: Path, tmp_path: Path) -
     assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 0}}
 
 
+def test_an_answer_to_a_row_of_no_class_is_wrong(ready: Path, tmp_path: Path) -> None:
+    """And labels of other nights alone keep no night from being counted."""
+    rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
+    given = [row for row in rows if row["answer"] not in ("abstain", "unfamiliar")]
+    labels = [{"id": row["id"], "label": row["label"]} for row in given]
+    labels[0]["label"] = "none of these"
+    write_lines(tmp_path / "l.jsonl", labels)
+    write_lines(tmp_path / "other.jsonl", [{"id": "another night's", "label": rows[0]["label"]}])
+    state = {"against": ready / "c", "state": tmp_path / "s.json"}
+    result = monitor(ready / "same.jsonl", **state, labels=tmp_path / "other.jsonl")
+    assert result.drift.answers.rows == len(rows)
+    (note,) = result.notes
+    assert "1 labels are not of answers in" in note
+    result = monitor(ready / "same.jsonl", **state, labels=tmp_path / "l.jsonl")
+    assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 1}}
+    assert "1 labels are no class of the checkpoint, such as none of these" in result.notes[-1]
+
+
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
         ("id,label\n0,9\n", "line 2: 9 is not a class of the checkpoint"),
         ("id,truth\n0,1\n", "line 2: has no id and label"),
         ("id,label\n0,1\n0,1\n", "line 3: 0 has a label twice"),
-        ("id,label\ny,1\nx,1\n", "has no answer for any of the 2 labels, such as x"),
     ],
 )
 def test_labels_that_do_not_fit_lose_nothing(
@@ -318,7 +334,7 @@ def older(text: str) -> str:
         (damaged, "0.01", 5, "is not JSON"),
         (another, "0.01", 5, "was changed since monitor wrote it"),
         (edited_by_hand, "0.01", 5, "was changed since monitor wrote it"),
-        (older, "0.01", 5, "format: Input should be 'hydrasurgeon.monitor/2'"),
+        (older, "0.01", 5, "format: Input should be 'hydrasurgeon.monitor/3'"),
         (lambda text: "3", "0.01", 5, "is not a state file of monitor, or is damaged"),
         (
             lambda text: '{"format": "x"}',
