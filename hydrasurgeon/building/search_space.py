@@ -254,7 +254,7 @@ class SearchSpace:
 
     @cached_property
     def costs(self) -> CandidateCosts:
-        """What candidates cost."""
+        """Costs of the candidates."""
         return CandidateCosts(self.options, self.workshop, self.clock, lambda: self._reading)
 
     @cached_property

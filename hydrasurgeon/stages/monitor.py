@@ -152,7 +152,7 @@ class _Labelled:
     """For each promise the counts of labelled rows and of rows that break it."""
     elsewhere: Set[str] = frozenset()
     """Ids of labels whose answers are not in this file."""
-    foreign: Sequence[str] = ()
+    unknown_labels: Sequence[str] = ()
     """Labels that are no class of the checkpoint."""
 
     def notes(self, labels: Path, answers: Path) -> Iterator[str]:
@@ -167,10 +167,10 @@ class _Labelled:
                 f"{labels}: {len(self.elsewhere)} labels are not of answers in {answers}, such as "
                 f"{visible(min(self.elsewhere))[:80]}; they count in a run on the file that holds their answers"
             )
-        if self.foreign:
+        if self.unknown_labels:
             yield (
-                f"{labels}: {len(self.foreign)} labels are no class of the checkpoint, such as "
-                f"{visible(self.foreign[0])[:80]}: each answer to these rows counts as wrong"
+                f"{labels}: {len(self.unknown_labels)} labels are no class of the checkpoint, such as "
+                f"{visible(self.unknown_labels[0])[:80]}: each answer to these rows counts as wrong"
             )
 
 
@@ -233,7 +233,7 @@ class _Reader:
         names = {harmless(str(label)) for label in self.watched.names}
         truths: dict[str, str] = {}
         earlier: set[str] = set()
-        foreign: list[tuple[str, str]] = []
+        unknown_labels: list[tuple[str, str]] = []
         for where, row in read_rows(labels):
             if not isinstance(row, dict) or not {"id", "label"} <= row.keys():
                 columns = f"; found {', '.join(map(visible, row))}" if isinstance(row, dict) else ""
@@ -244,7 +244,7 @@ class _Reader:
             if truth not in names:
                 truth = YES_NO.get(truth.lower(), truth)
             if truth not in names:
-                foreign.append((where, truth))
+                unknown_labels.append((where, truth))
             is_known = hash_of([name, truth]) in counted
             if name in truths:
                 if is_known:
@@ -253,14 +253,14 @@ class _Reader:
                     raise DataError(f"{where}: {visible(name)[:80]} has a label twice", hint=LABELS)
             truths[name] = truth
             (earlier.add if is_known else earlier.discard)(name)
-        if foreign and len(foreign) >= len(truths):
-            where, truth = foreign[0]
+        if unknown_labels and len(unknown_labels) >= len(truths):
+            where, truth = unknown_labels[0]
             raise DataError(
                 f"{where}: {visible(truth)[:80]} is not a class of the checkpoint, nor is any other label",
                 hint=LABELS,
             )
         kept = self._kept(path, truths, counted) if truths else _Labelled()
-        return replace(kept, foreign=[truth for _, truth in foreign])
+        return replace(kept, unknown_labels=[truth for _, truth in unknown_labels])
 
     def _kept(self, path: Path, truths: dict[str, str], counted: set[bytes]) -> _Labelled:
         """Join labels to the answers of a file."""
