@@ -33,7 +33,7 @@ BY_CHANCE = 1.05
 
 @dataclass
 class CandidateCosts:
-    """What candidates cost, and the engines that can run them."""
+    """Costs of candidates, and the engines that can run them."""
 
     options: BuildOptions
     workshop: Workshop
