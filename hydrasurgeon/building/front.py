@@ -127,7 +127,9 @@ class Front:
                     f"{budget}: the same model as for the budget below; nothing is better{yet}"
                 )
             elif entry is single:
-                lines.append(f"{budget}: {reference}, calibrated; nothing else within it is better")
+                lines.append(
+                    f"{budget}: {reference}, calibrated; nothing else that was tried in this budget is better"
+                )
             else:
                 changes = compared(entry.answers, single.answers)
                 texts = [_change(item) for item in changes if item.metric in SHOWN]

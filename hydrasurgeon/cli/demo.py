@@ -118,5 +118,7 @@ def demo(folder: Path, *, run: Callable[[list[str]], int], force: bool) -> None:
         render.NEXT.reset(hints)
     render.say("")
     render.say(
-        f"Done in {time.monotonic() - started:.0f} s. The files are in {folder}.", style="dim"
+        f"Done in {time.monotonic() - started:.0f} s. The files are in {folder}; open {folder}/report.html "
+        "in a browser.",
+        style="dim",
     )

@@ -158,7 +158,7 @@ def certifying(
             reasons.append(use)
             trained, decidable = trained | rows, decidable & sure
     notes += [
-        f"{called}: {_some(count, len(samples))} {_joined(names)}; {OPTIMISTIC}, and so are promises"
+        f"{called}: {_some(count, len(samples))} {_joined(names)}; {OPTIMISTIC}, and so are promises. Rows that chose nothing give exact ones"
         for count, names in chose.items()
     ]
     hint = CERTIFIES_NOTHING

@@ -177,7 +177,10 @@ class EvaluateOptions(Engines, BareOptions, Run, Force):
         help="Write differences and tables as Markdown; - is stdout.",
     )
     predictions: PathLike | None = option(
-        None, metavar="F", group=WRITTEN, help="Write the logits as safetensors."
+        None,
+        metavar="F",
+        group=WRITTEN,
+        help="Write the logits of one model, or of A+B, as safetensors.",
     )
 
 

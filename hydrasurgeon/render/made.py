@@ -197,6 +197,7 @@ def pruned(result: Pruned) -> None:
         out = _beside(result.path, "tuned")
         data = ["--data", "TRAIN", "--val", "VAL", *_columns(manifest)]
         show_next("finetune", str(result.path), *data, "-o", out)
+        say_about_next("TRAIN, VAL: labelled rows; VAL chooses the epoch")
 
 
 ACROSS = 4
@@ -215,7 +216,7 @@ TRAINED = ("steps", "loss", "log", "kept_epoch", "stopped_early")
 def finetuned(result: Finetuned) -> None:
     trained = result.trained
     say_skipped(result.skipped)
-    done = f"trained for {trained.steps:,} steps"
+    done = f"trained for {trained.steps:,} step{'s' * (trained.steps != 1)}"
     if trained.stopped_early:
         done += " and stopped, as it got no better"
     if trained.kept_epoch == 0 and trained.steps:
@@ -242,6 +243,7 @@ def finetuned(result: Finetuned) -> None:
     if result.manifest.kind == "member":
         hydra = str(result.path.with_name("hydra.safetensors"))
         show_next("fuse", str(result.path), "MEMBER2", "MEMBER3", "-o", hydra)
+        say_about_next("MEMBER2, MEMBER3: other members, pruned and tuned alike")
     else:
         _calibrate_next(result.path, result.manifest)
 
@@ -281,6 +283,8 @@ def fused(result: Fused) -> None:
                 f"  accuracy {100 * agreement.accuracy_members:.1f} % before fusing, "
                 f"{100 * agreement.accuracy_fused:.1f} % after"
             )
+    show_next("eval", str(result.path), *result.sources, "--data", "TEST")
+    say_about_next("TEST: labelled rows; --ood far:NAME=D measures OOD detection too")
     _calibrate_next(result.path, result.manifest)
 
 
@@ -367,7 +371,7 @@ def calibrated(result: Calibrated) -> None:
     if result.decision.ood.auroc:
         ranked = sorted(result.decision.ood.auroc.items(), key=lambda pair: -pair[1])
         best = ", ".join(f"{name} {value:.3f}" for name, value in ranked[:RANKED])
-        show(f"  AUROC of OOD scores: {best}")
+        show_wrapped(f"AUROC on these data: {best}; real OOD data may be harder")
     if result.wrong_at:
         shares = [f"{100 * share:.0f} %" for share, _ in result.wrong_at]
         wrong = [f"{100 * fraction:.1f} %" for _, fraction in result.wrong_at]

@@ -103,8 +103,8 @@ class ReportTable:
         for name, cells in zip(self.names, self.rows, strict=True):
             yield name, cells
             if any(cell.low for cell in cells):
-                yield "  from", tuple(Cell(cell.low) for cell in cells)
-                yield "  to", tuple(Cell(cell.high) for cell in cells)
+                yield "  interval from", tuple(Cell(cell.low) for cell in cells)
+                yield "  interval to", tuple(Cell(cell.high) for cell in cells)
 
     def groups(self) -> list[tuple[str, int]]:
         """Return the groups of neighbouring columns with their numbers of columns."""
@@ -188,8 +188,10 @@ def brief(results: Sequence[Result], ood_scores: Sequence[str] = ()) -> list[Rep
     ]
     costs = columns(COST, [r.cost for r in results], " ")  # the blank gives them no heading
     inside, outside = quality(results), _grouped(OOD, averages)
+    sets = results[0].sets if results else ()
+    first = f", {visible(sets[0].name)}" if sets else ""
     by_title = {
-        "in distribution": [
+        f"in distribution{first}": [
             *(column for column in inside if column.metric.key not in PROMISED),
             *diversity(results),
             *costs,

@@ -23,7 +23,7 @@ from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.lookup import format_number
 from hydrasurgeon.measuring.measure import Answered, Row
 from hydrasurgeon.measuring.model_differences import Difference
-from hydrasurgeon.measuring.results import PairedDifference, Report, Result
+from hydrasurgeon.measuring.results import COMPARED, PairedDifference, Report, Result
 from hydrasurgeon.report import charts
 from hydrasurgeon.report.classes import class_tables
 from hydrasurgeon.report.columns import (
@@ -46,7 +46,7 @@ PASSED = (
 """Attributes of the material that the template gets unchanged."""
 LEVEL = 0.01
 """Relative difference below which costs count as equal."""
-NAMED = 3
+NAMED = 6
 """Number of models that the headline names; the rest is counted."""
 WORDS_SHOWN = {"equal": "not distinguishable", "unknown": "not compared"}
 """Words on differences as a sentence shows them, where they differ."""
@@ -124,21 +124,22 @@ class Material:
         if not self.other_names:
             return f"The quality of {reference}"
         clauses = [clause for _, clause in sorted(self._clauses(), key=itemgetter(0))]
-        more = [f"{len(clauses) - NAMED} more in the table"] if len(clauses) > NAMED else []
+        more = [f"{len(clauses) - NAMED} more in the report"] if len(clauses) > NAMED else []
         return f"Compared with {reference}: {'; '.join([*clauses[:NAMED], *more])}"
 
     def _clauses(self) -> Iterator[tuple[bool, str]]:
-        """Yield a sort key and a clause for each row, such as "half is not distinguishable at 0.71
-        × the cost"; cheaper models that are no worse come first.
+        """Yield a sort key and a clause for each row, such as "half is worse in NLL at 0.71 × the
+        cost"; cheaper models that are no worse come first.
         """
         base = _macs(self.rows[self.reference])
-        for row, name, (word, head) in zip(self.rows, self.names, self.heads, strict=True):
-            if word == "reference":
-                continue
+        rivals = [row for row in self.rows if row is not self.rows[self.reference]]
+        for row, name, differing in zip(rivals, self.other_names, self.differing, strict=True):
+            word = word_of(differing)
             macs = _macs(row)
             ratio = macs / base if macs and base else None
             pays = ratio is not None and ratio < 1 - LEVEL and word in ("better", "equal")
-            yield not pays, f"{short(name)} is {head}{_cost(ratio)}"
+            verdict = WORDS_SHOWN.get(word) or _in_what(differing)
+            yield not pays, f"{short(name)} is {verdict}{_cost(ratio)}"
 
     @property
     def chances(self) -> str:
@@ -150,6 +151,20 @@ class Material:
             if count
             else ""
         )
+
+
+def _in_what(differing: Sequence[Difference]) -> str:
+    """Name the metrics that differ: "worse in AUROC and FPR95"; none if all of them do."""
+    parts = []
+    for word in ("better", "worse"):
+        metrics = [d.metric for d in differing if d.judgement == word]
+        if len(metrics) == len(differing):
+            return word
+        if metrics:
+            *first, last = (COMPARED[metric].brief for metric in metrics)
+            names = f"{', '.join(first)} and {last}" if first else last
+            parts.append(f"{word} in {names}")
+    return " but ".join(parts)
 
 
 def _macs(row: Row) -> int | None:

@@ -142,6 +142,8 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
         TrainingState(place, {}).noted()
     material = _material(recipe, arguments)
     doubts = _label_notes(material, arguments)
+    if recipe.epochs != 0:
+        arguments.note(f"recipe {name}: {_length(recipe)}{_harder(recipe)}")
     source, state, highest = material.source, TrainingState(place, {}), -math.inf
     tried: list[str] = []
     module: nn.Module | None = None
@@ -235,6 +237,18 @@ def _rates(overrides: dict[str, str], arguments: FinetuneOptions) -> list[float 
         raise UsageError(f"--set lr={overrides['lr']}: not numbers with commas") from None
     overrides["lr"] = words[0]
     return rates
+
+
+def _length(recipe: Recipe) -> str:
+    if recipe.steps is not None:
+        return f"{recipe.steps:,} step{'s' * (recipe.steps != 1)} of {recipe.batch_size} rows"
+    return f"{recipe.epochs:g} epoch{'s' * (recipe.epochs != 1)}"
+
+
+def _harder(recipe: Recipe) -> str:
+    """Say why the loss in training is higher than that on validation data."""
+    harder = [name for name in ("label_smoothing", "mixup", "mask_tokens") if getattr(recipe, name)]
+    return f", with {' and '.join(harder)}: its loss is above that of --val" if harder else ""
 
 
 def _label_notes(material: _Material, arguments: FinetuneOptions) -> list[str]:

@@ -84,6 +84,8 @@ class Fused:
     bytes_stored: int
     agreement: Agreement | None = None
     notes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    """The members, as they were given."""
 
 
 @stage(FuseOptions)
@@ -153,6 +155,7 @@ def fuse(arguments: FuseOptions) -> Fused:
         plan.bytes_stored,
         agreement,
         tuple(notes),
+        tuple(map(str, arguments.members)),
     )
 
 

@@ -143,7 +143,7 @@ def test_quiet_prints_what_was_measured(
     assert run([*LINES[name].split(), "--quiet"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
-    says = {"eval": "Acc", "bench": "samples/s", "inspect": "hydra of timm", "monitor": "limit"}
+    says = {"eval": "Acc", "bench": "samples/s", "inspect": "hydra of timm", "monitor": "promised"}
     assert says.get(name, "holds") in out
 
 

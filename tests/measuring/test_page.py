@@ -154,12 +154,13 @@ def badges(parsed: Page) -> list[str]:
 def test_what_differs_comes_first(files: list[Path], tmp_path: Path) -> None:
     parsed, _ = page(files, tmp_path / "r.html")
     heading = "".join(parsed.said("h1"))
-    more = "better at 2.00 × the cost; weak is mixed at 0.67 × the cost"
+    worse = "worse in Acc, Brier, NLL, AUROC and FPR95 at 0.67 × the cost"
+    more = f"better at 2.00 × the cost; weak is better in ECE but {worse}"
     assert heading == f"Compared with base: {NASTY} is {more}."
     assert "Of 12 intervals about 0.6 exclude 0 by chance alone." in "".join(parsed.said("p"))
     assert badges(parsed) == ["reference", "better", "mixed"]
     turned, _ = page(files, tmp_path / "w.html", reference="weak")
-    assert "base is mixed" in "".join(turned.said("h1"))
+    assert "base is better in Acc, Brier, NLL, AUROC and FPR95 but" in "".join(turned.said("h1"))
     # What is cheaper and no worse comes first.
     thrifty = write(tmp_path / "d.safetensors", 1.5, name="thrifty", cost=0.6)
     bought, _ = page([*files, thrifty], tmp_path / "d.html")

@@ -121,8 +121,7 @@ def test_the_readme_has_the_figures_of_models_that_share_no_start() -> None:
     titles = ("hydra of half the heads, a quarter of the neurons", "single, mean of the three")
     hydra, single, ensemble = (rows[title] for title in (*titles, "Deep Ensemble"))
     nll, cost = hydra[2].split("±")[0], hydra[0]
-    told = f"an NLL of {nll} at {cost} of a single model's cost (single {single[2].split('±')[0]}, "
-    assert told in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"Deep Ensemble {ensemble[2].split('±')[0]} at 3)" in (ROOT / "README.md").read_text(
-        "utf-8"
-    )
+    nlls = [row[2].split("±")[0] for row in (single, ensemble)]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"an NLL of {nll} at {cost} times the cost of a single model" in text
+    assert f"The single model had {nlls[0]}, and a Deep Ensemble {nlls[1]} at three times" in text
