@@ -83,9 +83,7 @@ class Drift:
 
     @property
     def sentence(self) -> str:
-        """Verdict in one sentence."""
-        if not self.drifted:
-            return f"no drift is shown by {_runs(self.looks)} (--alpha {self.alpha:g})"
+        """Drifts in one sentence."""
         return "the answers drifted: " + "; ".join(
             test.sentence for test in self.tests if test.drifted
         )
@@ -112,19 +110,13 @@ class Drift:
         return {**seen.model_dump(mode="json"), "predicted": predicted}
 
 
-def _runs(count: int) -> str:
-    return "one run of monitor" if count == 1 else f"{count:,} runs of monitor together"
-
-
 def _when(looks: Sequence[Look], first: int) -> str:
-    """Say which run of monitor showed a drift first; nothing if there was no other."""
+    """Say which look showed a drift first; nothing if there was no other."""
     if len(looks) == 1:
         return ""
     name = looks[first].name
-    of_file = "" if name is None else f" ({visible(name)})"
-    if first + 1 == len(looks):
-        return f"in the newest of {len(looks):,} runs of monitor{of_file}, "
-    return f"in run {first + 1:,} of the {len(looks):,} runs of monitor so far{of_file}, "
+    of_file = "" if name is None else f"{visible(name)}, "
+    return f"in {of_file}look {first + 1:,} of {len(looks):,}, "
 
 
 @dataclass(frozen=True)

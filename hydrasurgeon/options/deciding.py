@@ -397,10 +397,10 @@ class MonitorOptions(Options):
     promised risk. A false alarm stays unlikely (--alpha) however often you run the command.
     """
 
-    answers: PathLike = argument(
+    answers: Paths = argument(
         reads=UNLABELLED,
-        metavar="ANSWERS",
-        help="Answers as `predict -o` (.jsonl, .csv, .parquet) or `serve --answers` wrote them.",
+        metavar="ANSWERS...",
+        help="Answers as `predict -o` (.jsonl, .csv, .parquet) or `serve --answers` wrote them, one file after another.",
     )
     against: PathLike = option(
         metavar="CKPT", group=CHECKPOINTS, help="Calibrated checkpoint that gave the answers."
@@ -418,11 +418,11 @@ class MonitorOptions(Options):
         None,
         metavar="F",
         group=WRITTEN,
-        help="File that keeps the counts of earlier runs. Default: ANSWERS.state.json.",
+        help="File that keeps the counts of earlier runs. Default: that of the first ANSWERS, with .state.json behind it.",
     )
     labels: PathLike | None = option(
         None,
         metavar="F",
         group=READ,
-        help="True labels of some answers (columns `id`, or an answer's `key`, and `label`), to check the promised risk.",
+        help="True labels of some answers, to check the promised risk: columns `id` (or an answer's `key`) and `label`. A label that is no class makes any answer wrong.",
     )

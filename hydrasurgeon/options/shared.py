@@ -38,6 +38,8 @@ CHECKPOINT = (
 """Help of CKPT."""
 DATA = "Labelled data: folder of images, .csv, .jsonl, .parquet, .npz, hf:…, demo:…"
 """Help of labelled data."""
+SCORING_DATA = f"{DATA}. Heads are scored on it; prune also repairs the rest on it (--compensate)."
+"""Help for data that heads are scored on."""
 OUT = "NAME.safetensors, or DIR/ for the family's own layout."
 """Help of --out."""
 DTYPE = option(
@@ -254,7 +256,7 @@ class Scoring(Options):
         metavar="acc|ood|avg",
         help="circuit: metric that the remaining heads keep high: accuracy, OOD AUROC or their mean (avg).",
     )
-    data: str | None = option(None, metavar="D", group=LABELLED, recorded=True, help=f"{DATA}.")
+    data: str | None = option(None, metavar="D", group=LABELLED, recorded=True, help=SCORING_DATA)
     ood: Texts = option(
         (),
         metavar="D",

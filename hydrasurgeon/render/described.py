@@ -201,7 +201,7 @@ def monitored(result: Monitored) -> None:
         )
     title = f"{answers.rows:,} answers"
     if result.drift.looks > 1:
-        title = f"run {result.drift.latest} of {result.drift.looks}: {title}"
+        title = f"look {result.drift.latest} of {result.drift.looks}: {title}"
     show_table(title, ["answers", "validation rows", "promised"], rows)
     for test in result.drift.tests:
         mark, style = ("drifted", "bold red") if test.drifted else ("no drift", "green")

@@ -5,8 +5,8 @@ saw.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from hydrasurgeon.files.decided import Seen
 from hydrasurgeon.files.looks import Look, fingerprint, hash_of, read_looks, unpacked
 from hydrasurgeon.files.rows import harmless, read_rows
 from hydrasurgeon.files.untrusted import visible
-from hydrasurgeon.options.base import stage
+from hydrasurgeon.options.base import PathLike, stage
 from hydrasurgeon.options.deciding import MonitorOptions
 from hydrasurgeon.tasks.base import abstained
 
@@ -72,9 +72,9 @@ class Monitored:
 @stage(MonitorOptions)
 def monitor(arguments: MonitorOptions) -> Monitored:
     """Compare answers with what their checkpoint's decision state promised and saw."""
-    path = Path(arguments.answers)
+    paths = [Path(name) for name in arguments.answers]
     place = output_file(
-        arguments.state or f"{path}{STATE}",
+        arguments.state or f"{paths[0]}{STATE}",
         option="--state",
         force=True,
         inputs=arguments.sources,
@@ -98,22 +98,28 @@ def monitor(arguments: MonitorOptions) -> Monitored:
         alpha=arguments.alpha,
         classes=len(watched.names),
     )
-    answers = reader.counted(path, unpacked(state.answers))
-    labelled = _Labelled()
+    before, errors, elsewhere = state, 0, set[str]()
+    labels = _Labels()
     if arguments.labels is not None:
-        labelled = reader.labelled(path, Path(arguments.labels), unpacked(state.labels))
-    if answers.seen is None and not (state.looks and answers.repeats):
-        raise DataError(f"{path}: holds no answers", hint=HINT)
-    looked = answers.seen is not None or bool(labelled.new)
-    if looked:
-        look = Look(name=path.name[:MOST_NAME], seen=answers.seen, kept=labelled.kept)
-        state = state.with_look(look, answers.new, labelled.new)
+        labels = reader.labels(Path(arguments.labels), unpacked(state.labels))
+        elsewhere = {*labels.truths}
+    for path in paths:
+        answers = reader.counted(path, unpacked(state.answers))
+        labelled = reader.labelled(path, labels.truths, unpacked(state.labels))
+        if answers.seen is None and not (state.looks and answers.repeats):
+            raise DataError(f"{path}: holds no answers", hint=HINT)
+        if answers.seen is not None or labelled.new:
+            look = Look(name=path.name[:MOST_NAME], seen=answers.seen, kept=labelled.kept)
+            state = state.with_look(look, answers.new, labelled.new)
+        errors += answers.errors
+        elsewhere -= labelled.ids
     notes = list[str]()
     if arguments.labels is not None:
-        notes += labelled.notes(Path(arguments.labels), path)
-    if answers.errors:
+        is_new = state.labels != before.labels
+        notes += _label_notes(arguments.labels, labels, elsewhere, is_new=is_new)
+    if errors:
         notes.append(
-            f"{answers.errors} rows could not be read when they were answered, and are not compared"
+            f"{errors} rows could not be read when they were answered, and are not compared"
         )
     if decision.seen is None:
         notes.append(
@@ -121,9 +127,9 @@ def monitor(arguments: MonitorOptions) -> Monitored:
             "calibrate again to compare"
         )
     drift = drift_over(state.looks, decision, watched.names, watched.promises, alpha=state.alpha)
-    if answers.seen is None:
-        notes.insert(0, f"no answer in {path} is new: the table shows those of run {drift.latest}")
-    if looked:
+    if state.answers == before.answers:
+        notes.insert(0, f"no answer is new: the table shows those of look {drift.latest}")
+    if state is not before:
         write_text(place, state.text())
     return Monitored(opened.name, drift, tuple(filter(None, (opened.note, *notes))))
 
@@ -143,35 +149,43 @@ class _Counted:
 
 
 @dataclass(frozen=True)
-class _Labelled:
-    """The new information in a file of labels."""
+class _Labels:
+    """A file of labels."""
 
-    new: set[bytes] = field(default_factory=set)
-    """Hashes of labels that no look has counted."""
-    kept: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """For each promise the counts of labelled rows and of rows that break it."""
-    elsewhere: Set[str] = frozenset()
-    """Ids of labels whose answers are not in this file."""
+    truths: Mapping[str, str] = field(default_factory=dict)
+    """True label of each id."""
     unknown_labels: Sequence[str] = ()
     """Labels that are no class of the checkpoint."""
 
-    def notes(self, labels: Path, answers: Path) -> Iterator[str]:
-        """Yield notes on labels that do not count, or count as wrong."""
-        if not self.kept and not self.elsewhere:
-            yield (
-                f"{labels}: nothing to count: each label was counted before, or its row was not "
-                "answered"
-            )
-        if self.elsewhere:
-            yield (
-                f"{labels}: {len(self.elsewhere)} labels are not of answers in {answers}, such as "
-                f"{visible(min(self.elsewhere))[:80]}; they count in a run on the file that holds their answers"
-            )
-        if self.unknown_labels:
-            yield (
-                f"{labels}: {len(self.unknown_labels)} labels are no class of the checkpoint, such as "
-                f"{visible(self.unknown_labels[0])[:80]}: each answer to these rows counts as wrong"
-            )
+
+@dataclass(frozen=True)
+class _Labelled:
+    """The new information that labels give about a file of answers."""
+
+    new: set[bytes]
+    """Hashes of labels that no look has counted."""
+    kept: dict[str, tuple[int, int]]
+    """For each promise the counts of labelled rows and of rows that break it."""
+    ids: Set[str]
+    """Ids of labels whose answers are in the file."""
+
+
+def _label_notes(
+    file: PathLike, labels: _Labels, elsewhere: Set[str], *, is_new: bool
+) -> Iterator[str]:
+    """Yield notes on labels that do not count, or count as wrong."""
+    if elsewhere:
+        yield (
+            f"{file}: {len(elsewhere)} labels are not of these answers, such as "
+            f"{visible(min(elsewhere))[:80]}; they count in a run on the file that holds their answers"
+        )
+    elif not is_new:
+        yield f"{file}: nothing to count: each label was counted before"
+    if labels.unknown_labels:
+        yield (
+            f"{file}: {len(labels.unknown_labels)} labels are no class of the checkpoint, such as "
+            f"{visible(labels.unknown_labels[0])[:80]}: each answer to these rows counts as wrong"
+        )
 
 
 @dataclass(frozen=True)
@@ -221,9 +235,9 @@ class _Reader:
             )
         return _Counted(seen, new, repeats, errors)
 
-    def labelled(self, path: Path, labels: Path, counted: set[bytes]) -> _Labelled:
-        """Read the labels that earlier looks did not count. A label counts once for each answer: ids
-        may occur again in later files.
+    def labels(self, file: Path, counted: set[bytes]) -> _Labels:
+        """Read labels; one that an earlier look counted may have another for the same id, as ids may
+        occur again in later files.
         """
         if not self.watched.promises:
             raise UsageError(
@@ -234,7 +248,7 @@ class _Reader:
         truths: dict[str, str] = {}
         earlier: set[str] = set()
         unknown_labels: list[tuple[str, str]] = []
-        for where, row in read_rows(labels):
+        for where, row in read_rows(file):
             if not isinstance(row, dict) or not {"id", "label"} <= row.keys():
                 columns = f"; found {', '.join(map(visible, row))}" if isinstance(row, dict) else ""
                 raise DataError(f"{where}: has no id and label{columns}", hint=LABELS)
@@ -259,14 +273,13 @@ class _Reader:
                 f"{where}: {visible(truth)[:80]} is not a class of the checkpoint, nor is any other label",
                 hint=LABELS,
             )
-        kept = self._kept(path, truths, counted) if truths else _Labelled()
-        return replace(kept, unknown_labels=[truth for _, truth in unknown_labels])
+        return _Labels(truths, [truth for _, truth in unknown_labels])
 
-    def _kept(self, path: Path, truths: dict[str, str], counted: set[bytes]) -> _Labelled:
-        """Join labels to the answers of a file."""
+    def labelled(self, path: Path, truths: Mapping[str, str], counted: set[bytes]) -> _Labelled:
+        """Join labels to the answers of a file; each counts once for each answer."""
         rows, broken, new = Counter[str](), Counter[str](), set[bytes]()
         answered: dict[str, bytes] = {}
-        for where, row in read_rows(path):
+        for where, row in read_rows(path) if truths else ():
             names = [str(row.get(key)) for key in ("key", "id")] if isinstance(row, dict) else []
             name = next((name for name in names if name in truths), None)
             if name is None:
@@ -287,7 +300,7 @@ class _Reader:
             rows.update(verdict.keys())
             broken.update(promise for promise, wrong in verdict.items() if wrong)
         kept = {promise: (count, broken[promise]) for promise, count in rows.items()}
-        return _Labelled(new, kept, truths.keys() - answered.keys())
+        return _Labelled(new, kept, answered.keys())
 
 
 class _Row(dict[str, Any]):

@@ -83,7 +83,7 @@ def test_thirty_percent_unfamiliar_show_within_days(healthy: int) -> None:
     found = watched(nights, 0.01, before)
     assert [test.drifted for test in found.tests] == [True, False]
     assert "flagged as unfamiliar; at most 5.0% were promised" in found.sentence
-    (in_run,) = re.findall("in run ([0-9]+) of the [0-9]+ runs", found.sentence) or [len(nights)]
+    (in_run,) = re.findall("in look ([0-9]+) of [0-9]+,", found.sentence) or [len(nights)]
     assert healthy < int(in_run) <= healthy + 2
     assert found.tests[0].p_value == pytest.approx(10 ** -max(found.tests[0].log10_e), rel=1e-4)
 
@@ -102,9 +102,7 @@ def test_an_alarm_stands() -> None:
     found = watched(nights, 0.01)
     assert found.drifted
     assert found.tests[0].log10_e[-1] < found.bar < found.tests[0].log10_e[0]
-    assert found.sentence.startswith(
-        "the answers drifted: in run 1 of the 21 runs of monitor so far, 60.0%"
-    )
+    assert found.sentence.startswith("the answers drifted: in look 1 of 21, 60.0%")
 
 
 def risk(broken: Sequence[int], rows: int, alpha: float = 0.01) -> Drift:
@@ -141,7 +139,7 @@ def test_labels_may_be_late_or_missing() -> None:
     found = drift_over(looks, decision(None), "abc", {"risk": 0.1}, alpha=0.01)
     assert [test.drifted for test in found.tests] == [False, True]
     assert found.sentence == (
-        "the answers drifted: in the newest of 2 runs of monitor, "
+        "the answers drifted: in look 2 of 2, "
         "40 of 80 labelled answers break the promised risk of 10.0%"
     )
     assert found.answers == night

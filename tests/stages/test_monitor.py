@@ -58,7 +58,7 @@ def test_exit_codes_and_what_is_said(
     state = tmp_path / "same.jsonl.state.json"
     before = state.read_bytes()
     assert run(["monitor", str(tmp_path / "same.jsonl"), *against]) == 0
-    assert "is new: the table shows those of run 1" in capsys.readouterr().err
+    assert "no answer is new: the table shows those of look 1" in capsys.readouterr().err
     assert state.read_bytes() == before
     command = ["monitor", str(tmp_path / "noise.jsonl"), *against, "--state", str(state)]
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_exit_codes_and_what_is_said(
         first, second = result["tests"][0]["log10_e"]
         assert second > result["bar"] > first
         assert err.startswith(
-            "error: c.safetensors: the answers drifted: in the newest of 2 runs of monitor"
+            "error: c.safetensors: the answers drifted: in noise.jsonl, look 2 of 2, "
         )
 
 
@@ -198,7 +198,7 @@ def test_labels_show_a_broken_promise(
     result = monitor(
         ready / "same.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
     )
-    assert result.notes[0].endswith("is new: the table shows those of run 1")
+    assert result.notes[0].endswith("no answer is new: the table shows those of look 1")
     again = monitor(
         ready / "same.jsonl", against=ready / "c", state=state, labels=tmp_path / "l.jsonl"
     )
@@ -267,9 +267,29 @@ def test_one_file_holds_the_labels_of_every_night(ready: Path, tmp_path: Path) -
             state=tmp_path / "nights.json",
             labels=tmp_path / "l.jsonl",
         )
-        (note,) = (note for note in result.notes if "labels are not of answers" in note)
+        (note,) = (note for note in result.notes if "labels are not of these answers" in note)
         assert f": {missing} labels" in note
     assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 0}}
+
+
+def test_several_files_are_as_many_looks(ready: Path, tmp_path: Path) -> None:
+    """In one run as in several; late labels count though their answers were counted before."""
+    rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
+    nights = [tmp_path / f"{name}.jsonl" for name in "ab"]
+    for path, night in zip(nights, (rows[:100], rows[100:]), strict=True):
+        write_lines(path, night)
+    one = monitor(nights, against=ready / "c", state=tmp_path / "one.json")
+    for night in nights:
+        each = monitor(night, against=ready / "c", state=tmp_path / "each.json")
+    assert one.to_json() == each.to_json()
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "each.json").read_bytes()
+    write_lines(tmp_path / "l.jsonl", [{"id": row["id"], "label": row["label"]} for row in rows])
+    state = {"state": tmp_path / "one.json", "labels": tmp_path / "l.jsonl"}
+    late = monitor(nights, against=ready / "c", **state)
+    given = sum(row["answer"] not in ("abstain", "unfamiliar") for row in rows)
+    assert late.to_json()["labelled"] == {"risk": {"rows": given, "broken": 0}}
+    again = monitor(nights, against=ready / "c", **state)
+    assert again.notes[-1].endswith("nothing to count: each label was counted before")
 
 
 def test_an_answer_to_a_row_of_no_class_is_wrong(ready: Path, tmp_path: Path) -> None:
@@ -284,7 +304,7 @@ def test_an_answer_to_a_row_of_no_class_is_wrong(ready: Path, tmp_path: Path) ->
     result = monitor(ready / "same.jsonl", **state, labels=tmp_path / "other.jsonl")
     assert result.drift.answers.rows == len(rows)
     (note,) = result.notes
-    assert "1 labels are not of answers in" in note
+    assert "1 labels are not of these answers" in note
     result = monitor(ready / "same.jsonl", **state, labels=tmp_path / "l.jsonl")
     assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 1}}
     assert "1 labels are no class of the checkpoint, such as none of these" in result.notes[-1]
