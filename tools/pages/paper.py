@@ -171,7 +171,7 @@ def page(results: dict[str, Any], starts: dict[str, Any] | None) -> str:
         tables=measured,
         claims="\n".join(f"| {' | '.join(line)} |" for line in claims(results)),
         machine=results["machine"],
-        starts={name: starts[name] for name in START_TASKS if name in (starts or {})},
+        starts={name: task for name, task in (starts or {}).items() if name in START_TASKS},
         start_tasks=START_TASKS,
         start_rows=start_rows,
         described={name: DESCRIBED[name] for name in DESCRIBED if name in settings},
