@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from hydrasurgeon.tuning.loop import Trained, Training
     from hydrasurgeon.tuning.probe import Probed
     from hydrasurgeon.tuning.recipes import Recipe
+    from hydrasurgeon.tuning.tracking import Tracking
+    from hydrasurgeon.tuning.training_state import TrainingState
 
 
 LENGTH = 10.0
@@ -113,7 +115,6 @@ class _Material:
 def finetune(arguments: FinetuneOptions) -> Finetuned:
     """Train a checkpoint on labelled data, and write the result."""
     from hydrasurgeon.data.samples import left_out_of
-    from hydrasurgeon.tuning.loop import Diverged, train
     from hydrasurgeon.tuning.recipes import load_recipe
     from hydrasurgeon.tuning.tracking import Tracking
     from hydrasurgeon.tuning.training_state import TRAINING, TrainingState
@@ -144,20 +145,68 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
     doubts = _label_notes(material, arguments)
     if recipe.epochs != 0:
         arguments.note(f"recipe {name}: {_length(recipe)}{_harder(recipe)}")
-    source, state, highest = material.source, TrainingState(place, {}), -math.inf
-    tried: list[str] = []
-    module: nn.Module | None = None
+    again = arguments.resume and interrupted
+    best = _best_run(material, rates, place, tracking, arguments, again=again)
+    source, material = material.source, replace(material, recipe=best.recipe)
+    entry, probed = _entry(material, arguments), best.recipe.classifier == "probe"
+    manifest = manifest_after(source.manifest, material.model, entry)
+    if not best.trained.is_main:
+        return Finetuned(target, manifest(UNKNOWN), best.trained, probed)
+    tensors = plan_tensors(best.module.state_dict())
+    written = save(target, tensors, manifest, files=source.files)
+    best.state.clear()
+    notes = [*doubts, *_notes(material, best, arguments)]
+    if chosen:
+        notes.append(f"trained by the recipe {name}, as no --recipe was given")
+    if arguments.resume and not interrupted:
+        notes.append("there was no interrupted run to resume: trained from the beginning")
+    notes += [*_assumed_orders(material), *_doubts(best.trained)]
+    sets = [samples for samples in (material.samples, material.held_out) if samples is not None]
+    unread = [why for samples in sets for _, why in sorted(samples.unread.items())]
+    skipped = (*left_out_of(*sets, material.unlabelled), *unread)
+    return Finetuned(target, written, best.trained, probed, tuple(filter(None, notes)), skipped)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A training, the best of those with several rates."""
+
+    module: nn.Module
+    recipe: Recipe
+    trained: Trained
+    state: TrainingState
+    left_out: str | None
+    """Note on modules that dropout cannot reach."""
+    tried: Sequence[str]
+    """Each rate with what it reached."""
+
+
+def _best_run(
+    material: _Material,
+    rates: Sequence[float | None],
+    place: Path,
+    tracking: Tracking | None,
+    arguments: FinetuneOptions,
+    *,
+    again: bool,
+) -> _Run:
+    """Train with each rate, and return the run that is best on the validation data."""
+    from hydrasurgeon.tuning.loop import Diverged, train
+    from hydrasurgeon.tuning.training_state import TrainingState
+
+    best, highest, tried = None, -math.inf, list[str]()
     for rate in rates:
-        plan = replace(material, recipe=material.recipe.model_copy(update={"lr": rate}))
-        if rate is None:
-            plan = material
-        candidate, start = _prepare_training(
-            plan, arguments, again=arguments.resume and interrupted
-        )
+        plan = material
+        if rate is not None:
+            recipe = material.recipe.model_copy(update={"lr": rate})
+            plan = replace(material, recipe=recipe)
+        candidate, start = _prepare_training(plan, arguments, again=again)
         left_out = None
         if plan.recipe.dropout is not None:
-            is_explicit = "dropout" in overrides
-            left_out = set_dropout(candidate, source, plan.recipe.dropout, is_explicit=is_explicit)
+            is_explicit = "dropout" in (arguments.set or {})
+            left_out = set_dropout(
+                candidate, material.source, plan.recipe.dropout, is_explicit=is_explicit
+            )
         state = TrainingState(place, _identity(plan, arguments))
         try:
             run = train(
@@ -170,54 +219,34 @@ def finetune(arguments: FinetuneOptions) -> Finetuned:
                 tracking=tracking,
             )
         except Diverged:
-            if rate is None or (rate == rates[-1] and module is None):
+            if rate is None or (rate == rates[-1] and best is None):
                 raise
             tried.append(f"{rate:g}: diverged")
             continue
         reached = run.reached(plan.recipe)
         tried.append(f"{plan.recipe.lr:g}: {abs(reached):.4f}")
-        if module is None or reached > highest:
+        if best is None or reached > highest:
             highest = reached if math.isfinite(reached) else -math.inf
-            recipe, module, trained = plan.recipe, candidate, run
-    assert module is not None
-    material = replace(material, recipe=recipe)
-    entry, probed = _entry(material, arguments), recipe.classifier == "probe"
-    if not trained.is_main:
-        manifest = manifest_after(source.manifest, material.model, entry)(UNKNOWN)
-        return Finetuned(target, manifest, trained, probed)
-    written = save(
-        target,
-        plan_tensors(module.state_dict()),
-        manifest_after(source.manifest, material.model, entry),
-        files=source.files,
-    )
-    state.clear()
-    notes = [*doubts, source.note, material.samples.note, left_out]
-    if len(rates) > 1:
-        notes.append(
-            f"lr {recipe.lr:g} is the best on --val by {recipe.select} ({', '.join(tried)})"
-        )
+            best = _Run(candidate, plan.recipe, run, state, left_out, tried)
+    assert best is not None
+    return best
+
+
+def _notes(material: _Material, best: _Run, arguments: FinetuneOptions) -> Iterator[str | None]:
+    """Yield notes on the data, the rates and the epoch that is written."""
+    yield from (material.source.note, material.samples.note, best.left_out)
+    if len(best.tried) > 1:
+        recipe = best.recipe
+        yield f"lr {recipe.lr:g} is the best on --val by {recipe.select} ({', '.join(best.tried)})"
     if material.held_out is not None:
-        notes.append(material.held_out.note)
+        yield material.held_out.note
         if shared := material.held_out.shared_with(material.samples):
-            notes.append(
+            yield (
                 f"--val: {shared:,} of its {len(material.held_out):,} rows are training rows too, so its "
                 "results are too good"
             )
     if arguments.val is None and arguments.data is not None and material.recipe.epochs != 0:
-        notes.append(
-            f"no --val, so the last epoch is written; to hold a fifth out: {split_options(arguments.data)}"
-        )
-    if chosen:
-        notes.append(f"trained by the recipe {name}, as no --recipe was given")
-    if arguments.resume and not interrupted:
-        notes.append("there was no interrupted run to resume: trained from the beginning")
-    notes += _assumed_orders(material)
-    notes += _doubts(trained)
-    sets = [samples for samples in (material.samples, material.held_out) if samples is not None]
-    unread = [why for samples in sets for _, why in sorted(samples.unread.items())]
-    skipped = (*left_out_of(*sets, material.unlabelled), *unread)
-    return Finetuned(target, written, trained, probed, tuple(filter(None, notes)), skipped)
+        yield f"no --val, so the last epoch is written; to hold a fifth out: {split_options(arguments.data)}"
 
 
 def _rates(overrides: dict[str, str], arguments: FinetuneOptions) -> list[float | None]:
