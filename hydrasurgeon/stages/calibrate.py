@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,6 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))
     from hydrasurgeon.data import read_data
-    from hydrasurgeon.data.label_check import class_counts, label_notes
     from hydrasurgeon.data.samples import left_out_of
     from hydrasurgeon.decision.fitting import check_count
     from hydrasurgeon.decision.state import state_in
@@ -103,56 +103,26 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     opened = replace(undecided(source), note=source.note)  # another state takes its place
     base = base_of(arguments, source, opened)
     digests = base.digests()
-    model = opened.manifest.model
-    val, certify, fit = _labelled(val, model, arguments)
-    doubts = [note for samples in fit for note in label_notes(samples)]
-    for line in (class_counts(val), *(f"note: {note}" for note in doubts)):
-        if line is not None:
-            arguments.note(line)
-    fitted = ("--fit-data", fit[0]) if fit else None
-    if arguments.cross:
-        check_probe(base.manifest.history, val, source.name)
-        seen = list[str]()
-    else:
-        val, seen = known.certifying(val, base.manifest.history, fitted=fitted)
-    for number, samples in enumerate(certify):
-        certify[number], more = known.certifying(
-            samples, base.manifest.history, "--certify", fitted=fitted
-        )
-        seen += more
-    sets = {"--data": [val], "--certify": certify, "--fit-data": fit}
-    sets["--ood"] = [read_data(spec, arguments, labelled=False) for spec in arguments.ood]
-    options = [
-        (option, samples) for option, sets_of_option in sets.items() for samples in sets_of_option
-    ]
-    odd = apart(options, "Validation rows must be neither training rows nor OOD data.")
-    if arguments.unlabelled is not None:
-        texts = read_data(arguments.unlabelled, arguments, labelled=False)
-        unlabelled, more = known.without(texts, "--unlabelled", val, "--data")
-        sets["--unlabelled"] = [unlabelled]
-        options.append(("--unlabelled", unlabelled))
-        odd += more
-    opened = with_inputs(with_data_names(opened, val), val)
-    inputs = known.inputs_of(val).tolist()
+    rows = _rows(val, base, source.name, opened.manifest.model, arguments)
+    opened = with_inputs(with_data_names(opened, rows.val), rows.val)
     few = None
     if not arguments.cross:
         few = check_count(
-            len({*inputs}) + sum(map(len, certify)),
+            len({*known.inputs_of(rows.val).tolist()}) + sum(map(len, rows.certify)),
             arguments,
-            task_of(model),
-            fitting=len(val) if certify else None,
+            task_of(opened.manifest.model),
+            fitting=len(rows.val) if rows.certify else None,
         )
-    skipped = left_out_of(*(samples for _, samples in options))
-    state, wrong_at, fitted_notes, arguments = _fit(
-        opened, state_in(base), sets, arguments, skipped
-    )
+    skipped = left_out_of(*(samples for _, samples in rows.by_option))
+    fitted = _fit(opened, state_in(base), rows, arguments, skipped)
+    state, arguments = fitted.state, fitted.arguments
     entry = step(
         "calibrate",
         args=arguments.recorded(),
         inputs=[base.record(digests)],
         data=[
             known.record(samples) if option in LEARNT else DataRecord(**samples.fingerprint())
-            for option, samples in options
+            for option, samples in rows.by_option
         ],
         seed=arguments.seed,
         uses=("torch", opened.manifest.model.family),
@@ -171,9 +141,76 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     written = save(
         target, sorted(tensors, key=lambda tensor: tensor.name), manifest, files=opened.files
     )
-    notes = (*doubts, opened.note, _unused(arguments, state), *seen, *odd, few, *fitted_notes)
-    every_note = tuple(filter(None, notes))
-    return Calibrated(target, state.record, written, every_note, tuple(skipped), wrong_at)
+    notes = (rows.doubts, [opened.note, _unused(arguments, state)], rows.notes, [few], fitted.notes)
+    every_note = tuple(filter(None, chain(*notes)))
+    return Calibrated(target, state.record, written, every_note, tuple(skipped), fitted.wrong_at)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The data of a calibration."""
+
+    val: Samples
+    """--data."""
+    certify: Sequence[Samples]
+    """--certify, if it is given."""
+    train: Samples | None
+    """--fit-data."""
+    ood: Sequence[Samples]
+    unlabelled: Samples | None
+    doubts: Sequence[str]
+    """Notes on labels that look wrong."""
+    notes: Sequence[str]
+    """Notes on rows that several sets hold, or that the model knows."""
+
+    @property
+    def by_option(self) -> list[tuple[str, Samples]]:
+        """Every set behind its option."""
+        sets = {
+            "--data": [self.val],
+            "--certify": self.certify,
+            "--fit-data": [self.train],
+            "--ood": self.ood,
+            "--unlabelled": [self.unlabelled],
+        }
+        return [
+            (option, samples)
+            for option, several in sets.items()
+            for samples in several
+            if samples is not None
+        ]
+
+
+def _rows(
+    val: Samples, base: Checkpoint, name: str, model: Model, arguments: CalibrateOptions
+) -> _Rows:
+    """Read the data, and leave out rows of VAL that anything was fitted on."""
+    from hydrasurgeon.data import read_data
+    from hydrasurgeon.data.label_check import class_counts, label_notes
+
+    val, certify, fit = _labelled(val, model, arguments)
+    doubts = [note for samples in fit for note in label_notes(samples)]
+    for line in (class_counts(val), *(f"note: {note}" for note in doubts)):
+        if line is not None:
+            arguments.note(line)
+    history, learnt = base.manifest.history, ("--fit-data", fit[0]) if fit else None
+    notes = list[str]()
+    if arguments.cross:
+        check_probe(history, val, name)
+    else:
+        val, notes = known.certifying(val, history, fitted=learnt)
+    for number, samples in enumerate(certify):
+        certify[number], more = known.certifying(samples, history, "--certify", fitted=learnt)
+        notes += more
+    ood = [read_data(spec, arguments, labelled=False) for spec in arguments.ood]
+    rows = _Rows(val, certify, fit[0] if fit else None, ood, None, doubts, ())
+    notes += apart(rows.by_option, "Validation rows must be neither training rows nor OOD data.")
+    unlabelled = None
+    if arguments.unlabelled is not None:
+        texts = read_data(arguments.unlabelled, arguments, labelled=False)
+        unlabelled, more = known.without(texts, "--unlabelled", val, "--data")
+        notes += more
+    return replace(rows, unlabelled=unlabelled, notes=notes)
 
 
 def check_probe(history: Sequence[Step], data: Samples, name: str) -> None:
@@ -395,23 +432,33 @@ def _computing(
     return engine, how
 
 
+@dataclass(frozen=True)
+class _Fitted:
+    """A fitted state."""
+
+    state: State
+    wrong_at: tuple[tuple[float, float], ...]
+    """The fractions of wrong answers at `ANSWERED`."""
+    notes: Sequence[str]
+    arguments: CalibrateOptions
+    """Options that reproduce the state."""
+
+
 def _fit(
     opened: Checkpoint,
     stored: State | None,
-    sets: dict[str, list[Samples]],
+    rows: _Rows,
     arguments: CalibrateOptions,
     skipped: list[str],
-) -> tuple[State, tuple[tuple[float, float], ...], tuple[str, ...], CalibrateOptions]:
-    """Return the fitted state, the fractions of wrong answers at `ANSWERED`, the notes, and the
-    options that reproduce the state. `stored` is the state whose bag-of-words model gets new weights.
-    """
+) -> _Fitted:
+    """Fit the state; the bag-of-words model of the `stored` one gets new weights."""
     import numpy as np
 
-    from hydrasurgeon.data.folds import NO_FOLD, folds_of, some_of
+    from hydrasurgeon.data.folds import NO_FOLD, folds_of
     from hydrasurgeon.data.perturbed import Perturbed
     from hydrasurgeon.data.samples import Joined
     from hydrasurgeon.decision.fitting import fit_state, too_few_ood
-    from hydrasurgeon.decision.ood_score import MOST_GATHERED, Grounds
+    from hydrasurgeon.decision.ood_score import Grounds
     from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
@@ -427,59 +474,42 @@ def _fit(
     def answer(samples: Samples, **more: Any) -> Outputs:
         return collected([engine], samples, arguments, features=features, skipped=skipped, **more)
 
-    (validation,) = sets["--data"]
-    certifies = None
-    for samples in sets["--certify"]:
+    validation, certifies = rows.val, None
+    for samples in rows.certify:
         certifies = np.arange(len(validation) + len(samples)) >= len(validation)
         validation = Joined(validation, samples)
-    raw = answer(
-        validation,
-        grouped=True,
-        certifies=certifies,
-        inputs=known.inputs_of(validation),
-    )
-    train = sets["--fit-data"][0] if sets["--fit-data"] else None
-    learnt = train
+    inputs = known.inputs_of(validation)
+    raw = answer(validation, grouped=True, certifies=certifies, inputs=inputs)
+    learnt = rows.train
     if arguments.cross:
         learnt, raw = validation, cross_fitted(model, raw, validation)
         validation = validation.at(np.flatnonzero(folds_of(validation) != NO_FOLD))
-    unlabelled = () if arguments.words == "off" else sets.get("--unlabelled", ())
-    pseudo_labelled = [(samples, answer(samples)) for samples in unlabelled]
+    pseudo_labelled = []
+    if rows.unlabelled is not None and arguments.words != "off":
+        pseudo_labelled = [(rows.unlabelled, answer(rows.unlabelled))]
     lessons = learnt, validation, raw, pseudo_labelled
     reading, words_note = reading_of(engine, task, stored, *lessons, arguments)
     model_val = task.outputs(raw)
     val = model_val if reading is None else task.outputs(reading.blend(raw, validation))
-    few_ood = [too_few_ood(samples.spec, len(samples)) for samples in sets["--ood"]]
-    ood = [samples for samples, note in zip(sets["--ood"], few_ood, strict=True) if note is None]
+    few_ood = [too_few_ood(samples.spec, len(samples)) for samples in rows.ood]
+    ood = [samples for samples, note in zip(rows.ood, few_ood, strict=True) if note is None]
     ood_sets: list[Samples] = [*ood]
     if auto or arguments.ood_score == "knn":
         ood_sets.append(Perturbed(validation, arguments.seed))
     ood_answers = [answer(samples) for samples in ood_sets]
     ood_outputs = [task.outputs(outputs) for outputs in ood_answers]
     linear = [task.classifier(*layer) for layer in classifiers(model)] if features else []
-    evidence = None
-    left_out: str | None = None
-    if features and train is not None:
-        gathered_rows = train.at(some_of(train, MOST_GATHERED))
-        evidence = _gathered(engine, linear, gathered_rows, arguments, skipped)
-        if len(gathered_rows) < len(train):
-            left_out = (
-                f"--fit-data: OOD scores are fitted on {len(gathered_rows):,} of {len(train):,} rows, "
-                "which are enough; they are chosen by content"
-            )
-    state, notes = fit_state(
-        val,
-        arguments,
-        Grounds(
-            linear,
-            evidence,
-            ood_outputs[: len(ood)],
-            ood_outputs[len(ood) :],
-            () if opened.family.named_classes else ZERO_SHOT,
-        ),
-        model=model_val,
-        task=task,
+    evidence, left_out = None, None
+    if features and rows.train is not None:
+        evidence, left_out = _gathered(engine, linear, rows.train, arguments, skipped)
+    grounds = Grounds(
+        linear,
+        evidence,
+        ood_outputs[: len(ood)],
+        ood_outputs[len(ood) :],
+        () if opened.family.named_classes else ZERO_SHOT,
     )
+    state, notes = fit_state(val, arguments, grounds, model=model_val, task=task)
     wrong_at = _wrong_at(state, val, model_val, arguments)
     if reading is not None:
         state = reading.joined(state, val, raw)
@@ -499,12 +529,9 @@ def _fit(
         state, more = _with_cascade(state, val, model, validation, arguments)
         notes = (*notes, *more)
     state = replace(state, record=state.record.model_copy(update=how))
-    return (
-        state,
-        wrong_at if state.record.cascade is None else (),
-        (*filter(None, [*few_ood, left_out, words_note]), *notes, *engine.notes),
-        arguments,
-    )
+    every_note = (*few_ood, left_out, words_note, *notes, *engine.notes)
+    wrong_at = wrong_at if state.record.cascade is None else ()
+    return _Fitted(state, wrong_at, [*filter(None, every_note)], arguments)
 
 
 def _with_cascade(
@@ -536,16 +563,26 @@ def _gathered(
     samples: Samples,
     arguments: CalibrateOptions,
     skipped: list[str],
-) -> list[Evidence]:
-    """Collect the statistics that OOD scores are fitted on, in one pass that keeps no features."""
+) -> tuple[list[Evidence], str | None]:
+    """Collect the statistics that OOD scores are fitted on, in one pass that keeps no features;
+    return them with a note if not all rows were needed.
+    """
+    from hydrasurgeon.data.folds import some_of
+    from hydrasurgeon.decision.ood_score import MOST_GATHERED
     from hydrasurgeon.runtime.answering import Answering
     from hydrasurgeon.statistics.scores.evidence import Gathering
 
+    some, note = samples.at(some_of(samples, MOST_GATHERED)), None
+    if len(some) < len(samples):
+        note = (
+            f"--fit-data: OOD scores are fitted on {len(some):,} of {len(samples):,} rows, "
+            "which are enough; they are chosen by content"
+        )
     gatherings = [Gathering(weight, bias, seed=arguments.seed) for weight, bias in linear]
-    answering = Answering([engine], samples, arguments, features=True)
+    answering = Answering([engine], some, arguments, features=True)
     for piece in answering:
         outputs = engine.task.outputs(piece.outputs)
         for member, gathering in enumerate(gatherings):
             gathering.add(*outputs.of(member))
     skipped += answering.batches.skipped
-    return [gathering.evidence() for gathering in gatherings]
+    return [gathering.evidence() for gathering in gatherings], note
