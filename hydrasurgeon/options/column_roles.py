@@ -177,7 +177,7 @@ class ColumnOptions(Options):
         group=READ,
         help=(
             "Names of the columns that hold text, text_pair, label, image or group, such as "
-            "text=premise,text_pair=hypothesis (ids: predict --id-column)."
+            "text=premise,text_pair=hypothesis."
         ),
     )
 

@@ -87,7 +87,7 @@ def test_what_is_answered_and_wrong_is_counted_as_predict_answers(
         at = next(at for at, line in enumerate(lines) if "answered" in line)
         heads, row, low, high = (line.split() for line in lines[at : at + 4])
         assert heads[-4:] == ["answered", "of", "these", "wrong"]
-        assert (low[0], high[0]) == ("from", "to")
+        assert (low[:2], high[:2]) == (["interval", "from"], ["interval", "to"])
         assert row[-2:] == [f"{found.answered:.3f}", f"{found.wrong:.3f}"]
         ends = zip(found.ci["answered"], found.ci["wrong"], strict=True)
         assert [low[-2:], high[-2:]] == [[f"{each:.3f}" for each in pair] for pair in ends]
