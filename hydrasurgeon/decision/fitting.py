@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.decision.ood_score import Grounds, choose, classifiers_of, evidence_of
+from hydrasurgeon.decision.ood_score import (
+    Grounds,
+    choose,
+    classifiers_of,
+    evidence_of,
+    out_of_fold,
+)
 from hydrasurgeon.decision.promising import check_risk, promised, set_aside, with_copies
 from hydrasurgeon.decision.split import (
     FEWEST,
@@ -131,9 +137,11 @@ def fit_state(
         notes.append(LITTLE_LEARNT)
     model = model or val
     choice = choose(score, model.at(rows.fitting), grounds, task=task, seed=promise.seed)
-    scores = [
-        model.at(part).scores(choice.kind, choice.fitted) for part in (rows.fitting, *rows.parts)
-    ]
+    if promise.cross and choice.fitted is not None and grounds.evidence is None:
+        every_score = out_of_fold(choice, model, grounds.classifiers, promise.seed)
+    else:
+        every_score = model.scores(choice.kind, choice.fitted)
+    scores = [every_score[part] for part in (rows.fitting, *rows.parts)]
     threshold = flag_threshold(scores[1:], promise.id_flagged, estimated=promise.cross)
     fitted, *parts = (
         Part(val.at(part), task.answers(val.logits[part], fit.constants), score <= threshold)

@@ -22,9 +22,11 @@ from typing import Literal
 import numpy as np
 from numpy import ndarray
 
+from hydrasurgeon.decision.split import first_rows
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import FITTED, LOGITS, OF_CLASSIFIERS, ZERO_SHOT
 from hydrasurgeon.statistics.metrics import auroc
+from hydrasurgeon.statistics.probabilities import Scores
 from hydrasurgeon.statistics.scores.evidence import Evidence, Gathering
 from hydrasurgeon.statistics.scores.fitted import EnsembleScore, fit
 from hydrasurgeon.tasks import SINGLE
@@ -40,6 +42,8 @@ by a point.
 # Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest
 # standardises and chooses.
 SHARE = 0.8
+FOLDS = 5
+"""Folds whose rows are scored by a fit to the others: to as many rows as `SHARE` is of all."""
 LINEAR = 0.01
 """Largest error of a linear classifier, as a fraction of the largest logit: bfloat16 rounds so."""
 KNN = ("knn/50", "knn/10", "knn/5", "knn/1")
@@ -157,6 +161,29 @@ def choose(
     fitted, kind = candidates[best], best.partition("/")[0]
     notes += () if fitted is None else fitted.notes
     return replace(choice, kind=kind, fitted=fitted, auroc=means, notes=tuple(notes))
+
+
+def out_of_fold(
+    choice: ScoreChoice, outputs: Outputs, classifiers: Sequence[Classifier] | None, seed: int
+) -> Scores:
+    """Return the score of each row by a fit to other rows, as many as `choose` fitted it to. Copies
+    stand on the same side.
+    """
+    count = len(outputs.logits)
+    units = np.arange(count) if outputs.inputs is None else first_rows(outputs.inputs)
+    folds = np.random.default_rng(seed).permutation(count)[units] % FOLDS
+    assert choice.fitted is not None
+    kind = f"knn/{choice.fitted.neighbours}" if choice.kind == "knn" else choice.kind
+    scores = outputs.scores(choice.kind, choice.fitted)
+    for fold in range(FOLDS):
+        held, rest = (np.flatnonzero(part) for part in (folds == fold, folds != fold))
+        with contextlib.suppress(DataError):  # too few rows: those of the fit to all stay
+            if len(held):
+                fitted = _fit(
+                    kind, evidence_of(outputs.at(rest), classifiers, seed), outputs.at(held)
+                )
+                scores[held] = outputs.at(held).scores(choice.kind, fitted)
+    return scores
 
 
 def evidence_of(

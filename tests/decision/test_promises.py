@@ -253,3 +253,21 @@ def test_knn_asks_for_the_neighbour_that_tells_best() -> None:
     (standard,) = state.record.ood.members
     expected = (found - standard.mean) / standard.deviation
     np.testing.assert_allclose(state.ood_score(fresh.logits, fresh.features), expected, atol=2e-2)
+
+
+@pytest.mark.parametrize("score", ["vim", "mds", "knn"])
+def test_rows_that_fitted_a_score_do_not_set_its_threshold(score: str) -> None:
+    """Of few rows with many features, those that a score was fitted to look far too familiar."""
+    random = np.random.default_rng(0)
+    weight = random.normal(size=(3, 200)) / 10
+
+    def rows(count: int) -> Outputs:
+        features = random.normal(size=(count, 1, 200))
+        logits = features @ weight.T
+        return Outputs(logits, features, logits[:, 0].argmax(axis=-1))
+
+    grounds = Grounds([(weight, np.zeros(3))])
+    state, _ = fit_state(rows(400), promise(cross=True, ood_score=score), grounds)
+    fresh = rows(4000)
+    flagged = decide(state, fresh.logits, fresh.features).unfamiliar.mean()
+    assert flagged == pytest.approx(0.05, abs=0.03)
