@@ -90,6 +90,12 @@ class Answered:
             Ranked(self.scores[self.used], scores[self.used]) for scores in self.ood_scores.values()
         ]
 
+    def flagged(self, scores: Mapping[str, Values]) -> float:
+        """Return the fraction of samples that the threshold calls unfamiliar."""
+        assert self.threshold is not None
+        threshold = np.round(self.threshold, decimals=metrics.DIGITS)
+        return float((scores[self.used] > threshold).mean())
+
     def quality(self, rows: Rows, *of_sets: Rows) -> dict[str, Drawn]:
         """Return the metrics that models are compared by, on resamples of each set."""
         sets = [
@@ -305,11 +311,14 @@ def row_of(
         for (name, severity), outputs in predictions.shift.items()
     )
     ood, averages = _ood(row, predictions, state, ci, seed)
+    quality = measure(row.inside, ci=ci, seed=seed)
+    if row.threshold is not None:
+        quality["flagged"] = row.flagged(row.scores)
     result = Result(
         name=predictions.name,
         kind=predictions.kind,
         members=predictions.outputs.logits.shape[1],
-        id=IdResult(**measure(row.inside, ci=ci, seed=seed)),
+        id=IdResult(**quality),
         ood=ood,
         ood_average=averages,
         shift=shift,
@@ -355,8 +364,7 @@ def _ood(
             "ci": intervals.get(str(at)),
         }
         if row.threshold is not None:
-            threshold = np.round(row.threshold, decimals=metrics.DIGITS)
-            values["flagged"] = float((scores[used] > threshold).mean())
+            values["flagged"] = row.flagged(scores)
         logits = predictions.ood[name].logits
         if logits.size:
             values |= row.inside.against(logits, state)

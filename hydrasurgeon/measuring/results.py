@@ -150,6 +150,12 @@ class IdResult(SetMetrics):
     width: Number = column(
         "interval width", "", "width", "From the lower to the upper bound, on average."
     )
+    flagged: Number = column(
+        "unfamiliar",
+        "",
+        "unfamiliar",
+        "The fraction of in-distribution samples that the fitted threshold calls unfamiliar.",
+    )
     coverage: Number = column(
         "set coverage", "", "set holds", "How often the prediction set holds the true class."
     )

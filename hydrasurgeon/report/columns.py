@@ -29,7 +29,7 @@ from hydrasurgeon.measuring.results import (
 
 Rank = Literal["best", "second", ""]
 
-PROMISED = ("width", "coverage", "set_size", "answered", "wrong", "missed")
+PROMISED = ("flagged", "width", "coverage", "set_size", "answered", "wrong", "missed")
 """Metrics of a decision state's promises, which a terminal shows in a separate table, because a
 line has 80 characters.
 """
