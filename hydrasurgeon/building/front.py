@@ -107,9 +107,9 @@ class Front:
         """Return text on the written files, their comparison with the unpruned model, and the next
         step.
         """
-        rows = "the validation rows"
+        rows = "on the validation rows"
         if self.options.crossed:
-            rows = "the training rows, which models of other folds answer"
+            rows = "by five-fold cross-validation"
         references = {item.choice.name: item for item in self.references}
         single = references.get(SINGLE, references.get(PROBE))
         assert single is not None
@@ -117,7 +117,7 @@ class Front:
         reference = self.search.opened.name
         if is_made:
             reference = "the probe" if single.choice.name == PROBE else "the first tuned model"
-        lines = [f"Compared with {reference} on {rows}:"]
+        lines = [f"Compared with {reference} {rows}:"]
         below: Entry | None = None
         for budget, entry in self.rungs.items():
             description = f"{budget}: {_describe(entry)} at {entry.cost[budget.unit]:.2f}x"
@@ -193,7 +193,7 @@ class Front:
             file = f"{file.rstrip('/')}/{budget.unit}-{first.most:g}{SUFFIX}"
         data = ["--data", "UNUSED", "--fit-data", DataSpec.parse(options.data).place, *columns]
         words = ["calibrate", file, *data, "--risk", "0.05", "-o", "ready"]
-        return f"to let it abstain, with other such rows in place of UNUSED: hydrasurgeon {shlex.join(words)}"
+        return f"to let it abstain, with labelled rows that were used nowhere in place of UNUSED: hydrasurgeon {shlex.join(words)}"
 
     def settle(self) -> None:
         """Decide with what there is, and write what is better than before, one after the other: time

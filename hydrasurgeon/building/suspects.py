@@ -31,6 +31,8 @@ from hydrasurgeon.tuning.probe import MOST, PENALTY, cross_fitted
 FILE = "suspects.csv"
 JUDGED = ("single_label", "binary")
 """Tasks with one class for each row."""
+SURE = 0.8
+"""Accuracy below which many of the listed rows are mistakes of the probe."""
 PROPOSED = ("proposed_label", "label_probability", "proposed_probability")
 """Columns behind the label."""
 CELLS = 4_000_000
@@ -48,6 +50,15 @@ class Suspects:
     """Number of rows that it lists."""
     judged: int
     """Number of rows that were judged: none if the probes answer no better than by chance."""
+    right: float = 1.0
+    """Fraction of the judged rows that the probes answer as their label says."""
+
+    @property
+    def _doubt(self) -> str:
+        """Warning where the probes are often wrong themselves."""
+        if self.right >= SURE:
+            return ""
+        return f". The probe that lists them is right on {self.right:.0%} only: read them first, many are just hard"
 
     @property
     def note(self) -> str:
@@ -59,7 +70,7 @@ class Suspects:
         verb = "looks" if self.rows == 1 else "look"
         return (
             f"{self.rows:,} of {self.judged:,} rows {verb} mislabelled: see {self.path}; "
-            f"--without {self.path} trains on the others"
+            f"--without {self.path} trains on the others{self._doubt}"
         )
 
 
@@ -98,10 +109,14 @@ class LabelCheck:
         if not len(rows):
             return
         read = self.task.outputs(outputs)
-        if agreement_with_classes(mean_logs(read.logits), read.truth) < AGREEMENT:
+        answers = mean_logs(read.logits)
+        right = float((answers.argmax(axis=-1) == read.truth).mean())
+        if agreement_with_classes(answers, read.truth) < AGREEMENT:
             rows = rows[:0]
         self.state.keep(
-            suspects=asdict(Suspects(str(path), self._write(path, rows, read), len(rows)))
+            suspects=asdict(
+                Suspects(str(path), self._write(path, rows, read), len(rows), round(right, 6))
+            )
         )
 
     def _judged(self, probe: MemberModel) -> tuple[ndarray, Outputs] | None:

@@ -45,8 +45,7 @@ existing data set.
 """
 ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike."
 UNLABELLED_ROWS = (
-    "Label such rows, or leave them out by --skip-bad (bench and export have none); finetune and "
-    "calibrate read rows without labels as --unlabelled."
+    "Fill in the labels, or leave such rows out by --skip-bad (bench and export have none)."
 )
 CHANCES = (
     'Probabilities are an object such as {"red": 0.9, "blue": 0.1}, or a list in the order of '
@@ -119,9 +118,10 @@ def labels_of(spec: str, values: Sequence[Any]) -> LabelColumn | None:
         return _of_objects(spec, values)
     if any(isinstance(value, list | tuple) for value in values):
         return _of_fractions(spec, values) if _are_fractions(values) else _of_lists(spec, values)
-    for row, value in enumerate(values):
-        if value is None or value == "":
-            raise DataError(f"{spec}: row {row} has no label", hint=UNLABELLED_ROWS)
+    empty = [row for row, value in enumerate(values) if value is None or value == ""]
+    if empty:
+        more = f", nor have {len(empty) - 1:,} others" if len(empty) > 1 else ""
+        raise DataError(f"{spec}: row {empty[0]} has no label{more}", hint=UNLABELLED_ROWS)
     are_numbers = texts and all(map(NUMBER.fullmatch, values))
     are_plain = are_numbers or (texts and not all(map(MANY.fullmatch, values)))
     for row, value in enumerate(values):

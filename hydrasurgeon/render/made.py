@@ -304,7 +304,9 @@ def built(result: Built, *, json: bool, quiet: bool) -> None:
     if quiet:
         return None
     show((str(result.path), "bold"), ": written")
-    title = "Baselines, then the best model for each budget, on validation rows that did not fit the calibration."
+    title = (
+        "Baselines, then the best model for each budget, each measured on rows that did not fit it."
+    )
     show_wrapped(title, "")
     _table(_once([*result.rows, *result.front]))
     show("")
@@ -377,7 +379,7 @@ def calibrated(result: Calibrated) -> None:
         wrong = [f"{100 * fraction:.1f} %" for _, fraction in result.wrong_at]
         rows = [["if it answered the most confident", *shares], ["these would be wrong", *wrong]]
         show("")
-        show_table("", [""] * len(shares), rows)
+        show_table("on the rows that certify", [""] * len(shares), rows)
     show("")
     for line in promise_lines(result.decision):
         show_wrapped(f"{line[0].upper()}{line[1:]}.", "")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hydrasurgeon.options.measuring import ExportOptions
     from hydrasurgeon.sharing.trial import Answer
 
-ALONE = "only hydrasurgeon uses the decision state; other clients get the model's own logits"
+ALONE = "only hydrasurgeon uses the bag-of-words model; other clients get the model's own logits, not calibrated"
 """Note for a folder whose graph cannot hold the decision state."""
 
 

@@ -133,8 +133,10 @@ def build(options: BuildOptions) -> Built:
         options.note(line)
     search = _search(inputs, budgets, plan)
     front = Front(search, out, force=options.force, is_unfinished=is_unfinished)
-    notes = [*(model.note for model in inputs.models if model.note), front.run(), *inputs.notes]
-    return _built(inputs, front, [*notes, *_notes(inputs, front)])
+    ended = front.run()
+    of_models = [model.note for model in inputs.models]
+    # What is new stands before what was said at the start, as few notes are printed.
+    return _built(inputs, front, [ended, *_notes(inputs, front), *of_models, *inputs.notes])
 
 
 @dataclass
@@ -267,7 +269,7 @@ def _notes(inputs: BuildInputs, front: Front) -> Iterator[str]:
         )
 
 
-def _built(inputs: BuildInputs, front: Front, notes: Iterable[str]) -> Built:
+def _built(inputs: BuildInputs, front: Front, notes: Iterable[str | None]) -> Built:
     """Return the result of a front that has ended."""
     options, plan = inputs.options, front.search.plan
     *_, last = front.rungs.values()
