@@ -112,15 +112,15 @@ def test_labels_of_other_rows_are_refused(learnt: Path, tmp_path: Path) -> None:
         hs.calibrate(learnt, data=str(data), out=tmp_path / "c.safetensors", device="cpu")
 
 
-@pytest.mark.parametrize("ending", ["npz", "safetensors"])
-def test_anyones_regressor_gets_intervals(ending: str, tmp_path: Path) -> None:
-    """Predictions of scikit-learn's forests, with the inputs as features."""
+def test_anyones_regressor_gets_intervals(tmp_path: Path) -> None:
+    """Predictions of scikit-learn's forests in either format, with the inputs as features."""
     from safetensors.numpy import save_file
     from sklearn.ensemble import RandomForestRegressor
 
     rng = np.random.default_rng(0)
 
     def drawn(rows: int, name: str, shift: float = 0.0, *, labelled: bool = True) -> Path:
+        """One in two files is an .npz."""
         x = rng.normal(size=(rows, 3)) + shift
         y = x[:, 0] + x[:, 1] ** 2 + 0.3 * rng.normal(size=rows)
         if not forests:
@@ -134,8 +134,8 @@ def test_anyones_regressor_gets_intervals(ending: str, tmp_path: Path) -> None:
         }
         if labelled:
             arrays["labels"] = y
-        place = tmp_path / f"{name}.{ending}"
-        if ending == "npz":
+        place = tmp_path / f"{name}.{('safetensors', 'npz')[len(truth) % 2]}"
+        if place.suffix == ".npz":
             np.savez(place, **arrays)  # type: ignore[arg-type]
         else:
             save_file(arrays, place)
