@@ -105,18 +105,23 @@ def test_a_budget_that_cannot_be_met_or_saves_nothing(place: Path, tmp_path: Pat
     assert any("--words cascade saves nothing" in note for note in done.notes)
 
 
+def perturbed(place: Path, done: Any) -> tuple[list[Any], str]:
+    """Return the perturbed rows, and what is told of those that stop at words, which is checked."""
+    val = Perturbed(open_data(str(place / "val.csv")), 0)
+    rows = [val.read(i) for i in range(len(val))]
+    first, off = (hs.load(path, device="cpu").decide(rows) for path in (done.path, place / "off"))
+    stops = np.asarray(first.members_run) == 0
+    lost = 100 * (stops & np.asarray(off.unfamiliar)).mean()
+    (note,) = [note for note in done.notes if "perturbed rows that the model calls" in note]
+    assert note.startswith(f"the bag-of-words model answers {lost:.0f} % of the perturbed rows")
+    return rows, note
+
+
 @pytest.mark.slow
 def test_invented_samples_take_nothing_from_a_budget(place: Path, tmp_path: Path) -> None:
     """What of perturbed texts stops at words is told; the same texts as OOD data must go on."""
     budget, given = "time=0.06", tmp_path / "ood.jsonl"
-    done = calibrated(place, tmp_path / "cascade", budget=budget)
-    (note,) = [note for note in done.notes if "perturbed rows that the model calls" in note]
-    val = Perturbed(open_data(str(place / "val.csv")), 0)
-    first, off = hs.load(tmp_path / "cascade", device="cpu"), hs.load(place / "off", device="cpu")
-    rows = [val.read(i) for i in range(len(val))]
-    stops = np.asarray(first.decide(rows).members_run) == 0
-    lost = 100 * (stops & np.asarray(off.decide(rows).unfamiliar)).mean()
-    assert note.startswith(f"the bag-of-words model answers {lost:.0f} % of the perturbed rows")
+    rows, _ = perturbed(place, calibrated(place, tmp_path / "cascade", budget=budget))
     write_lines(given, ({"text": row} for row in rows))
     with pytest.raises(SurgeryError, match=r"of the rows must go on"):
         calibrated(place, tmp_path / "other", budget=budget, ood=[str(given)])
@@ -131,15 +136,8 @@ def test_invented_samples_count_only_where_no_ood_is_given(place: Path, tmp_path
     ood = [str(tmp_path / "ood.csv")]
     given = calibrated(place, tmp_path / "given", max_loss=9.0, ood=ood)
     assert given.decision.cascade.share_on == 0
-    first, off = (hs.load(path, device="cpu") for path in (tmp_path / "given", place / "off"))
-    val = Perturbed(open_data(str(place / "val.csv")), 0)
-    rows = [val.read(i) for i in range(len(val))]
-    stops = np.asarray(first.decide(rows).members_run) == 0
-    lost = 100 * (stops & np.asarray(off.decide(rows).unfamiliar)).mean()
     assert given.decision.ood.score == decided(place / "off").ood.score
-    (note,) = [note for note in given.notes if "perturbed rows that the model calls" in note]
-    assert note.startswith(f"the bag-of-words model answers {lost:.0f} % of the perturbed rows")
-    assert note.endswith("a smaller --max-loss sends more rows to the model")
+    assert perturbed(place, given)[1].endswith("a smaller --max-loss sends more rows to the model")
     careful = calibrated(place, tmp_path / "careful", max_loss=1e-6, ood=ood)
     assert careful.decision.cascade.share_on > 0
 

@@ -8,13 +8,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.stats import beta, binom
+from scipy.stats import binom
 from tallies import decision, tally
 
 from hydrasurgeon.files.decided import Seen
 from hydrasurgeon.files.looks import Look
 from hydrasurgeon.measuring.drift import Drift, drift_over
-from hydrasurgeon.statistics.abstain import risk_bound
 from hydrasurgeon.statistics.betting import ODDS, log_wealth
 
 
@@ -49,10 +48,6 @@ def test_bets_win_nothing_on_average() -> None:
             counted, rows = np.array(counts)[:, None], np.full((3, 1), 4)
             mean += chance * np.exp(log_wealth(counted, rows, np.array([0.3]))[-1])
         assert mean == pytest.approx(expected, abs=1e-9) if expected else mean < 1
-
-
-def test_limits_are_scipys() -> None:
-    assert risk_bound(25, 500, 0.002) == pytest.approx(beta.ppf(0.998, 26, 475), abs=1e-9)
 
 
 @pytest.mark.slow

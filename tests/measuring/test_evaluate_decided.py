@@ -14,7 +14,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.data import Batches, open_data
 from hydrasurgeon.errors import UsageError
 from hydrasurgeon.render.described import evaluated
-from hydrasurgeon.statistics import metrics, probabilities
+from hydrasurgeon.statistics import metrics
 from hydrasurgeon.statistics.metrics import smooth_ece
 from hydrasurgeon.statistics.temperature import nll_of, temperature_of
 
@@ -134,7 +134,6 @@ def test_the_state_is_in_use(ready: Path) -> None:
         [ready / "c"], data=data, ood=[f"near:noise={noise}"], predictions=ready / "p.safetensors"
     ).report
     (found,) = report.results
-    assert (report.settings["temperature"], report.settings["ood_score"]) == ("decision",) * 2
     model = hs.load(ready / "c", device="cpu")
     assert model.state is not None
     decided = []
@@ -143,11 +142,6 @@ def test_the_state_is_in_use(ready: Path) -> None:
         decided.append(model.decide(batch.inputs))
     inside, outside = decided
     labels = open_data(data).labels
-    assert found.id.nll == pytest.approx(probabilities.nll(inside.probabilities, labels), rel=1e-5)
-    assert found.id.coverage == pytest.approx(
-        float(np.take_along_axis(inside.sets, labels[:, None], 1).mean()), abs=0.03
-    )
-    assert found.id.set_size == pytest.approx(float(inside.sets.sum(axis=-1).mean()), abs=0.03)
     right = inside.labels == labels
     area = float(np.trapezoid(metrics.risks(inside.probability, right))) / (len(right) - 1)
     assert found.id.aurc == pytest.approx(area, rel=1e-4)

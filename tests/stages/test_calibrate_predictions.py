@@ -116,18 +116,11 @@ def test_rows_are_what_the_decision_says(files: dict[str, Path], tmp_path: Path)
     out = tmp_path / "d.safetensors"
     fit = ["--fit-predictions", str(files["train"]), "--ood-predictions", str(files["ood"])]
     assert run(["calibrate", "--predictions", str(files["val"]), *fit, "-o", str(out)]) == 0
-    rows = tmp_path / "rows.jsonl"
-    assert (
-        run(
-            ["predict", "--decision", str(out), "--predictions", str(files["new"]), "-o", str(rows)]
-        )
-        == 0
-    )
+    read = rows_by(out, files["new"], tmp_path / "rows.jsonl")
     new = load_file(files["new"])
     decision = hs.Decision.load(out)
     assert decision.state.record.ood.score in ("mds", "rmds", "maha++", "vim", "residual", "knn")
     expected = decision.decide(new["logits"], new["features"])
-    read = read_lines(rows)
     assert [row["id"] for row in read] == list(range(50))
     assert [row["answer"] for row in read] == expected.answer
     assert [row["ood_score"] for row in read] == pytest.approx(
@@ -155,11 +148,8 @@ def test_without_ood_data_the_score_is_the_most_reliable(
 ) -> None:
     arrays = {name: array for name, array in change(synthetic(240, 0)).items() if array is not None}
     arrays["logits"] = arrays["logits"][:, 0]  # a single model needs no dimension of members
-    out = tmp_path / "d.safetensors"
-    assert (
-        run(["calibrate", "--predictions", str(write(tmp_path, val=arrays)["val"]), "-o", str(out)])
-        == 0
-    )
+    val, out = write(tmp_path, val=arrays)["val"], tmp_path / "d.safetensors"
+    assert run(["calibrate", "--predictions", str(val), "-o", str(out)]) == 0
     printed = capsys.readouterr()
     assert f"--ood-score auto took {score}" in printed.err.replace("\n", " ")
     assert f"  OOD score {score}\n" in printed.out
@@ -168,11 +158,32 @@ def test_without_ood_data_the_score_is_the_most_reliable(
     assert 0.02 < decided.unfamiliar.mean() < 0.12
 
 
-BROKEN: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
+def softmax(logits: Any) -> Any:
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+BROKEN: dict[str, tuple[Callable[[Arrays], Arrays], *tuple[str, ...]]] = {
     "no labels": (
         lambda a: {k: v for k, v in a.items() if k != "labels"},
         "tensor labels is missing",
     ),
+    "probabilities as logits": (
+        lambda a: a | {"logits": softmax(a["logits"])},
+        "probabilities",
+        "logarithms",
+    ),
+    "-inf": (
+        lambda a: a | {"logits": np.where(a["logits"] < -9, -np.inf, a["logits"])},
+        "clip",
+        "probabilities",
+    ),
+    "logits as probabilities": (
+        lambda a: {"probabilities": a["logits"], "labels": a["labels"]},
+        "sum to 1",
+        "logits",
+    ),
+    "few ids": (lambda a: a | {"ids": np.arange(3)}, "ids", "240 rows"),
     "label": (lambda a: a | {"labels": a["labels"] + 1}, "labels must lie in 0 to 2"),
     "nan": (
         lambda a: a | {"features": a["features"] * np.nan},
@@ -203,31 +214,14 @@ BROKEN: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
 def test_bad_predictions_are_one_message(
     name: str, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    change, says = BROKEN[name]
+    change, *words = BROKEN[name]
     bad, out = write(tmp_path, bad=change(synthetic(240, 0)))["bad"], tmp_path / "d.safetensors"
-    assert (
-        run(
-            [
-                "calibrate",
-                "--predictions",
-                str(bad),
-                "--fit-predictions",
-                str(files["train"]),
-                "-o",
-                str(out),
-            ]
-        )
-        == 5
-    )
-    said = capsys.readouterr().err
-    assert says in said.replace("\n", " ")
-    assert "Traceback" not in said
+    both = ["--predictions", str(bad), "--fit-predictions", str(files["train"])]
+    assert run(["calibrate", *both, "-o", str(out)]) == 5
+    printed = " ".join(capsys.readouterr().err.split())
+    assert all(word in printed for word in words), printed
+    assert "Traceback" not in printed
     assert not out.exists()
-
-
-def softmax(logits: Any) -> Any:
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
 
 
 def rows_by(decision: Path, predictions: Path, out: Path) -> list[dict[str, Any]]:
@@ -300,43 +294,8 @@ def test_names_of_the_decision_are_those_of_the_rows(tmp_path: Path) -> None:
     ]
     assert decided.rows[0]["label"] == rows[0]["label"]
     save_file(new, tmp_path / "other.safetensors", metadata={"names": '["bee", "ant", "cat"]'})
-    words = [
-        "predict",
-        "--decision",
-        str(path),
-        "--predictions",
-        str(tmp_path / "other.safetensors"),
-    ]
-    assert run([*words, "-o", str(tmp_path / "x.jsonl")]) == 5
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda a: {**a, "logits": softmax(a["logits"])}, ("probabilities", "logarithms")),
-        (
-            lambda a: {**a, "logits": np.where(a["logits"] < -9, -np.inf, a["logits"])},
-            ("clip", "probabilities"),
-        ),
-        (
-            lambda a: {"probabilities": a["logits"], "labels": a["labels"]},
-            ("sum to 1", "logits"),
-        ),
-        (lambda a: {**a, "ids": np.arange(3)}, ("ids", "240 rows")),
-    ],
-    ids=["probabilities as logits", "-inf", "logits as probabilities", "few ids"],
-)
-def test_what_is_taken_for_logits_is_one(
-    change: Callable[[Arrays], Arrays],
-    words: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path, out = write(tmp_path, val=change(synthetic(240, 0)))["val"], tmp_path / "d.safetensors"
-    assert run(["calibrate", "--predictions", str(path), "-o", str(out)]) == 5
-    printed = " ".join(capsys.readouterr().err.split())
-    assert all(word in printed for word in words), printed
-    assert not out.exists()
+    words = ["--decision", str(path), "--predictions", str(tmp_path / "other.safetensors")]
+    assert run(["predict", *words, "-o", str(tmp_path / "x.jsonl")]) == 5
 
 
 def test_the_same_predictions_twice_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
@@ -344,9 +303,8 @@ def test_the_same_predictions_twice_are_refused(files: dict[str, Path], tmp_path
         hs.calibrate(
             predictions=files["val"], fit_predictions=files["val"], out=tmp_path / "d.safetensors"
         )
-    plain = write(tmp_path, plain={k: v for k, v in synthetic(90, 7).items() if k != "features"})[
-        "plain"
-    ]
+    arrays = {name: array for name, array in synthetic(90, 7).items() if name != "features"}
+    plain = write(tmp_path, plain=arrays)["plain"]
     with pytest.raises(DataError, match="vim: cannot be fitted to predictions without features"):
         hs.calibrate(predictions=plain, ood_score="vim", out=tmp_path / "d.safetensors")
 

@@ -69,10 +69,6 @@ def table(place: Path, rows: int, seed: int = 0) -> str:
     return write_lines(place, lines)
 
 
-def lines(path: str) -> list[dict[str, Any]]:
-    return read_lines(path)
-
-
 def stored(checkpoint: Path, data: str, home: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities and labels of a single model."""
     hs.evaluate(
@@ -151,10 +147,10 @@ def test_circuits_keep_whole_answers_right(search: Any, learnt: Path, tmp_path: 
             model(
                 **words([row["text"] for row in rows], padding=True, return_tensors="pt")
             ).logits.double()
-            for rows in (lines(data), lines(other))
+            for rows in (read_lines(data), read_lines(other))
         )
         model.load_state_dict(weights)
-        truth = [[name in row["labels"] for name in NAMES] for row in lines(data)]
+        truth = [[name in row["labels"] for name in NAMES] for row in read_lines(data)]
         scores = [1 - float(z.sigmoid().max()) for z in (*inside, *outside)]
         auroc = roc_auc_score([0] * len(inside) + [1] * len(outside), scores)
         return (accuracy_score(truth, [(z > 0).tolist() for z in inside]) + auroc) / 2

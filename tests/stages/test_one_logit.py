@@ -65,20 +65,9 @@ def likely(place: Path, model: Path, rows: int) -> str:
     logits = [row["logit"] for row in hs.predict(model, data=plain, device="cpu")]
     apart = 2 * (logits - np.mean(logits)) / np.std(logits)
     truth = [int(rng.random() < 1 / (1 + np.exp(-z))) for z in apart]
-    lines = [
-        json.loads(line) | {"label": y}
-        for line, y in zip(Path(plain).read_text().splitlines(), truth, strict=True)
-    ]
-    return write_lines(place, lines)
-
-
-def hydra_of(source: Path, home: Path, out: str | Path) -> Path:
-    parts = members_of(source, BERT, home)
-    return hs.fuse(
-        tuned_of(parts, home),
-        out=out,
-        mlp="separate",
-    ).path
+    return write_lines(
+        place, (row | {"label": y} for row, y in zip(read_lines(plain), truth, strict=True))
+    )
 
 
 def test_fractions_count_as_much_as_they_say(reranker: Path, tmp_path: Path) -> None:
@@ -99,61 +88,16 @@ def test_fractions_count_as_much_as_they_say(reranker: Path, tmp_path: Path) -> 
 
 
 def test_a_new_classifier_of_one_logit(tmp_path: Path) -> None:
+    """Fractions can only be those of one."""
     BERT.write(tmp_path / "three")
-    data = table(tmp_path / "d.jsonl", mixed(20))
-    new = {"classifier": "fresh", "task": "binary", "epochs": "1"}
-    made = hs.finetune(
-        tmp_path / "three",
-        recipe="text",
-        data=data,
-        set=new,
-        device="cpu",
-        out=tmp_path / "o.safetensors",
-    )
-    assert (made.manifest.model.task, made.manifest.model.num_classes) == ("binary", 1)
-    # Fractions can only be those of one logit.
     soft = table(tmp_path / "s.jsonl", [0.2, 0.9] * 10)
-    new = {"classifier": "fresh", "epochs": "1"}
-    made = hs.finetune(
-        tmp_path / "three",
-        recipe="text",
-        data=soft,
-        set=new,
-        device="cpu",
-        out=tmp_path / "f.safetensors",
-    )
-    assert made.manifest.model.task == "binary"
+    about = {"recipe": "text", "device": "cpu", "out": tmp_path / "f.safetensors"}
+    data = table(tmp_path / "d.jsonl", mixed(20))
     with pytest.raises(HydraError, match="the model's classifier is single_label"):
-        hs.finetune(
-            tmp_path / "three",
-            recipe="text",
-            data=data,
-            set={"task": "binary"},
-            out=tmp_path / "x.safetensors",
-        )
-
-
-def test_what_is_promised_holds(tmp_path: Path) -> None:
-    """Over many draws, precision and the miss rate break their bound in at most δ of them."""
-    from hydrasurgeon.statistics.abstain import Graded, fit_limits
-
-    random = torch.Generator().manual_seed(0)
-
-    def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
-        p, other = torch.rand(2, count, generator=random, dtype=torch.float64).numpy()
-        return p, other < 1 / (1 + np.exp(4 - 8 * p))
-
-    p, y = draw(50_000)
-    broken = [0, 0]
-    for _ in range(50):
-        limits = fit_limits(Graded(*draw(200)), [Graded(*draw(400))], risk=0.3, delta=0.1)
-        said = p >= limits.yes
-        broken[0] += float((~y)[said].astype(np.float64).mean()) > 0.3
-        broken[1] += float((p < limits.no)[y].astype(np.float64).mean()) > 0.3
-        assert max(limits.bounds) <= 0.3
-    # 0.1 of 50 and three deviations.
-    assert max(broken) <= 5 + 6
-    assert limits.no > 0
+        hs.finetune(tmp_path / "three", data=data, set={"task": "binary"}, **about)
+    new = {"classifier": "fresh", "epochs": "1"}
+    made = hs.finetune(tmp_path / "three", data=soft, set=new, **about)
+    assert (made.manifest.model.task, made.manifest.model.num_classes) == ("binary", 1)
 
 
 @pytest.mark.parametrize(
@@ -179,13 +123,8 @@ def test_labels_that_it_cannot_have(
 
 def test_yes_and_no_by_name(reranker: Path, tmp_path: Path) -> None:
     numbers = table(tmp_path / "n.jsonl", [0, 1, 1, 0], groups=False)
-    named = tmp_path / "y.jsonl"
-    named.write_text(
-        Path(numbers)
-        .read_text()
-        .replace('"label": 0', '"label": "no"')
-        .replace('"label": 1', '"label": "yes"')
-    )
+    rows = [row | {"label": ("no", "yes")[row["label"]]} for row in read_lines(numbers)]
+    named = write_lines(tmp_path / "y.jsonl", rows)
     one, other = (
         hs.evaluate(reranker, data=str(each)).report.results[0].id for each in (numbers, named)
     )
@@ -202,20 +141,16 @@ def test_calibrate_keeps_groups_whole(
     groups = np.concatenate([np.arange(72) // 8, 9 + np.arange(88) // 2])
     labels = [row % max(2, classes) for row in range(160)]
     place = Path(table(tmp_path / "d.jsonl", labels, groups=False))
-    texts = read_lines(place)
-    lines = [
-        json.dumps({**text, "group": f"q{group}"}) + "\n"
-        for text, group in zip(texts, groups, strict=True)
-    ]
-    place.write_text("".join(lines))
+    rows = zip(read_lines(place), groups, strict=True)
+    write_lines(place, [{**row, "group": f"q{group}"} for row, group in rows])
     how = {"data": str(place), "ood_score": "msp", "device": "cpu"}
     with any_labels():
         done = hs.calibrate(tmp_path / "model", out=tmp_path / "c.safetensors", **how)
-    rows = split_rows(160, 0, groups=groups)
-    assert {*groups[rows.fitting]}.isdisjoint(groups[rows.certifying])
-    assert len(rows.fitting) != 160 // 3
+    split = split_rows(160, 0, groups=groups)
+    assert {*groups[split.fitting]}.isdisjoint(groups[split.certifying])
+    assert len(split.fitting) != 160 // 3
     sizes = done.decision.fitted, done.decision.certified
-    assert sizes == (len(rows.fitting), len(rows.certifying))
+    assert sizes == (len(split.fitting), len(split.certifying))
 
 
 @pytest.mark.slow
@@ -223,7 +158,8 @@ def test_its_cascade_answers_in_two_stages(reranker: Path, tmp_path: Path) -> No
     """Row by row in a plain loop: σ(z / T + b) of the first where it is far enough from ½, else of all."""
     from sklearn.linear_model import LogisticRegression
 
-    hydra = hydra_of(reranker, tmp_path, tmp_path / "h.safetensors")
+    parts = tuned_of(members_of(reranker, BERT, tmp_path), tmp_path)
+    hydra = hs.fuse(parts, out=tmp_path / "h.safetensors", mlp="separate").path
     data, out = likely(tmp_path / "d.jsonl", hydra, 400), tmp_path / "c.safetensors"
     how = {"data": data, "ood_score": "energy", "risk": 0.55, "cascade": True, "device": "cpu"}
     hs.calibrate(hydra, out=out, **how)

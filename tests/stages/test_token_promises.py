@@ -11,7 +11,6 @@ from tiny_families import WORDS
 from tiny_tokens import write
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.measuring.results import IdResult
 
 
@@ -45,13 +44,10 @@ def test_promises_travel_with_the_file(tmp_path: Path) -> None:
     for promise in ("wrong", "missed"):
         out = tmp_path / f"{promise}.safetensors"
         done = hs.calibrate(tagger, data=val, risk=0.3, promise=promise, out=out, device="cpu")
-        assert open_checkpoint(out).manifest.decision == done.decision
         assert done.decision.ood.chosen_by == "perturbed"
         said = tmp_path / f"{promise}-said.safetensors"
-        found = hs.evaluate(out, data=test, ci=0.9, predictions=said, device="cpu").report
+        found = hs.evaluate(out, data=test, predictions=said, device="cpu").report
         figures[promise] = found.results[0].id
-        again = hs.evaluate(predictions_in=[said]).report.results[0].id
-        assert again.f1 == figures[promise].f1
         rows = hs.predict(out, data=test, device="cpu")
         answers = [entity["answer"] for row in rows for entity in row["entities"]]
         answered = sum(answer != "abstain" for answer in answers)
@@ -68,6 +64,3 @@ def test_promises_travel_with_the_file(tmp_path: Path) -> None:
     assert missed.missed is not None
     assert wrong.wrong <= 0.3
     assert missed.missed <= 0.3
-    assert wrong.ci is not None
-    assert wrong.f1 is not None
-    assert wrong.ci["f1"][0] < wrong.f1 < wrong.ci["f1"][1]

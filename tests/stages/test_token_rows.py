@@ -46,15 +46,11 @@ def same(rows: Any, expected: list[list[dict[str, Any]]]) -> bool:
     return True
 
 
-def lines(path: Path, rows: list[Any]) -> str:
-    return write_lines(path, rows)
-
-
 def test_entities_stand_in_their_text(
     tagger: Path, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"id": f"t{at}", "text": text, "x": at} for at, text in enumerate(TEXTS)]
-    data = lines(tmp_path / "texts.jsonl", rows)
+    data = write_lines(tmp_path / "texts.jsonl", rows)
     answers = hs.predict(tagger, data=data, device="cpu", keep_columns="x")
     assert same(answers, expected)
     assert [*answers[0]] == ["id", "x", "entities", "ood_score", "unfamiliar"]
@@ -76,7 +72,7 @@ def test_every_file_holds_them(tagger: Path, expected: Any, tmp_path: Path) -> N
     import pyarrow.parquet as pq
 
     tokens = [text.replace(",", " ,").split() for text in TEXTS]
-    data = lines(tmp_path / "tokens.jsonl", [{"tokens": each} for each in tokens])
+    data = write_lines(tmp_path / "tokens.jsonl", [{"tokens": each} for each in tokens])
     wanted = [library_entities(tagger, " ".join(each)) for each in tokens]
     for ending in ("jsonl", "csv", "parquet"):
         hs.predict(tagger, data=data, out=tmp_path / f"o.{ending}", device="cpu")

@@ -2,119 +2,63 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from row_files import write_lines
-from safetensors.torch import load_file
-from tiny_families import FAMILIES, HEADS, WORDS
+from lives import BERT, Life
+from row_files import read_lines, write_lines
+from task_references import TokenClassification
+from tiny_families import HEADS
 from tiny_members import members_of, tune, tuned_of
 
 import hydrasurgeon as hs
-from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.slow
 
-BERT = FAMILIES["BERT"]
 NAMES = ("O", "B-X", "I-X", "B-Y", "I-Y")
-QUIET = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
-SETTINGS = {"epochs": "6", "lr": "2e-3", "batch_size": "8"}
-
-
-def table(place: Path, rows: int, seed: int) -> str:
-    """`good` begins an X and `bad` a Y; `very` goes on with either."""
-    rng = np.random.default_rng(seed)
-    lines = []
-    for _ in range(rows):
-        words = [str(word) for word in rng.choice(WORDS, size=rng.integers(2, 9))]
-        tags, kind = [], ""
-        for word in words:
-            kind = {"good": "X", "bad": "Y"}.get(word, kind if word == "very" else "")
-            begins = "I" if word == "very" else "B"
-            tags.append(f"{begins}-{kind}" if kind else "O")
-        lines.append({"tokens": words, "tags": tags})
-    return write_lines(place, lines)
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data, and a model that was tuned on it."""
-    home = tmp_path_factory.mktemp("tokens")
-    BERT.write(home / "bert")
-    place = home / "bert" / "config.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | QUIET))
-    for name, rows, seed in (("train", 300, 1), ("val", 120, 2), ("test", 100, 3)):
-        table(home / f"{name}.jsonl", rows, seed)
-    hs.finetune(
-        home / "bert",
-        data=str(home / "train.jsonl"),
-        val=str(home / "val.jsonl"),
-        recipe="text",
-        set={**SETTINGS, "task": "token_classification", "classifier": "fresh"},
-        out=home / "t.safetensors",
-        device="cpu",
-    )
-    return home
+def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
+    return Life(TokenClassification, tmp_path_factory.mktemp("life"))
 
 
 @pytest.fixture
-def tuned(tmp_path: Path, home: Path) -> Path:
-    for name in ("t.safetensors", "t.heads.json"):
-        shutil.copy(home / name, tmp_path)
-    return tmp_path / "t.safetensors"
+def tuned(life: Life, tmp_path: Path) -> Path:
+    """A copy of the tuned model, whose folder takes scores."""
+    return Path(shutil.copytree(life.model, tmp_path / "model"))
 
 
-def measured(checkpoint: Path, home: Path) -> Any:
-    data = str(home / "test.jsonl")
-    return hs.evaluate(checkpoint, data=data, device="cpu").report.results[0].id
-
-
-def said(checkpoint: Path, home: Path, place: Path) -> dict[str, torch.Tensor]:
-    """What each member says of every word, and the truth."""
-    out = place / "said.safetensors"
-    data = str(home / "test.jsonl")
-    hs.evaluate(checkpoint, data=data, predictions=out, device="cpu", force=True)
-    return load_file(out)
-
-
-def taggers(tuned: Path, place: Path) -> list[Path]:
-    return tuned_of(members_of(tuned, BERT, place), place)
-
-
-def test_a_pruned_one_follows_its_teacher(tuned: Path, home: Path, tmp_path: Path) -> None:
+def test_a_pruned_one_follows_its_teacher(tuned: Path, life: Life, tmp_path: Path) -> None:
     """The loss is T²·KL, a mean over the words of each text."""
     cut = hs.prune(tuned, method="magnitude", keep=1, out=tmp_path / "cut.safetensors").path
-    before = measured(cut, home)
+    before = life.measured(cut, "test")
     hs.finetune(
         cut,
-        data=str(home / "train.jsonl"),
+        data=life.tables["train"],
         teacher=str(tuned),
         recipe="text",
-        set={**SETTINGS, "epochs": "3"},
+        set={"epochs": "3", "lr": "2e-3", "batch_size": "8"},
         out=tmp_path / "followed.safetensors",
         device="cpu",
     )
-    after = measured(tmp_path / "followed.safetensors", home)
+    after = life.measured(tmp_path / "followed.safetensors", "test")
     assert after.nll < before.nll
     assert after.token_accuracy > before.token_accuracy
 
 
 def test_taylor_is_the_gradient_of_the_loss_of_words(
-    tuned: Path, home: Path, tmp_path: Path
+    tuned: Path, life: Life, tmp_path: Path
 ) -> None:
     """Mean |W·G| of each head, and mean |∂L/∂m| of each neuron, by the library's own model: L is the
     mean over the words of a text."""
     import transformers
 
-    rows = [json.loads(line) for line in (home / "val.jsonl").read_text().splitlines()[:12]]
-    data = tmp_path / "some.jsonl"
-    write_lines(data, rows)
-    options = {"method": "taylor", "data": str(data), "batch_size": 5, "device": "cpu"}
+    rows = read_lines(life.tables["val"])[:12]
+    data = write_lines(tmp_path / "some.jsonl", rows)
+    options = {"method": "taylor", "data": data, "batch_size": 5, "device": "cpu"}
     heads = hs.score(tuned, **options).result.values["text"]
     neurons = hs.score(tuned, part="neurons", **options).result.values["text"]
 
@@ -145,24 +89,12 @@ def test_taylor_is_the_gradient_of_the_loss_of_words(
         assert neurons[number] == pytest.approx(by_neuron[number].tolist(), rel=1e-3, abs=1e-7)
 
 
-def test_means_and_hydras(tuned: Path, home: Path, tmp_path: Path) -> None:
-    parts = taggers(tuned, tmp_path)
+def test_means_and_hydras(tuned: Path, life: Life, tmp_path: Path) -> None:
+    parts = tuned_of(members_of(tuned, BERT, tmp_path), tmp_path)
     whole = [tune(tuned, tmp_path / f"w{i}.safetensors", seed=i) for i in range(3)]
-    logits = [said(each, home, tmp_path)["logits"] for each in parts]
-    hydra = hs.fuse(parts, out=tmp_path / "hydra.safetensors", mlp="separate").path
-    there = said(hydra, home, tmp_path)["labels"] >= 0
-    together = said(hydra, home, tmp_path)["logits"]
-    torch.testing.assert_close(together, torch.cat(logits, dim=1), rtol=0, atol=1e-4)
-    checked = {"check": str(home / "val.jsonl"), "device": "cpu"}
+    checked = {"check": life.tables["val"], "device": "cpu"}
     hs.fuse(parts, out=tmp_path / "checked.safetensors", mlp="separate", **checked)
     mean = hs.fuse(whole, mean=True, out=tmp_path / "mean.safetensors").path
     trunk = hs.fuse(parts, mean_trunk=1, out=tmp_path / "trunk.safetensors").path
-    for path, count in ((mean, 1), (trunk, 3)):
-        shape = said(path, home, tmp_path)["logits"].shape
-        assert shape == (*there.shape[:1], count, there.shape[1], len(NAMES))
-        assert measured(path, home).token_accuracy > 0.5
-    first = open_checkpoint(mean)
-    weight = "classifier.weight"
-    rows = [np.frombuffer(open_checkpoint(p).tensors.read(weight), np.float32) for p in whole]
-    found = np.frombuffer(first.tensors.read(weight), np.float32)
-    np.testing.assert_allclose(found, np.mean(rows, axis=0), atol=1e-6)
+    for path in (mean, trunk):
+        assert life.measured(path, "test").token_accuracy > 0.5

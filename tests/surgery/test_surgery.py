@@ -197,16 +197,6 @@ def test_gradients_flow_through_a_hydra(tiny: MAKE, tmp_path: Path) -> None:
     torch.testing.assert_close(total, separate, rtol=0, atol=1e-12)
 
 
-def test_predict_averages_probabilities(tiny: MAKE, tmp_path: Path) -> None:
-    whole = tiny()
-    members = [member(whole, kept, tmp_path / f"m{i}.safetensors") for i, kept in enumerate(KEPTS)]
-    hydra = hs.load(hs.fuse(members, out=tmp_path / "h.safetensors").path, device="cpu")
-    expected = torch.stack(
-        [hs.load(m, device="cpu").predict(INPUTS.float()) for m in members]
-    ).mean(dim=0)
-    torch.testing.assert_close(hydra.predict(INPUTS.float()), expected, rtol=0, atol=1e-6)
-
-
 def test_a_check_of_predictions_that_are_nan_fails(
     tiny: MAKE, images: Callable[..., str], tmp_path: Path
 ) -> None:
