@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -52,6 +53,10 @@ class Suspects:
     """Number of rows that were judged: none if the probes answer no better than by chance."""
     right: float = 1.0
     """Fraction of the judged rows that the probes answer as their label says."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return where the list is, and how long."""
+        return {"path": self.path, "rows": self.rows, "judged": self.judged}
 
     @property
     def _doubt(self) -> str:

@@ -110,7 +110,9 @@ class Built:
 
     def to_json(self) -> dict[str, Any]:
         path = None if self.path is None else str(self.path)
-        return {"format": FORMAT, **asdict(self), "path": path, "work": str(self.work)}
+        suspects = None if self.suspects is None else self.suspects.to_json()
+        places = {"path": path, "work": str(self.work)}
+        return {"format": FORMAT, **asdict(self), **places, "suspects": suspects}
 
 
 @stage(BuildOptions)
