@@ -24,9 +24,9 @@ from hydrasurgeon.options.command_line import CommandLine
 from hydrasurgeon.options.making import BuildOptions
 
 SLOWER = 0.7
-"""A size of so much fewer multiply-adds is tried too: time falls more slowly than they do."""
+"""Fraction of a size whose multiply-adds are tried too, because time falls more slowly."""
 APART = 1.25
-"""Sizes are tried for budgets of time that are so far from each other."""
+"""Smallest ratio of two sizes that are tried for budgets of time."""
 BY_CHANCE = 1.05
 """Ratio by which two measurements of one latency may differ."""
 
@@ -63,7 +63,7 @@ class CandidateCosts:
         assert self.clock is not None
         return self.clock.words(self.read_words)
 
-    def computed(self, choice: Candidate) -> list[Candidate]:
+    def in_engines(self, choice: Candidate) -> list[Candidate]:
         """Return a choice in the fastest float32 engine, and in 8 bits if this machine can run
         that.
         """

@@ -77,7 +77,7 @@ class Front:
     def references(self) -> list[Entry]:
         """The plain rivals, in the fastest engine of float32."""
         return [
-            self.search.table.entry(self.search.costs.computed(choice)[0])
+            self.search.table.entry(self.search.costs.in_engines(choice)[0])
             for choice in self.search.plain
         ]
 
@@ -291,7 +291,7 @@ class Front:
 
     def _refuse(self, budget: Budget) -> None:
         search, unit = self.search, budget.unit
-        ways = [way for choice in search.candidates for way in search.costs.computed(choice)]
+        ways = [way for choice in search.candidates for way in search.costs.in_engines(choice)]
         costs = [search.costs.cost(replace(way, assumed=True))[unit] for way in ways]
         message = f"the cheapest candidate has {unit}={format_number(min(costs), 2)}"
         if unit == "time":

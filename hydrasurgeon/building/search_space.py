@@ -144,7 +144,7 @@ class SearchSpace:
     def _out_of_fold(self) -> Outputs:
         """Return what classifiers of the other folds answer, where a build cross-fits."""
         assert self.probe is not None
-        choice = self.costs.computed(Candidate.of(self.probe))[0]
+        choice = self.costs.in_engines(Candidate.of(self.probe))[0]
         return self.answer_store.read(self.probe, choice.engine).sets[0]
 
     @property
@@ -293,7 +293,7 @@ class SearchSpace:
 
     def _value_of(self, member: MemberModel) -> float:
         """Return what a model is worth alone in float32."""
-        return self.table.entry(self.costs.computed(Candidate.of(member))[0]).value
+        return self.table.entry(self.costs.in_engines(Candidate.of(member))[0]).value
 
     @cached_property
     def table(self) -> CandidateTable:
@@ -328,7 +328,7 @@ class SearchSpace:
     def _reading(self) -> Reading:
         model, val = self.opened.manifest.model, self.answer_store.val
         # Weights beside a model are fitted for each; here any answers do, and 8 bits are soonest.
-        engine = self.costs.computed(self.plain[0])[-1].engine
+        engine = self.costs.in_engines(self.plain[0])[-1].engine
         outputs = self.answer_store.read(self.plain[0].members[0], engine).sets[0]
         parts = halves(len(val), self.options.seed, outputs.groups)
         learnt = lesson(self.data)
@@ -340,7 +340,7 @@ class SearchSpace:
 
     def ways(self, choice: Candidate, budget: Budget) -> list[Candidate]:
         """Return a choice in each engine, with words and without."""
-        ways = self.costs.computed(choice)
+        ways = self.costs.in_engines(choice)
         if not self.reads_words:
             return ways
         blend = [replace(way, words="blend") for way in ways]

@@ -120,7 +120,7 @@ def labels_of(spec: str, values: Sequence[Any]) -> LabelColumn | None:
         return _of_fractions(spec, values) if _are_fractions(values) else _of_lists(spec, values)
     empty = [row for row, value in enumerate(values) if value is None or value == ""]
     if empty:
-        more = f", nor have {len(empty) - 1:,} others" if len(empty) > 1 else ""
+        more = f" (and {len(empty) - 1:,} more)" if len(empty) > 1 else ""
         raise DataError(f"{spec}: row {empty[0]} has no label{more}", hint=UNLABELLED_ROWS)
     are_numbers = texts and all(map(NUMBER.fullmatch, values))
     are_plain = are_numbers or (texts and not all(map(MANY.fullmatch, values)))

@@ -20,7 +20,7 @@ from hydrasurgeon.decision.ood_score import (
     choose,
     classifiers_of,
     evidence_of,
-    out_of_fold,
+    scores_by_others,
 )
 from hydrasurgeon.decision.promising import check_risk, promised, set_aside, with_copies
 from hydrasurgeon.decision.split import (
@@ -137,8 +137,8 @@ def fit_state(
         notes.append(LITTLE_LEARNT)
     model = model or val
     choice = choose(score, model.at(rows.fitting), grounds, task=task, seed=promise.seed)
-    if promise.cross and choice.fitted is not None and grounds.evidence is None:
-        every_score = out_of_fold(choice, model, grounds.classifiers, promise.seed)
+    if promise.cross and choice.fitted is not None:
+        every_score = scores_by_others(choice, model, grounds.classifiers, promise.seed)
     else:
         every_score = model.scores(choice.kind, choice.fitted)
     scores = [every_score[part] for part in (rows.fitting, *rows.parts)]

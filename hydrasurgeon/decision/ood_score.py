@@ -163,14 +163,15 @@ def choose(
     return replace(choice, kind=kind, fitted=fitted, auroc=means, notes=tuple(notes))
 
 
-def out_of_fold(
+def scores_by_others(
     choice: ScoreChoice, outputs: Outputs, classifiers: Sequence[Classifier] | None, seed: int
 ) -> Scores:
-    """Return the score of each row by a fit to other rows, as many as `choose` fitted it to. Copies
-    stand on the same side.
+    """Score each row by a fit to other rows, as many as `choose` fitted the score to. Copies, and rows
+    of one group, stand on the same side.
     """
     count = len(outputs.logits)
-    units = np.arange(count) if outputs.inputs is None else first_rows(outputs.inputs)
+    numbers = outputs.inputs if outputs.groups is None else outputs.groups
+    units = np.arange(count) if numbers is None else first_rows(numbers)
     folds = np.random.default_rng(seed).permutation(count)[units] % FOLDS
     assert choice.fitted is not None
     kind = f"knn/{choice.fitted.neighbours}" if choice.kind == "knn" else choice.kind

@@ -83,7 +83,7 @@ class Drift:
 
     @property
     def sentence(self) -> str:
-        """Drifts in one sentence."""
+        """One sentence on all that drifted."""
         return "the answers drifted: " + "; ".join(
             test.sentence for test in self.tests if test.drifted
         )

@@ -176,14 +176,14 @@ def _label_notes(
     """Yield notes on labels that do not count, or count as wrong."""
     if elsewhere:
         yield (
-            f"{file}: {len(elsewhere)} labels are not of these answers, such as "
+            f"{file}: {len(elsewhere)} of {len(labels.truths)} labels belong to other answers, such as "
             f"{visible(min(elsewhere))[:80]}; they count in a run on the file that holds their answers"
         )
     elif not is_new:
         yield f"{file}: nothing to count: each label was counted before"
     if labels.unknown_labels:
         yield (
-            f"{file}: {len(labels.unknown_labels)} labels are no class of the checkpoint, such as "
+            f"{file}: {len(labels.unknown_labels)} of {len(labels.truths)} labels name no class of the checkpoint, such as "
             f"{visible(labels.unknown_labels[0])[:80]}: each answer to these rows counts as wrong"
         )
 

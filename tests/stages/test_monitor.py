@@ -267,8 +267,8 @@ def test_one_file_holds_the_labels_of_every_night(ready: Path, tmp_path: Path) -
             state=tmp_path / "nights.json",
             labels=tmp_path / "l.jsonl",
         )
-        (note,) = (note for note in result.notes if "labels are not of these answers" in note)
-        assert f": {missing} labels" in note
+        (note,) = (note for note in result.notes if "labels belong to other answers" in note)
+        assert f": {missing} of {len(given)} labels" in note
     assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 0}}
 
 
@@ -304,10 +304,13 @@ def test_an_answer_to_a_row_of_no_class_is_wrong(ready: Path, tmp_path: Path) ->
     result = monitor(ready / "same.jsonl", **state, labels=tmp_path / "other.jsonl")
     assert result.drift.answers.rows == len(rows)
     (note,) = result.notes
-    assert "1 labels are not of these answers" in note
+    assert "1 of 1 labels belong to other answers" in note
     result = monitor(ready / "same.jsonl", **state, labels=tmp_path / "l.jsonl")
     assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 1}}
-    assert "1 labels are no class of the checkpoint, such as none of these" in result.notes[-1]
+    assert (
+        f"1 of {len(given)} labels name no class of the checkpoint, such as none of these"
+        in result.notes[-1]
+    )
 
 
 @pytest.mark.parametrize(
