@@ -187,12 +187,12 @@ class Front:
     def _to_abstain(self, columns: Sequence[str]) -> str:
         """Return the line that says how to make a file that abstains of the last rung."""
         options, file = self.options, str(self.options.out)
+        *_, (budget, entry) = self.rungs.items()
         if len(self.search.budgets) > 1:
-            *_, (budget, entry) = self.rungs.items()
             first = next(rung for rung, other in self.rungs.items() if other is entry)
             file = f"{file.rstrip('/')}/{budget.unit}-{first.most:g}{SUFFIX}"
         data = ["--data", "UNUSED", "--fit-data", DataSpec.parse(options.data).place, *columns]
-        words = ["calibrate", file, *data, "--risk", "0.05", "-o", "ready"]
+        words = ["calibrate", file, *data, "--risk", f"{_possible_risk(entry):g}", "-o", "ready"]
         return f"to let it abstain, with labelled rows that were used nowhere in place of UNUSED: hydrasurgeon {shlex.join(words)}"
 
     def settle(self) -> None:
@@ -535,6 +535,13 @@ def _record(entry: Entry) -> dict[str, Any]:
         **entry.worth,
         "errors": entry.errors,
     }
+
+
+def _possible_risk(entry: Entry) -> float:
+    """Return a risk that leaves most rows answered: 0.05, or half of the model's error if that is
+    more.
+    """
+    return max(0.05, math.ceil(50 * (1 - entry.worth["accuracy"])) / 100)
 
 
 def _describe(entry: Entry) -> str:

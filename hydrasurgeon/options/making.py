@@ -490,7 +490,7 @@ class BuildOptions(Without, ClassNames, BareOptions, Run, Force):
         le=1e6,
         metavar="M",
         group=RUNS,
-        help="Time limit in minutes. Each budget gets a model even so; the same command continues later.",
+        help="Search for M minutes; the step that runs then is finished. Each budget gets a model even so; the same command continues later.",
     )
     dry_run: bool = option(
         False,

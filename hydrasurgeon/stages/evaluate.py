@@ -103,12 +103,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     if opened or not arguments.ensemble:
         files = by_file(files, arguments.predictions_in, names)
     names += [row.name for row in files]
-    reference = arguments.reference
-    if reference is not None and reference not in names:  # before models run
-        raise UsageError(
-            f"--reference {visible(reference)}: no such result{did_you_mean(reference, names, visible)}",
-            hint=f"There are {', '.join(map(visible, names))}.",
-        )
+    _check_reference(arguments.reference, names)
     assertions = with_bounds(assertions, names)
     measured = Measured()
     single = {entry.name: opened[entry.members[0]] for entry in entries if not entry.is_ensemble}
@@ -122,29 +117,19 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         settings={**_settings(labelled, deciding, files, arguments), **measured.classes},
         results=results,
     )
-    notes = [
-        *(checkpoint.note for checkpoint in opened if checkpoint.note),
-        *measured.notes,
-        *few_ood(rows),
-    ]
-    for name, checkpoint in deciding.items():
-        device, dtype = arguments.device, arguments.dtype
-        engine = chosen(checkpoint, arguments.engine, device=device, dtype=dtype)
-        notes += filter(None, [fitted_otherwise(checkpoint, engine)])
-        decision = checkpoint.manifest.decision
-        if (
-            not arguments.cascade
-            and decision
-            and decision.words
-            and decision.words.mode == "cascade"
-        ):
-            how = "measured without its cascade; --cascade measures it as deployed"
-            notes.append(f"{name}: {how}")
-    at = 0 if reference is None else [row.name for row in rows].index(reference)
+    at = 0
+    if arguments.reference is not None:
+        at = [row.name for row in rows].index(arguments.reference)
     models = {
         name: checkpoint.hub_id or checkpoint.path.name for name, checkpoint in single.items()
     }
-    notes += unlike_notes(rows, rows[at], models)
+    notes = (
+        *(checkpoint.note for checkpoint in opened if checkpoint.note),
+        *measured.notes,
+        *few_ood(rows),
+        *_decision_notes(deciding, arguments),
+        *unlike_notes(rows, rows[at], models),
+    )
     hashes = {name_of([checkpoint]): checkpoint.manifest.weights_sha256 for checkpoint in opened}
     hashes |= {name: checkpoint.manifest.weights_sha256 for name, checkpoint in single.items()}
     if "html" in outputs:
@@ -155,7 +140,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         at,
         arguments.ci or 0.95,
         arguments.seed,
-        tuple(notes),
+        notes,
         measured.class_names,
         {name: sha256 for name, sha256 in hashes.items() if sha256 != UNKNOWN},
     )
@@ -168,7 +153,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
     printed = _written(material, outputs)
     headline = material.headline if "html" in outputs and len(rows) > 1 else ""
     ood_scores = dict.fromkeys(row.answers.used for row in rows if row.answers.ood_scores)
-    return Evaluation(report, measured.skipped, tuple(notes), printed, headline, tuple(ood_scores))
+    return Evaluation(report, measured.skipped, notes, printed, headline, tuple(ood_scores))
 
 
 def _opened(arguments: EvaluateOptions) -> tuple[list[Checkpoint], list[TableEntry]]:
@@ -222,6 +207,30 @@ def _names(
         names.append(entry.name)
         names += [entry.name + WHOLE] * (arguments.cascade and entry.name in cascades)
     return names
+
+
+def _check_reference(name: str | None, names: Sequence[str]) -> None:
+    """Refuse a --reference that no row will have, before models run."""
+    if name is not None and name not in names:
+        raise UsageError(
+            f"--reference {visible(name)}: no such result{did_you_mean(name, names, visible)}",
+            hint=f"There are {', '.join(map(visible, names))}.",
+        )
+
+
+def _decision_notes(deciding: Mapping[str, Checkpoint], arguments: EvaluateOptions) -> list[str]:
+    """Return notes on models that answer otherwise here than where they are deployed."""
+    notes: list[str] = []
+    for name, checkpoint in deciding.items():
+        device, dtype = arguments.device, arguments.dtype
+        engine = chosen(checkpoint, arguments.engine, device=device, dtype=dtype)
+        notes += filter(None, [fitted_otherwise(checkpoint, engine)])
+        decision = checkpoint.manifest.decision
+        words = decision.words if decision else None
+        if words and words.mode == "cascade" and not arguments.cascade:
+            how = "measured without its cascade; --cascade measures it as deployed"
+            notes.append(f"{name}: {how}")
+    return notes
 
 
 def _written(material: Material, outputs: Mapping[str, Any]) -> dict[str, str]:

@@ -59,6 +59,32 @@ class Pruned:
     vocabulary: Trimmed | None = None
 
 
+class _Scores:
+    """Scores of a checkpoint by name: stored ones, and those that are computed on first use."""
+
+    def __init__(
+        self, opened: Single, arguments: PruneOptions, samples: Samples | None, output: Path
+    ) -> None:
+        self.opened = opened
+        self.arguments = arguments
+        self.samples = samples
+        self.output = output
+        self.by_name = dict(opened.manifest.scores)
+        self.data: list[DataRecord] = []
+        """Data that scores were computed on here."""
+
+    def of(self, key: ScoreKey) -> Score:
+        name = str(key)
+        # Whoever asks for the repair by name may have scores of other data.
+        anew = self.arguments.data is not None and self.arguments.compensate != "lstsq"
+        if name not in self.by_name or anew:
+            self.by_name[name] = _computed(
+                self.opened, key, self.arguments, self.samples, self.output
+            )
+            self.data += self.by_name[name].data
+        return self.by_name[name]
+
+
 @stage(PruneOptions)
 def prune(arguments: PruneOptions) -> Pruned:
     """Write a member: the checkpoint without the heads, and the neurons, that matter least.
@@ -70,32 +96,20 @@ def prune(arguments: PruneOptions) -> Pruned:
     opened, key, samples = _opened(arguments)
     out = arguments.out or opened.home.with_name(_default_name(opened.home.name, key, arguments))
     target = claim_checkpoint(out, force=arguments.force, inputs=arguments.sources)
-    scores, data = dict(opened.manifest.scores), tuple[DataRecord, ...]()
+    scores = _Scores(opened, arguments, samples, target)
     left_out = None if samples is None else left_out_note(samples)
     notes = [note for note in (opened.note, left_out) if note]
     kept: Kept = opened.manifest.kept
     neurons = dict(opened.manifest.kept_neurons or {})
-
-    def scored(by: ScoreKey) -> Score:
-        nonlocal data
-        name = str(by)
-        # Whoever asks for the repair by name may have scores of other data.
-        anew = arguments.data is not None and arguments.compensate != "lstsq"
-        if name not in scores or anew:
-            scores[name] = _computed(opened, by, arguments, samples, target)
-            data = tuple(dict.fromkeys((*data, *scores[name].data)))
-        return scores[name]
-
     if key is not None:
-        kept, more = _chosen(opened, key, scored(key), arguments)
+        kept, more = _chosen(opened, key, scores.of(key), arguments)
         notes += more
     elif arguments.mask is not None:
         kept = kept_from_file(Path(arguments.mask), opened.manifest)
     if (share := arguments.neurons) is not None:
-        neurons |= choose_neurons(opened, scored(neurons_key(arguments.method)), share, arguments)
+        by = neurons_key(arguments.method)
+        neurons |= choose_neurons(opened, scores.of(by), share, arguments)
     trimmed = trim(opened, arguments) if arguments.vocabulary else None
-    if trimmed is not None:
-        data = tuple(dict.fromkeys((*data, *trimmed.data)))
     if arguments.even:
         changes = {"kind": "member", "kept": kept, "kept_neurons": neurons or None}
         check_stock(opened, rewritten(opened.manifest, **changes), hint=EVEN)
@@ -106,15 +120,16 @@ def prune(arguments: PruneOptions) -> Pruned:
             "the output projections were refitted by least squares, unlike in the paper; "
             "--compensate none turns this off"
         )
-    if repaired and samples is not None:
-        fitted = known.record(samples)
-        data = (*(record for record in data if record.sha256 != fitted.sha256), fitted)
     elif samples is None and arguments.compensate is None and key and criterion(key).needs_data:
         notes.insert(0, "the kept heads were not refitted: --data D repairs them by least squares")
+    data = dict.fromkeys((*scores.data, *(() if trimmed is None else trimmed.data)))
+    if repaired and samples is not None:
+        fitted = known.record(samples)
+        data = dict.fromkeys((*(one for one in data if one.sha256 != fitted.sha256), fitted))
     uses = ["torch", opened.manifest.model.family] if repaired else []
     uses += ["tokenizers"] if trimmed is not None else []
     args = {**arguments.recorded(), "method": arguments.method if key is None else str(key)}
-    entry = step("prune", args=args, inputs=(), data=data, seed=arguments.seed, uses=uses)
+    entry = step("prune", args=args, inputs=(), data=tuple(data), seed=arguments.seed, uses=uses)
     hashes: dict[str, str] = {}
 
     def manifest(sha256: str) -> SingleManifest:
@@ -124,16 +139,16 @@ def prune(arguments: PruneOptions) -> Pruned:
         # Every byte has passed: refuse before anything takes its place.
         source = UNKNOWN if sha256 == UNKNOWN else opened.check(hashes)
         done = entry.model_copy(update={"inputs": (Input(name=opened.name, sha256=source),)})
-        history = (*opened.manifest.history, done.wrote(sha256))
         changes = {
             "kind": "member" if arguments.cuts else opened.manifest.kind,
             "model": opened.manifest.model if trimmed is None else trimmed.model,
             "kept": kept,
-            "scores": scores,
+            "kept_neurons": neurons or None,
+            "scores": scores.by_name,
             "weights_sha256": sha256,
-            "history": history,
+            "history": (*opened.manifest.history, done.wrote(sha256)),
         }
-        return rewritten(opened.manifest, kept_neurons=neurons or None, **changes)
+        return rewritten(opened.manifest, **changes)
 
     chosen, files = {}, opened.files
     if trimmed is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import ANY
 
 import numpy as np
 import torch
@@ -136,13 +137,18 @@ class SingleLabel(Reference):
         top = [[[self.names[at], row[at]] for at in np.argsort(-row)] for row in probs]
         most = 1 - self.record.conformal.threshold
         held = [[name for name, p in pairs if p >= most] for pairs in top]
+        tied = (np.abs(probs - most) < 1e-6).any(axis=1)
         labels = [pairs[0][0] for pairs in top]
         sure = probs.max(axis=1) >= self.record.abstain.threshold
         return {
             "label": labels,
             "probability": probs.max(axis=1),
             "top": top,
-            "set": [held[at] or ([] if odd else [labels[at]]) for at, odd in enumerate(unfamiliar)],
+            "set": [
+                # Rounding decides on a class whose probability is the threshold.
+                ANY if tied[at] else held[at] or ([] if odd else [labels[at]])
+                for at, odd in enumerate(unfamiliar)
+            ],
             **doubts(softmax(logits / self.temperature, axis=-1)),
             "answer": np.where(sure, labels, "abstain"),
         }
