@@ -37,8 +37,6 @@ FLAGGED = "flagged"
 """Fraction of OOD samples that is called unfamiliar; it stands in that table too."""
 DECIMALS = 3
 """Number of decimals of fractions and losses."""
-NAMED = 14
-"""Maximum number of characters of an OOD set's name in a heading of the terminal."""
 WIDEST = 52
 """Maximum number of characters of a name in a heading, a table or a legend; verdicts have the full
 name.
@@ -177,7 +175,7 @@ def brief(results: Sequence[Result], ood_scores: Sequence[str] = ()) -> list[Rep
     by_score = f", by {' or '.join(ood_scores)}" if ood_scores else ""
     averages = [
         {
-            _group_of(group, r): average
+            group: average
             for group, average in r.ood_average.items()
             if group != "all" or len(r.ood_average) > 2
         }
@@ -315,14 +313,6 @@ def _ood(result: Result) -> dict[str, Any]:
     return sets | {
         f"mean, {group}": item for group, item in result.ood_average.items() if counts[group] > 1
     }
-
-
-def _group_of(group: str, result: Result) -> str:
-    """Return the heading of a group of OOD sets, with the name of its only set."""
-    names = [item.name for item in result.ood if item.group == group]
-    if len(names) != 1 or names[0] == group:
-        return group
-    return f"{group}: {visible(names[0])[:NAMED]}"
 
 
 def _mean_of(sets: Iterable[str]) -> str:

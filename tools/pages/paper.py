@@ -111,8 +111,8 @@ STARTS = {
 START_TASKS = {
     "clothes": (
         "small ViTs, trained from different random weights, which have no mean.",
-        "With half the heads and a quarter of the neurons, a hydra beats the average single model in NLL in every trio, and on "
-        "average the best one, at the cost of one model. With thirds it does not.",
+        "A hydra with half the heads and a quarter of the neurons costs one model. It beats the average single model in NLL in "
+        "every trio.",
     ),
     "clinc": (
         "MiniLM on 60 intents of CLINC150, tuned by three recipes, of which the gentlest is best.",
