@@ -22,7 +22,7 @@ from hydrasurgeon.building.costs import fusion_of
 from hydrasurgeon.building.members import MemberModel
 from hydrasurgeon.building.search_space import LEAST_ON, PROBE, SINGLE, SearchSpace
 from hydrasurgeon.building.suspects import Suspects
-from hydrasurgeon.building.table import AUTO, Candidate, Entry
+from hydrasurgeon.building.table import AUTO, Candidate, Entry, right_of
 from hydrasurgeon.building.work import mark_of
 from hydrasurgeon.checkpoints.checkpoint import open_checkpoint, rewritten
 from hydrasurgeon.checkpoints.writing import claim_checkpoint, save
@@ -192,7 +192,15 @@ class Front:
             first = next(rung for rung, other in self.rungs.items() if other is entry)
             file = f"{file.rstrip('/')}/{budget.unit}-{first.most:g}{SUFFIX}"
         data = ["--data", "UNUSED", "--fit-data", DataSpec.parse(options.data).place, *columns]
-        words = ["calibrate", file, *data, "--risk", f"{_possible_risk(entry):g}", "-o", "ready"]
+        words = [
+            "calibrate",
+            file,
+            *data,
+            "--risk",
+            f"{possible_risk(entry.worth):g}",
+            "-o",
+            "ready",
+        ]
         return f"to let it abstain, with labelled rows that were used nowhere in place of UNUSED: hydrasurgeon {shlex.join(words)}"
 
     def settle(self) -> None:
@@ -537,11 +545,11 @@ def _record(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _possible_risk(entry: Entry) -> float:
+def possible_risk(figures: Mapping[str, float]) -> float:
     """Return a risk that leaves most rows answered: 0.05, or half of the model's error if that is
     more.
     """
-    return max(0.05, math.ceil(50 * (1 - entry.worth["accuracy"])) / 100)
+    return max(0.05, math.ceil(round(50 * (1 - right_of(figures)), 6)) / 100)
 
 
 def _describe(entry: Entry) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy import ndarray
@@ -43,11 +43,12 @@ ONE_SIDE = 0.6827
 FLAGGED = 0.05
 """Fraction of familiar samples that a decision state flags by default."""
 Figures = Mapping[str, ndarray]
+Value = TypeVar("Value", ndarray, float)
 Reads = Literal["off", "blend", "cascade"]
 """Use of the bag-of-words model: none, a blend with the model, or a cascade before it."""
 
 
-def right_of(figures: Figures) -> ndarray:
+def right_of(figures: Mapping[str, Value]) -> Value:
     """Return the accuracy of the answers; for tags that of words."""
     return next(figures[name] for name in ("accuracy", "token_accuracy") if name in figures)
 

@@ -17,6 +17,7 @@ import hydrasurgeon as hs
 from hydrasurgeon.building import clock
 from hydrasurgeon.building.budgets import Budget, ModelSizes, Size, stored
 from hydrasurgeon.building.clock import Clock
+from hydrasurgeon.building.front import possible_risk
 from hydrasurgeon.checkpoints.checkpoint import as_single, open_checkpoint
 from hydrasurgeon.errors import HydraError, OutputError, SurgeryError, UsageError
 from hydrasurgeon.measuring.cost import macs
@@ -218,3 +219,11 @@ def test_a_budget_of_time_is_kept_in_the_faster_engine(tasks: Tasks) -> None:
                 assert rung["estimate"] >= other["estimate"] - 1e-4
     assert [row["time"] for row in said["references"]] == [1, 1, 1, 2]
     assert ", --engine onnx at " in built.summary
+
+
+@pytest.mark.parametrize(
+    ("figures", "risk"),
+    [({"accuracy": 0.99}, 0.05), ({"accuracy": 0.7}, 0.15), ({"token_accuracy": 0.8}, 0.1)],
+)
+def test_the_hinted_risk_can_be_kept(figures: dict[str, float], risk: float) -> None:
+    assert possible_risk(figures) == risk
