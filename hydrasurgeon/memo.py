@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
+
+import numpy as np
+from numpy import ndarray
 
 Value = TypeVar("Value")
 
@@ -32,3 +36,12 @@ def shared(name: str, key: Hashable, compute: Callable[[], Value]) -> Value:
         last.pop(name, None)  # two large ones are never held at once
         last[name] = (key, compute())
     return last[name][1]  # type: ignore[return-value]
+
+
+def digest_of(arrays: Iterable[ndarray]) -> str:
+    """Hash arrays, which `shared` takes as a key."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -4,7 +4,6 @@ passes over the texts in the order of a hash of their content.
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.deadline import check_deadline
-from hydrasurgeon.memo import shared
 from hydrasurgeon.run.bag_of_words import BUCKETS, BagOfWords, Floats, Ids, counted, unit
 
 Kind = Literal["softmax", "sigmoid", "square"]
@@ -56,12 +54,10 @@ def fit_words(
     """Fit the bag-of-words model with the least loss of its outputs on VAL.
 
     All strengths are tried, and the best one again with pairs of words. Targets are [text, output]:
-    probabilities, or numbers. A large table is learnt in `passes`, once where steps share
-    values.
+    probabilities, or numbers. A large table is learnt in `passes`.
     """
     if kind != "square" and targets.size > LARGE:
-        reader = _remembered(texts, targets, kind)
-        return chosen({STRENGTH: reader}, loss, val)
+        return chosen({STRENGTH: passes(texts, targets, kind)}, loss, val)
     ids = np.unique(np.concatenate(texts))
     alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
     pairs = path(texts, targets, kind, ids, (alone.strength,), pairs=True)
@@ -131,24 +127,19 @@ def path(
     table = csr_matrix(
         (unit(word_counts, idf), (word_counts.rows, word_counts.columns)), shape=(len(texts), width)
     )
+    # The weights of a column that no text has are zero.
+    columns = np.flatnonzero(seen)
+    table = table[:, columns]
     outputs = targets.shape[1]
-    at = np.zeros((width + 1) * outputs)
+    at = np.zeros((len(columns) + 1) * outputs)
     at[-outputs:] = targets.mean(axis=0) if kind == "square" else 0
     readers = {}
     for strength in strengths:
         at = solved(table, targets, kind, strength, at)
-        weight = at.reshape(-1, outputs)
-        readers[strength] = BagOfWords(ids, idf, weight[:-1].copy(), weight[-1].copy())
+        weight = np.zeros((width, outputs))
+        weight[columns] = at[:-outputs].reshape(-1, outputs)
+        readers[strength] = BagOfWords(ids, idf, weight, at[-outputs:].copy())
     return readers
-
-
-def _remembered(texts: Sequence[Ids], targets: Floats, kind: Kind) -> BagOfWords:
-    """Return the reader that `passes` learns: build fits the same for its table and for each file."""
-    about = hashlib.sha256(np.concatenate(texts).tobytes())
-    about.update(np.array([len(text) for text in texts]).tobytes())
-    about.update(np.ascontiguousarray(targets).tobytes())
-    key = (about.hexdigest(), kind)
-    return shared("reader", key, lambda: passes(texts, targets, kind))
 
 
 def passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> BagOfWords:

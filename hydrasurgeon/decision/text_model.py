@@ -18,7 +18,7 @@ from hydrasurgeon.decision.blend import Blend, fit_blend, losses, means, scaled
 from hydrasurgeon.decision.state import State, with_seen
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files import decided
-from hydrasurgeon.memo import shared
+from hydrasurgeon.memo import digest_of, shared
 from hydrasurgeon.run.bag_of_words import BagOfWords, Floats
 from hydrasurgeon.tasks.base import Outputs, Task
 
@@ -150,7 +150,12 @@ def fit_reading(
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
     def fit_candidate(seen: Any, targets: Floats) -> tuple[float, BagOfWords, Blend]:
-        fitted = fit_words(seen, targets, kind, loss, val_seen)
+        key = digest_of([*seen, targets, *val_seen, fitting, truth])
+        fitted = shared(
+            f"bag of words of {len(seen)} texts",
+            (kind, key),
+            lambda: fit_words(seen, targets, kind, loss, val_seen),
+        )
         # As a file stores it: what is weighed is what will answer.
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         reader = reader_of(parts)
@@ -160,7 +165,11 @@ def fit_reading(
 
     if train.folds is not None:
         folds = train.folds[labelled_train]
-        fitted, read = fit_words_in_folds(train_seen, learnt, kind, loss, folds)
+        fitted, read = shared(
+            "bag of words in folds",
+            (kind, digest_of([*train_seen, learnt, folds, fitting, truth])),
+            lambda: fit_words_in_folds(train_seen, learnt, kind, loss, folds),
+        )
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         worth = fit_blend(kind, logits, read[:, :-1], truth, fitting, certifying)
         record = _record(reader_of(parts), tokenizer, logits.shape[-1], worth)

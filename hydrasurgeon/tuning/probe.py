@@ -28,6 +28,7 @@ from hydrasurgeon.data.folds import FOLDS, NO_FOLD, folds_of, some_of
 from hydrasurgeon.data.samples import UNLABELLED, Samples
 from hydrasurgeon.deadline import check_deadline
 from hydrasurgeon.errors import UsageError
+from hydrasurgeon.memo import digest_of, shared
 from hydrasurgeon.options.shared import Run
 from hydrasurgeon.runtime.answering import fed
 from hydrasurgeon.runtime.features import LiveModel, WithFeatures, last_layers
@@ -189,7 +190,13 @@ def cross_fitted(
     features = torch.from_numpy(outputs.features[:, 0].astype(np.float64))
     truth = torch.from_numpy(np.asarray(samples.written.held))
     losses = losses_of(task).losses
-    _, logits = out_of_fold(features, truth, folds, layers[0], losses, penalties)
+    digest = digest_of([outputs.features, truth.numpy(), folds])
+    key = (task.name, penalties, outputs.logits.shape, digest)
+    _, logits = shared(
+        "logits of a probe in folds",
+        key,
+        lambda: out_of_fold(features, truth, folds, layers[0], losses, penalties),
+    )
     shape = outputs.logits.shape
     answers = logits.numpy().reshape(shape).astype(outputs.logits.dtype)
     return replace(outputs, logits=answers).at(np.flatnonzero(folds != NO_FOLD))
