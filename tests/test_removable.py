@@ -7,12 +7,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from warm import run_module
 
 import hydrasurgeon as hs
 
@@ -193,9 +192,10 @@ def copied(folder: Path, part: Part) -> None:
 def run_fast_tests(folder: Path, *words: str) -> None:
     """Run tests with the copy, in the repository's configuration."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
-    command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that are loaded
+    options += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}"]
+    done = run_module("pytest", *options, *words, cwd=folder, environment=environment)
     assert done.returncode == 0, done.stdout[-4000:]
 
 

@@ -9,12 +9,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
+from warm import warm_path
 
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.cli.demo import COMMANDS, SHIPPED, demo
@@ -48,11 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", line],
         cwd=cwd,
-        env=os.environ | {"PATH": path},
+        env=os.environ | {"PATH": warm_path()},
         capture_output=True,
         text=True,
     )

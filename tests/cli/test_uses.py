@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from own_models import embedder_folder
 from row_files import read_lines
 from tiny_families import WORDS
+from warm import warm_path
 
 ROOT = Path(__file__).parents[2]
 INTENTS = ("balance", "alarm", "apr")
@@ -54,7 +54,7 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
     folder(tmp_path)
     text = (ROOT / "docs" / "guide" / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = os.environ | {"PATH": warm_path()}
     for block in blocks[1:]:  # the first one downloads
         for theirs, ours in SMALLER.items():
             block = block.replace(theirs, ours)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from own_models import embedder_and_tables, notes_folder, pair_folder, pictures, text_folder
+from warm import warm_path
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
@@ -40,7 +41,7 @@ def test_the_commands_of_a_section_run(
     text = (GUIDE / f"{page}.md").read_text(encoding="utf-8").split(section)[1].split("\n## ")[0]
     blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
     assert blocks
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = os.environ | {"PATH": warm_path()}
     for block in blocks:
         if page == "csv-to-service":  # the toy's labels are too noisy for less
             block = block.replace("--risk 0.05", "--risk 0.2")
