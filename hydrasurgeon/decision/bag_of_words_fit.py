@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.deadline import check_deadline
 from hydrasurgeon.run.bag_of_words import BUCKETS, BagOfWords, Floats, Ids, counted, unit
+from hydrasurgeon.statistics.minimum import minimize
 
 Kind = Literal["softmax", "sigmoid", "square"]
 """Meaning of the outputs: log-odds of classes, log-odds of each label, or numbers."""
@@ -21,13 +22,13 @@ STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
 """Weights of the texts' loss against that of the penalty, |W|² / 2; VAL chooses."""
 FEWEST = 50
 """Samples that a reader is fitted on at least."""
-STOP = {"maxiter": 200, "ftol": 1e-6}
-"""When L-BFGS ends: the loss then falls by less than a millionth a step."""
+STEPS, CHANGE = 200, 1e-6
+"""Steps of a fit at most, and the share by which its loss changes in the last one."""
 LARGE = 500_000
 """Texts × outputs above which weights are learnt in passes."""
 PASSES = 5
 """Passes over the texts."""
-LEAST_AT_ONCE, AT_ONCE, STEPS = 16, 512, 400
+LEAST_AT_ONCE, AT_ONCE, PARTS = 16, 512, 400
 """Texts of one step of a pass, so that a pass has about so many steps."""
 RATE = 0.6
 """Length of the first step of each weight (AdaGrad, Duchi et al. 2011)."""
@@ -157,7 +158,7 @@ def passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> BagOfWords:
     table = csr_matrix((values, (word_counts.rows, word_counts.columns)), shape=(len(texts), width))
     order = np.argsort([zlib.crc32(text.tobytes()) for text in texts], kind="stable")
     table = table[order]
-    at_once = min(max(len(texts) // STEPS, LEAST_AT_ONCE), AT_ONCE)
+    at_once = min(max(len(texts) // PARTS, LEAST_AT_ONCE), AT_ONCE)
     # The penalty of a column is spread over the steps that it takes part in.
     penalty = 1 / STRENGTH / np.clip(seen, 1, 1 + len(texts) / at_once)
     weight, squares = (np.full((width, outputs), value, np.float32) for value in (0, 1e-4))
@@ -181,14 +182,12 @@ def passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> BagOfWords:
 
 def solved(table: Any, targets: Floats, kind: Kind, strength: float, at: Floats) -> Floats:
     """Return the weights of least loss, with the bias in the last row."""
-    from scipy.optimize import minimize
     from scipy.sparse import csr_matrix
 
     outputs = targets.shape[1]
     transposed = csr_matrix(table.T)
 
     def objective(flat: Floats) -> tuple[float, Floats]:
-        check_deadline()
         weight = flat.reshape(-1, outputs)
         scores = table @ weight[:-1] + weight[-1]
         value, slope = LOSSES[kind](scores, targets)
@@ -197,9 +196,7 @@ def solved(table: Any, targets: Floats, kind: Kind, strength: float, at: Floats)
         gradient[-1] = strength * slope.sum(axis=0)
         return strength * value + 0.5 * float((weight[:-1] ** 2).sum()), gradient.ravel()
 
-    done = minimize(objective, at, jac=True, method="L-BFGS-B", options=STOP)
-    result: Floats = done.x
-    return result
+    return minimize(objective, at, steps=STEPS, change=CHANGE)
 
 
 def _softmax(scores: Floats, targets: Floats) -> tuple[float, Floats]:

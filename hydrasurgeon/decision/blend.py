@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hydrasurgeon.decision.bag_of_words_fit import Kind
 from hydrasurgeon.run.bag_of_words import Floats
+from hydrasurgeon.statistics.minimum import minimize
 
 LARGEST = 1e3
 """Upper bound of a weight."""
@@ -154,9 +155,5 @@ def fit_blend(
 
 def _least(loss: Callable[[Floats], float], start: Sequence[float]) -> Floats:
     """Minimize a smooth function of one or two weights that are not negative."""
-    from scipy.optimize import minimize
-
     bounds = [(0.0, LARGEST)] * len(start)
-    solution = minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds)
-    result: Floats = solution.x
-    return result
+    return minimize(loss, np.array(start), bounds=bounds, gradient=False)

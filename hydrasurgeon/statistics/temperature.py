@@ -19,6 +19,7 @@ import numpy as np
 from numpy import ndarray
 
 from hydrasurgeon.run.shapes import Float
+from hydrasurgeon.statistics.minimum import minimize
 from hydrasurgeon.statistics.probabilities import (
     TINY,
     YES,
@@ -167,8 +168,6 @@ def _loss(odds: Scores, shares: Scores) -> float:
 
 def platt(logits: Logits, shares: Float[ndarray, " sample"]) -> tuple[float, float]:
     """Fit the temperature in [0.05, 20] and the bias with the smallest NLL, by L-BFGS."""
-    from scipy.optimize import minimize
-
     plain, holds = log_odds(logits), shares >= YES
     mixed = holds.any() and not holds.all() and plain[holds].min() <= plain[~holds].max()
     doubt = float(not mixed) / len(shares)  # where a threshold tells all answers
@@ -188,13 +187,7 @@ def platt(logits: Logits, shares: Float[ndarray, " sample"]) -> tuple[float, flo
         )
         return _loss(odds, truth), np.array([-(slope @ odds), cool * (slope @ by_bias)])
 
-    solution = minimize(
-        loss,
-        np.zeros(2),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[_bounds(doubt), (-FURTHEST, FURTHEST)],
-        options={"maxiter": 500, "ftol": 0.0, "gtol": 1e-10},
-    )
-    temperature = math.exp(solution.x[0])
-    return temperature, float(solution.x[1]) / temperature
+    bounds = [_bounds(doubt), (-FURTHEST, FURTHEST)]
+    logarithm, offset = minimize(loss, np.zeros(2), bounds=bounds, change=0, slope=1e-10)
+    temperature = math.exp(logarithm)
+    return temperature, float(offset) / temperature

@@ -30,6 +30,7 @@ from hydrasurgeon.lookup import format_number
 from hydrasurgeon.run.shapes import Float, Int
 from hydrasurgeon.statistics.bootstrap import Rows, Values
 from hydrasurgeon.statistics.conformal import largest, sets_of
+from hydrasurgeon.statistics.minimum import minimize
 from hydrasurgeon.statistics.probabilities import Scores
 from hydrasurgeon.tasks.base import (
     DOUBTS,
@@ -299,8 +300,6 @@ def _fitted(outputs: Outputs) -> Joint:
     start = float(np.maximum(np.sqrt((squares / unit).mean()), TINY))
     if outputs.logits.shape[1] == 1:
         return Joint(aleatoric=start, epistemic=1.0)
-    from scipy.optimize import minimize
-
     floor = math.log(start) - 10
 
     def loss(point: ndarray) -> tuple[float, ndarray]:
@@ -310,13 +309,8 @@ def _fitted(outputs: Outputs) -> Joint:
         value = (np.log(total) + squares / total).mean() / 2
         return float(value), (parts * (1 / total - squares / total**2)).mean(axis=1)
 
-    optimum = minimize(
-        loss,
-        np.clip([math.log(start), 0.0], floor, floor + 20),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(floor, floor + 20)] * 2,
-        options={"maxiter": 500, "ftol": 0.0, "gtol": 1e-10},
-    )
-    aleatoric, epistemic = np.exp(optimum.x).tolist()
+    begin = np.clip([math.log(start), 0.0], floor, floor + 20)
+    bounds = [(floor, floor + 20)] * 2
+    point = minimize(loss, begin, bounds=bounds, change=0, slope=1e-10)
+    aleatoric, epistemic = np.exp(point).tolist()
     return Joint(aleatoric=aleatoric, epistemic=epistemic)
