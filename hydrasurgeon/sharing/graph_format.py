@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +20,11 @@ from hydrasurgeon.files.atomic import named, output_file, staged, write_bytes
 from hydrasurgeon.sharing.base import Export, Format, uncalibrated, without_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from hydrasurgeon.data import Samples
     from hydrasurgeon.engines.onnx.program import Exported
     from hydrasurgeon.options.measuring import ExportOptions
-    from hydrasurgeon.sharing.trial import Answer
+    from hydrasurgeon.runtime.classifier import Classifier
+    from hydrasurgeon.sharing.trial import Answer, Trial
 
 ALONE = "only hydrasurgeon uses the bag-of-words model; other clients get the model's own logits, not calibrated"
 """Note for a folder whose graph cannot hold the decision state."""
@@ -50,43 +51,21 @@ class GraphFormat(Format):
         opened.check_weights()
         from hydrasurgeon.engines.onnx.exporter import OPSET, to_onnx
         from hydrasurgeon.engines.onnx.onnx_header import sealed
-        from hydrasurgeon.engines.onnx.program import clients_decide, inputs_of
+        from hydrasurgeon.engines.onnx.program import inputs_of
         from hydrasurgeon.files.tensors import weights_sha256
-        from hydrasurgeon.runtime.classifier import as_classifier
         from hydrasurgeon.sharing import graph_folder, trial
-        from hydrasurgeon.tasks import task_of
-        from hydrasurgeon.tasks.base import need_feature
 
-        if folder:
-            graph_folder.check_client(opened)
-        about, decision = opened.manifest.model, opened.manifest.decision
-        left: tuple[str, ...] = ()
-        if decision is not None and not folder:
-            need_feature(task_of(about), "a decision state in a graph", opened.name)
-            opened, left = without_words(opened)
-        tried = None
-        if arguments.check is not None:
-            need_feature(task_of(about), "--check", opened.name)
-            tried = trial.opened_trial(about, arguments.check, arguments)
-        answer: Callable[[Exported], Answer] = trial.in_file
-        stock_checkpoint, classifier = opened, None
-        if folder:
-            classifier = model = as_classifier(opened, device="cpu")
-            typed = as_classifier(graph_folder.with_types(opened), device="cpu")
-            notes = uncalibrated(opened)
-            if decision is not None and not clients_decide(model):
-                stock_checkpoint = undecided(opened)  # what other clients answer by
-                model = as_classifier(stock_checkpoint, device="cpu")
-                notes += (ALONE,)
-            answer = partial(graph_folder.answering, model=model)
-        else:
-            opened = opened if tried is None else with_inputs(opened, tried.samples)
-            # As the engines run it: an exported graph and theirs are the same.
-            typed = model = as_classifier(opened, device="cpu", lean=True)
-            notes = left if tried is None or not tried.samples.note else (*left, tried.samples.note)
+        tried = _opened_trial(opened, arguments)
+        models = (
+            _folder_models(opened)
+            if folder
+            else _file_models(opened, None if tried is None else tried.samples)
+        )
+        model, typed, answer = models.model, models.typed, models.answer
+        decision = opened.manifest.decision
         kind = _other_engine(arguments, None if decision is None or not folder else decision.engine)
-        graph, other = to_onnx(typed, stock=folder, of=classifier), None
-        quantised = checked = None
+        graph = to_onnx(typed, stock=folder, of=models.decided)
+        notes, other, quantised, checked = models.notes, None, None, None
         if tried is not None and (folder or kind is None):
             checked = tried.compared(model, trial.in_torch(model), answer(graph))
         if kind is not None:
@@ -107,7 +86,7 @@ class GraphFormat(Format):
             if kind is not None:
                 graphs |= dict.fromkeys(kind.files, content)
             with staged(path) as place:
-                texts = graph_folder.graph_texts(stock_checkpoint)
+                texts = graph_folder.graph_texts(models.client_checkpoint)
                 graph_folder.fill_graphs(place, texts, tensors, graphs)
         else:
             write_bytes(path, content)
@@ -123,6 +102,73 @@ class GraphFormat(Format):
             checked=checked,
             notes=notes,
         )
+
+
+@dataclass(frozen=True)
+class _GraphModels:
+    """Models that a graph is made from and compared with."""
+
+    model: Classifier
+    """The model that clients of the graph answer by."""
+    typed: Classifier
+    """The model whose graph is exported."""
+    answer: Callable[[Exported], Answer]
+    """Turns a graph into a function that gives its answers."""
+    notes: tuple[str, ...]
+    client_checkpoint: Checkpoint
+    """The checkpoint that other clients of a folder are told about."""
+    decided: Classifier | None = None
+    """The model whose decision state a folder's graph holds."""
+
+
+def _folder_models(opened: Checkpoint) -> _GraphModels:
+    """Return the models of a folder, which answers by calibrated logits where a graph can."""
+    from hydrasurgeon.engines.onnx.program import clients_decide
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.sharing import graph_folder
+
+    graph_folder.check_client(opened)
+    decided = model = as_classifier(opened, device="cpu")
+    client_checkpoint, notes = opened, uncalibrated(opened)
+    if opened.manifest.decision is not None and not clients_decide(model):
+        client_checkpoint = undecided(opened)
+        model = as_classifier(client_checkpoint, device="cpu")
+        notes += (ALONE,)
+    typed = as_classifier(graph_folder.with_types(opened), device="cpu")
+    answer = partial(graph_folder.answering, model=model)
+    return _GraphModels(model, typed, answer, notes, client_checkpoint, decided)
+
+
+def _file_models(opened: Checkpoint, samples: Samples | None) -> _GraphModels:
+    """Return the model of a single file, in the form that engines run: their graphs are the same."""
+    from hydrasurgeon.runtime.classifier import as_classifier
+    from hydrasurgeon.sharing import trial
+    from hydrasurgeon.tasks import task_of
+    from hydrasurgeon.tasks.base import need_feature
+
+    notes: tuple[str, ...] = ()
+    if opened.manifest.decision is not None:
+        task = task_of(opened.manifest.model)
+        need_feature(task, "a decision state in a graph", opened.name)
+        opened, notes = without_words(opened)
+    if samples is not None:
+        opened = with_inputs(opened, samples)
+        notes += (samples.note,) if samples.note else ()
+    model = as_classifier(opened, device="cpu", lean=True)
+    return _GraphModels(model, model, trial.in_file, notes, opened)
+
+
+def _opened_trial(opened: Checkpoint, arguments: ExportOptions) -> Trial | None:
+    """Open the data of `--check`; None without it."""
+    from hydrasurgeon.sharing import trial
+    from hydrasurgeon.tasks import task_of
+    from hydrasurgeon.tasks.base import need_feature
+
+    if arguments.check is None:
+        return None
+    about = opened.manifest.model
+    need_feature(task_of(about), "--check", opened.name)
+    return trial.opened_trial(about, arguments.check, arguments)
 
 
 def _other_engine(arguments: ExportOptions, fitted: str | None) -> Onnx | None:

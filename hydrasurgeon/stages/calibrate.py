@@ -4,7 +4,7 @@ carries it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -444,6 +444,17 @@ class _Fitted:
     """Options that reproduce the state."""
 
 
+@dataclass(frozen=True)
+class _OodSets:
+    """OOD data sets, with the model's outputs for their samples."""
+
+    samples: Sequence[Samples]
+    outputs: Sequence[Outputs]
+    named: int
+    """The number of sets that `--ood` names; those after them are made from VAL."""
+    notes: Sequence[str]
+
+
 def _fit(
     opened: Checkpoint,
     stored: State | None,
@@ -452,38 +463,23 @@ def _fit(
     skipped: list[str],
 ) -> _Fitted:
     """Fit the state; the bag-of-words model of the `stored` one gets new weights."""
-    import numpy as np
-
-    from hydrasurgeon.data.folds import NO_FOLD, folds_of
-    from hydrasurgeon.data.perturbed import Perturbed
-    from hydrasurgeon.data.samples import Joined
-    from hydrasurgeon.decision.fitting import fit_state, too_few_ood
+    from hydrasurgeon.decision.fitting import fit_state
     from hydrasurgeon.decision.ood_score import Grounds
     from hydrasurgeon.runtime.answering import collected
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.runtime.features import classifiers
     from hydrasurgeon.tasks import task_of
-    from hydrasurgeon.tuning.probe import cross_fitted
 
     model = as_classifier(opened, device=arguments.device, dtype=arguments.dtype, lean=True)
     engine, how = _computing(opened, model, arguments)
-    auto, task = arguments.ood_score == "auto", task_of(opened.manifest.model)
-    features = (auto and bool(task.features)) or arguments.ood_score in FITTED
+    task, scores = task_of(opened.manifest.model), arguments.ood_score
+    features = (scores == "auto" and bool(task.features)) or scores in FITTED
     features = features or arguments.cross
 
     def answer(samples: Samples, **more: Any) -> Outputs:
         return collected([engine], samples, arguments, features=features, skipped=skipped, **more)
 
-    validation, certifies = rows.val, None
-    for samples in rows.certify:
-        certifies = np.arange(len(validation) + len(samples)) >= len(validation)
-        validation = Joined(validation, samples)
-    inputs = known.inputs_of(validation)
-    raw = answer(validation, grouped=True, certifies=certifies, inputs=inputs)
-    learnt = rows.train
-    if arguments.cross:
-        learnt, raw = validation, cross_fitted(model, raw, validation)
-        validation = validation.at(np.flatnonzero(folds_of(validation) != NO_FOLD))
+    learnt, validation, raw = _validated(rows, model, answer, arguments)
     pseudo_labelled = []
     if rows.unlabelled is not None and arguments.words != "off":
         pseudo_labelled = [(rows.unlabelled, answer(rows.unlabelled))]
@@ -491,13 +487,8 @@ def _fit(
     reading, words_note = reading_of(engine, task, stored, *lessons, arguments)
     model_val = task.outputs(raw)
     val = model_val if reading is None else task.outputs(reading.blend(raw, validation))
-    few_ood = [too_few_ood(samples.spec, len(samples)) for samples in rows.ood]
-    ood = [samples for samples, note in zip(rows.ood, few_ood, strict=True) if note is None]
-    ood_sets: list[Samples] = [*ood]
-    if auto or arguments.ood_score == "knn":
-        ood_sets.append(Perturbed(validation, arguments.seed))
-    ood_answers = [answer(samples) for samples in ood_sets]
-    ood_outputs = [task.outputs(outputs) for outputs in ood_answers]
+    ood = _ood_sets(rows, validation, answer, arguments)
+    ood_outputs = [task.outputs(outputs) for outputs in ood.outputs]
     linear = [task.classifier(*layer) for layer in classifiers(model)] if features else []
     evidence, left_out = None, None
     if features and rows.train is not None:
@@ -505,8 +496,8 @@ def _fit(
     grounds = Grounds(
         linear,
         evidence,
-        ood_outputs[: len(ood)],
-        ood_outputs[len(ood) :],
+        ood_outputs[: ood.named],
+        ood_outputs[ood.named :],
         () if opened.family.named_classes else ZERO_SHOT,
     )
     state, notes = fit_state(val, arguments, grounds, model=model_val, task=task)
@@ -514,24 +505,69 @@ def _fit(
     if reading is not None:
         state = reading.joined(state, val, raw)
     if reading is not None and arguments.words == "cascade":
-        val = reading.scored(state, val, raw)
-        first = reading.first(validation, raw, task)
         most = most_on(opened, reading, validation, arguments)
         if most is not None:  # what was timed is not timed anew when it is made again
             arguments = arguments.but(budget=f"on={most:.6f}")
+        first = reading.first(validation, raw, task)
         ahead = [
             (reading.first(samples, outputs, task), reading.blended(state, samples, outputs))
-            for samples, outputs in zip(ood_sets, ood_answers, strict=True)
+            for samples, outputs in zip(ood.samples, ood.outputs, strict=True)
         ]
-        state, more = with_words_first(state, first, val, ahead, len(ood), arguments, most)
+        val = reading.scored(state, val, raw)
+        state, more = with_words_first(state, first, val, ahead, ood.named, arguments, most)
         notes = (*notes, *more)
     elif arguments.cascade:
         state, more = _with_cascade(state, val, model, validation, arguments)
         notes = (*notes, *more)
     state = replace(state, record=state.record.model_copy(update=how))
-    every_note = (*few_ood, left_out, words_note, *notes, *engine.notes)
+    every_note = (*ood.notes, left_out, words_note, *notes, *engine.notes)
     wrong_at = wrong_at if state.record.cascade is None else ()
     return _Fitted(state, wrong_at, [*filter(None, every_note)], arguments)
+
+
+def _validated(
+    rows: _Rows, model: Classifier, answer: Callable[..., Outputs], arguments: CalibrateOptions
+) -> tuple[Samples | None, Samples, Outputs]:
+    """Return the samples that a bag-of-words model is fitted to, the validation samples, and the
+    outputs for these: of models of the other folds with `--val cross`.
+    """
+    import numpy as np
+
+    from hydrasurgeon.data.folds import NO_FOLD, folds_of
+    from hydrasurgeon.data.samples import Joined
+    from hydrasurgeon.tuning.probe import cross_fitted
+
+    validation, certifies = rows.val, None
+    for samples in rows.certify:
+        certifies = np.arange(len(validation) + len(samples)) >= len(validation)
+        validation = Joined(validation, samples)
+    inputs = known.inputs_of(validation)
+    raw = answer(validation, grouped=True, certifies=certifies, inputs=inputs)
+    if not arguments.cross:
+        return rows.train, validation, raw
+    raw = cross_fitted(model, raw, validation)
+    return validation, validation.at(np.flatnonzero(folds_of(validation) != NO_FOLD)), raw
+
+
+def _ood_sets(
+    rows: _Rows,
+    validation: Samples,
+    answer: Callable[[Samples], Outputs],
+    arguments: CalibrateOptions,
+) -> _OodSets:
+    """Answer the OOD sets that are large enough, and perturbed validation samples where a score is
+    chosen or fitted by them.
+    """
+    from hydrasurgeon.data.perturbed import Perturbed
+    from hydrasurgeon.decision.fitting import too_few_ood
+
+    too_few = [too_few_ood(samples.spec, len(samples)) for samples in rows.ood]
+    named = [samples for samples, note in zip(rows.ood, too_few, strict=True) if note is None]
+    sets: list[Samples] = [*named]
+    if arguments.ood_score in ("auto", "knn"):
+        sets.append(Perturbed(validation, arguments.seed))
+    notes = [*filter(None, too_few)]
+    return _OodSets(sets, [answer(samples) for samples in sets], len(named), notes)
 
 
 def _with_cascade(
