@@ -27,11 +27,12 @@ def sharing() -> Iterator[None]:
         _LAST.reset(token)
 
 
-def shared(name: str, key: Hashable, compute: Callable[[], Value]) -> Value:
+def shared(name: str, make_key: Callable[[], Hashable], compute: Callable[[], Value]) -> Value:
     """Return the value of a name, computed anew if its key has changed or nothing is shared."""
     last = _LAST.get()
     if last is None:
         return compute()
+    key = make_key()
     if name not in last or last[name][0] != key:
         last.pop(name, None)  # two large ones are never held at once
         last[name] = (key, compute())
@@ -39,9 +40,9 @@ def shared(name: str, key: Hashable, compute: Callable[[], Value]) -> Value:
 
 
 def digest_of(arrays: Iterable[ndarray]) -> str:
-    """Hash arrays, which `shared` takes as a key."""
+    """Hash arrays, for a key of `shared`."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

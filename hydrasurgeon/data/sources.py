@@ -91,7 +91,7 @@ def open_data(
         # Both parts of one table come from one reading of it.
         table = DataSpec(place, {role: roles[role] for role in roles if role != SPLIT})
         read = partial(_parted, spec, str(table), roles[SPLIT], *options)
-    samples = shared(f"data {spec}", options, read)
+    samples = shared(f"data {spec}", lambda: options, read)
     return samples if model is None else fit_classes(samples, model)
 
 
@@ -146,7 +146,9 @@ def _opened(
 
 def _parted(spec: str, table: str, split: str, *options: Any) -> Samples:
     """Return a part of a table, which is read once where steps share values."""
-    samples = split_of(shared(f"data {table}", options, partial(_opened, table, *options)), split)
+    samples = split_of(
+        shared(f"data {table}", lambda: options, partial(_opened, table, *options)), split
+    )
     samples.spec = unrooted(spec)
     return samples
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrasurgeon.deadline import check_deadline
+from hydrasurgeon.memo import digest_of, shared
 from hydrasurgeon.run.bag_of_words import BUCKETS, BagOfWords, Floats, Ids, counted, unit
 from hydrasurgeon.statistics.minimum import minimize
 
@@ -55,14 +56,28 @@ def fit_words(
     """Fit the bag-of-words model with the least loss of its outputs on VAL.
 
     All strengths are tried, and the best one again with pairs of words. Targets are [text, output]:
-    probabilities, or numbers. A large table is learnt in `passes`.
+    probabilities, or numbers. A large table is learnt in `passes`. The files of a build share the fits,
+    from which VAL chooses.
     """
     if kind != "square" and targets.size > LARGE:
-        return chosen({STRENGTH: passes(texts, targets, kind)}, loss, val)
+        reader = shared(
+            "bag of words of a large table",
+            lambda: (kind, _digest(texts, targets)),
+            lambda: passes(texts, targets, kind),
+        )
+        return chosen({STRENGTH: reader}, loss, val)
     ids = np.unique(np.concatenate(texts))
-    alone = chosen(path(texts, targets, kind, ids, STRENGTHS), loss, val)
-    pairs = path(texts, targets, kind, ids, (alone.strength,), pairs=True)
-    return min(alone, chosen(pairs, loss, val), key=lambda fitted: fitted.loss)
+
+    def fit(strengths: Sequence[float], *, pairs: bool) -> Fitted:
+        readers = shared(
+            f"bag of words, pairs: {pairs}",
+            lambda: (kind, strengths, _digest(texts, targets)),
+            lambda: path(texts, targets, kind, ids, strengths, pairs=pairs),
+        )
+        return chosen(readers, loss, val)
+
+    alone = fit(STRENGTHS, pairs=False)
+    return min(alone, fit((alone.strength,), pairs=True), key=lambda fitted: fitted.loss)
 
 
 def fit_words_in_folds(
@@ -91,13 +106,24 @@ def fit_words_in_folds(
     def least(reads: Mapping[float, Floats]) -> tuple[float, float]:
         return min((loss(values[:, :-1]), strength) for strength, values in reads.items())
 
-    alone = read(STRENGTHS, pairs=False)
+    def read_once(strengths: Sequence[float], *, pairs: bool) -> dict[float, Floats]:
+        return shared(
+            f"bag of words in folds, pairs: {pairs}",
+            lambda: (kind, strengths, _digest(texts, targets, folds)),
+            lambda: read(strengths, pairs=pairs),
+        )
+
+    alone = read_once(STRENGTHS, pairs=False)
     value, strength = least(alone)
-    paired = read((strength,), pairs=True)
+    paired = read_once((strength,), pairs=True)
     pairs = least(paired)[0] < value
     strengths = STRENGTHS[: STRENGTHS.index(strength) + 1] if not pairs else (strength,)
     ids = np.unique(np.concatenate(texts))
-    reader = path(texts, targets, kind, ids, strengths, pairs=pairs)[strength]
+    reader = shared(
+        "bag of words of all folds",
+        lambda: (kind, strengths, pairs, _digest(texts, targets)),
+        lambda: path(texts, targets, kind, ids, strengths, pairs=pairs)[strength],
+    )
     reads = paired if pairs else alone
     return Fitted(reader, strength, least(reads)[0]), reads[strength]
 
@@ -141,6 +167,11 @@ def path(
         weight[columns] = at[:-outputs].reshape(-1, outputs)
         readers[strength] = BagOfWords(ids, idf, weight, at[-outputs:].copy())
     return readers
+
+
+def _digest(texts: Sequence[Ids], *more: NDArray[Any]) -> str:
+    """Hash what a fit depends on."""
+    return digest_of([np.concatenate(texts), np.array([len(text) for text in texts]), *more])
 
 
 def passes(texts: Sequence[Ids], targets: Floats, kind: Kind) -> BagOfWords:

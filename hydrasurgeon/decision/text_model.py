@@ -150,12 +150,7 @@ def fit_reading(
         return float(losses(kind, scale * alone[fitting], truth[fitting]).mean())
 
     def fit_candidate(seen: Any, targets: Floats) -> tuple[float, BagOfWords, Blend]:
-        key = digest_of([*seen, targets, *val_seen, fitting, truth])
-        fitted = shared(
-            f"bag of words of {len(seen)} texts",
-            (kind, key),
-            lambda: fit_words(seen, targets, kind, loss, val_seen),
-        )
+        fitted = fit_words(seen, targets, kind, loss, val_seen)
         # As a file stores it: what is weighed is what will answer.
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         reader = reader_of(parts)
@@ -165,11 +160,7 @@ def fit_reading(
 
     if train.folds is not None:
         folds = train.folds[labelled_train]
-        fitted, read = shared(
-            "bag of words in folds",
-            (kind, digest_of([*train_seen, learnt, folds, fitting, truth])),
-            lambda: fit_words_in_folds(train_seen, learnt, kind, loss, folds),
-        )
+        fitted, read = fit_words_in_folds(train_seen, learnt, kind, loss, folds)
         parts = {name: part.astype(np.float32) for name, part in vars(fitted.reader).items()}
         worth = fit_blend(kind, logits, read[:, :-1], truth, fitting, certifying)
         record = _record(reader_of(parts), tokenizer, logits.shape[-1], worth)
@@ -237,8 +228,9 @@ def seer(transform: Any) -> Callable[[Samples], Any]:
     def remembered(samples: Samples) -> Any:
         if len(samples) < MANY_TEXTS:
             return see(samples)
-        key = (tokenizer, hashlib.sha256(samples.digests.tobytes()).hexdigest())
-        return shared("token ids", key, lambda: see(samples))
+        return shared(
+            "token ids", lambda: (tokenizer, digest_of([samples.digests])), lambda: see(samples)
+        )
 
     return remembered
 

@@ -20,11 +20,10 @@ from hydrasurgeon.files.atomic import named, output_file, staged, write_bytes
 from hydrasurgeon.sharing.base import Export, Format, uncalibrated, without_words
 
 if TYPE_CHECKING:
-    from hydrasurgeon.data import Samples
     from hydrasurgeon.engines.onnx.program import Exported
     from hydrasurgeon.options.measuring import ExportOptions
     from hydrasurgeon.runtime.classifier import Classifier
-    from hydrasurgeon.sharing.trial import Answer, Trial
+    from hydrasurgeon.sharing.trial import Answer
 
 ALONE = "only hydrasurgeon uses the bag-of-words model; other clients get the model's own logits, not calibrated"
 """Note for a folder whose graph cannot hold the decision state."""
@@ -54,18 +53,29 @@ class GraphFormat(Format):
         from hydrasurgeon.engines.onnx.program import inputs_of
         from hydrasurgeon.files.tensors import weights_sha256
         from hydrasurgeon.sharing import graph_folder, trial
+        from hydrasurgeon.tasks import task_of
+        from hydrasurgeon.tasks.base import need_feature
 
-        tried = _opened_trial(opened, arguments)
-        models = (
-            _folder_models(opened)
-            if folder
-            else _file_models(opened, None if tried is None else tried.samples)
-        )
+        left: tuple[str, ...] = ()
+        if folder:
+            graph_folder.check_client(opened)
+        elif opened.manifest.decision is not None:
+            task = task_of(opened.manifest.model)
+            need_feature(task, "a decision state in a graph", opened.name)
+            opened, left = without_words(opened)
+        tried = None
+        if arguments.check is not None:
+            need_feature(task_of(opened.manifest.model), "--check", opened.name)
+            tried = trial.opened_trial(opened.manifest.model, arguments.check, arguments)
+        if tried is not None and not folder:
+            opened = with_inputs(opened, tried.samples)
+            left += (tried.samples.note,) if tried.samples.note else ()
+        models = _folder_models(opened) if folder else _file_models(opened)
         model, typed, answer = models.model, models.typed, models.answer
         decision = opened.manifest.decision
         kind = _other_engine(arguments, None if decision is None or not folder else decision.engine)
         graph = to_onnx(typed, stock=folder, of=models.decided)
-        notes, other, quantised, checked = models.notes, None, None, None
+        notes, other, quantised, checked = left + models.notes, None, None, None
         if tried is not None and (folder or kind is None):
             checked = tried.compared(model, trial.in_torch(model), answer(graph))
         if kind is not None:
@@ -127,7 +137,6 @@ def _folder_models(opened: Checkpoint) -> _GraphModels:
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing import graph_folder
 
-    graph_folder.check_client(opened)
     decided = model = as_classifier(opened, device="cpu")
     client_checkpoint, notes = opened, uncalibrated(opened)
     if opened.manifest.decision is not None and not clients_decide(model):
@@ -139,36 +148,13 @@ def _folder_models(opened: Checkpoint) -> _GraphModels:
     return _GraphModels(model, typed, answer, notes, client_checkpoint, decided)
 
 
-def _file_models(opened: Checkpoint, samples: Samples | None) -> _GraphModels:
+def _file_models(opened: Checkpoint) -> _GraphModels:
     """Return the model of a single file, in the form that engines run: their graphs are the same."""
     from hydrasurgeon.runtime.classifier import as_classifier
     from hydrasurgeon.sharing import trial
-    from hydrasurgeon.tasks import task_of
-    from hydrasurgeon.tasks.base import need_feature
 
-    notes: tuple[str, ...] = ()
-    if opened.manifest.decision is not None:
-        task = task_of(opened.manifest.model)
-        need_feature(task, "a decision state in a graph", opened.name)
-        opened, notes = without_words(opened)
-    if samples is not None:
-        opened = with_inputs(opened, samples)
-        notes += (samples.note,) if samples.note else ()
     model = as_classifier(opened, device="cpu", lean=True)
-    return _GraphModels(model, model, trial.in_file, notes, opened)
-
-
-def _opened_trial(opened: Checkpoint, arguments: ExportOptions) -> Trial | None:
-    """Open the data of `--check`; None without it."""
-    from hydrasurgeon.sharing import trial
-    from hydrasurgeon.tasks import task_of
-    from hydrasurgeon.tasks.base import need_feature
-
-    if arguments.check is None:
-        return None
-    about = opened.manifest.model
-    need_feature(task_of(about), "--check", opened.name)
-    return trial.opened_trial(about, arguments.check, arguments)
+    return _GraphModels(model, model, trial.in_file, (), opened)
 
 
 def _other_engine(arguments: ExportOptions, fitted: str | None) -> Onnx | None:

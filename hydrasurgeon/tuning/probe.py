@@ -12,7 +12,7 @@ not survive dropout. A classifier that starts at random first pulls the body awa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -171,7 +171,7 @@ def out_of_fold(
             logits[number, held] = features[held] @ fit[0].T + fit[1]
     means = [float(losses(part[judged], labels[judged]).mean()) for part in logits]
     best = int(np.argmin(means))
-    return penalties[best], logits[best]
+    return penalties[best], logits[best].clone()
 
 
 def cross_fitted(
@@ -191,8 +191,11 @@ def cross_fitted(
     features = torch.from_numpy(outputs.features[:, 0].astype(np.float64))
     truth = torch.from_numpy(np.asarray(samples.written.held))
     losses = losses_of(task).losses
-    digest = digest_of([outputs.features, truth.numpy(), folds])
-    key = (task.name, penalties, outputs.logits.shape, digest)
+
+    def key() -> tuple[Hashable, ...]:
+        digest = digest_of([features.numpy(), truth.numpy(), folds])
+        return task.name, penalties, outputs.logits.shape, layers[0].bias is None, digest
+
     _, logits = shared(
         "logits of a probe in folds",
         key,

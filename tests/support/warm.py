@@ -1,7 +1,8 @@
 """Commands that start warm: forks of one process that has imported torch, timm and transformers.
 
 A guide's command spends half of its time on imports. `warm_path` is a PATH whose `hydrasurgeon` asks the process of
-this test run for a fork, and `run_module` runs a module in one. Where Linux's sockets are missing, both start afresh.
+this test run for a fork, and `run_module` runs a module in one. Variables that libraries read while they are imported
+are those of the test run. Where Linux's sockets are missing, both start afresh.
 """
 
 from __future__ import annotations
@@ -12,29 +13,33 @@ import importlib
 import json
 import os
 import runpy
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-LIBRARIES = ("torch", "timm", "transformers", "matplotlib.figure", "scipy.optimize", "pandas")
+LIBRARIES = ("torch", "timm", "transformers", "matplotlib.figure", "scipy.optimize")
 LONGEST = 1 << 20
 """Bytes of a request: the words of a command and its environment."""
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
+numbers = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({place!r})
 request = dict(words=[{module!r}, *sys.argv[1:]], folder=os.getcwd(), environment=dict(os.environ))
 socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
 process = int(server.recv(64))
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(number) is not signal.SIG_IGN:
-        signal.signal(number, lambda number, _: os.kill(process, number))
+for number in numbers:
+    signal.signal(number, lambda number, _: os.kill(process, number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 code = int(server.recv(64))
 sys.exit(code if code >= 0 else 128 - code)
 """
@@ -54,7 +59,9 @@ def folder() -> Path | None:
         )
         command.chmod(0o755)
     server = subprocess.Popen(
-        [sys.executable, "-P", __file__, str(place / "socket")], stdout=subprocess.PIPE
+        [sys.executable, "-P", __file__, str(place / "socket")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     atexit.register(server.terminate)
     assert server.stdout is not None
@@ -88,21 +95,33 @@ def serve(place: str) -> None:
         listener.bind(place)
         listener.listen(64)
         os.write(1, b"ready\n")
-        while True:
+        while 0 not in select.select([0, listener], [], [])[0]:  # until the tests are gone
             connection, _ = listener.accept()
             if os.fork() == 0:
                 break
             connection.close()
+        else:
+            os._exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request, descriptors, _, _ = socket.recv_fds(connection, LONGEST, 3)
     process = os.fork()
     if process:
-        connection.send(str(process).encode())
-        _, status = os.waitpid(process, 0)
-        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
-        os._exit(0)
+        wait(process, connection)
     connection.close()
     begin(json.loads(request), descriptors)
+
+
+def wait(process: int, connection: socket.socket) -> None:
+    """Tell a client the number and the exit code of its command, which ends with the client."""
+    try:
+        connection.send(str(process).encode())
+        ended = os.pidfd_open(process)
+        if ended not in select.select([ended, connection], [], [])[0]:
+            os.kill(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    finally:
+        os._exit(0)
 
 
 def begin(request: Mapping[str, object], descriptors: list[int]) -> None:
@@ -127,13 +146,18 @@ def end() -> None:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except SystemExit as exited:
         code = exited.code
+        if not isinstance(code, int | None):
+            sys.stderr.write(f"{code}\n")
     except BaseException:
         traceback.print_exc()
         code = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    try:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":
