@@ -1,4 +1,4 @@
-"""The one solver of what is fitted: probes, bag-of-words models, Platt scaling, deviations of numbers and blends."""
+"""The solver of what is fitted in numpy: bag-of-words models, Platt scaling, deviations of numbers and blends."""
 
 from __future__ import annotations
 
