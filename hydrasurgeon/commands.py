@@ -60,7 +60,7 @@ COMMANDS = (
         "score",
         SURGERY,
         (
-            "backbone --method taylor --data demo:val -o scored.safetensors",
+            "backbone --method taylor --data demo:train --limit 1000 -o scored.safetensors",
             "backbone --method circuit --objective acc --search attribution --data demo:val --limit 500 -o circuit.safetensors",
             "vit --method magnitude",
         ),

@@ -27,14 +27,14 @@ MEMBERS = tuple(
         (
             "… and what is left is fine-tuned for one epoch." if seed == 1 else None,
             f"finetune p{seed} --recipe demo "
-            f"--data demo:train --val demo:val --seed {seed} -o m{seed}.safetensors",
+            f"--data demo:train --seed {seed} -o m{seed}.safetensors",
         ),
     )
 )
 COMMANDS = (
     (
         "Score the attention heads of a small ViT. The scores go into vit.heads.json.",
-        "score backbone --method taylor --data demo:val -o vit.safetensors",
+        "score backbone --method taylor --data demo:train --limit 1000 -o vit.safetensors",
     ),
     *MEMBERS,
     (

@@ -180,8 +180,8 @@ def pruned(result: Pruned) -> None:
             f"{before:,} → {after:,} (−{100 * (1 - after / before):.0f} %)",
         )
         show(
-            f"  {trimmed.changed:,} of these {trimmed.texts:,} texts lost a token; expect the same for "
-            f"at least {100 * trimmed.rare:.0f} % of new texts"
+            f"  {trimmed.changed:,} of these {trimmed.texts:,} texts lost a token; "
+            f"at least {100 * trimmed.rare:.0f} % of new texts will"
         )
         if not result.removed and manifest.kept_neurons is None:
             return

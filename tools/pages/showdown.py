@@ -141,7 +141,7 @@ def few_claim(few: Results) -> str:
         for way in ("ours", "setfit", "setfit temperature")
     )
     return (
-        f"8 texts a class: {built[0]:.1%} accuracy, NLL {built[1]:.2f} (SetFit {setfit[0]:.1%}, "
+        f"With 8 texts a class: {built[0]:.1%} accuracy, NLL {built[1]:.2f} (SetFit {setfit[0]:.1%}, "
         f"{setfit[1]:.2f}; calibrated {temperature[1]:.2f})."
     ).replace("%", " %")
 
@@ -188,7 +188,7 @@ def claim(results: Results) -> str:
             missed += [] if reached(value) else [goal]
     judged = " ".join(
         f"{verdict}: {', '.join(goals)}."
-        for verdict, goals in (("Missed goals of ours", missed), ("Not measured", unknown))
+        for verdict, goals in (("Goals missed", missed), ("Not measured", unknown))
         if goals
     )
     judged = judged or "All that was set as a goal is reached."
