@@ -272,6 +272,7 @@ def test_an_end_that_comes_back_as_an_error_of_a_library(
         raise SystemExit(128 + number)
 
     end_within_a_library(monkeypatch, end)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
     signal.signal(signal.SIGTERM, ended)
     try:
         early = task.build(out="early", ood=[], max_minutes=9)
