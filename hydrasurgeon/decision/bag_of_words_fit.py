@@ -56,8 +56,7 @@ def fit_words(
     """Fit the bag-of-words model with the least loss of its outputs on VAL.
 
     All strengths are tried, and the best one again with pairs of words. Targets are [text, output]:
-    probabilities, or numbers. A large table is learnt in `passes`. The files of a build share the fits,
-    from which VAL chooses.
+    probabilities, or numbers. A large table is learnt in `passes`. All files of a build share the fits.
     """
     if kind != "square" and targets.size > LARGE:
         reader = shared(
@@ -119,11 +118,7 @@ def fit_words_in_folds(
     pairs = least(paired)[0] < value
     strengths = STRENGTHS[: STRENGTHS.index(strength) + 1] if not pairs else (strength,)
     ids = np.unique(np.concatenate(texts))
-    reader = shared(
-        "bag of words of all folds",
-        lambda: (kind, strengths, pairs, _digest(texts, targets)),
-        lambda: path(texts, targets, kind, ids, strengths, pairs=pairs)[strength],
-    )
+    reader = path(texts, targets, kind, ids, strengths, pairs=pairs)[strength]
     reads = paired if pairs else alone
     return Fitted(reader, strength, least(reads)[0]), reads[strength]
 

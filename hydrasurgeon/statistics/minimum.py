@@ -1,4 +1,4 @@
-"""The solver of what is fitted in numpy: bag-of-words models, Platt scaling, deviations of numbers and blends."""
+"""Minimise a loss in numpy: of bag-of-words models, Platt scaling, deviations of numbers and blends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def minimize(
     change: float = 2.2e-9,
     slope: float = 1e-5,
 ) -> Float[ndarray, " part"]:
-    """Return the point at which a smooth convex function is least, by L-BFGS.
+    """Return the point at which a smooth function is least, by L-BFGS.
 
     The loss returns its value and its gradient, or the value alone without `gradient`. The search ends
     after so many steps, where a step changes the loss by less than `change` of it, or where no part of

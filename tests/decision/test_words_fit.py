@@ -11,7 +11,9 @@ from scipy.special import expit, softmax
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from hydrasurgeon.decision.bag_of_words_fit import Kind, fit_words, path
+from hydrasurgeon import memo
+from hydrasurgeon.decision import bag_of_words_fit
+from hydrasurgeon.decision.bag_of_words_fit import Kind, fit_words, path, solved
 from hydrasurgeon.decision.blend import fit_blend, losses
 from hydrasurgeon.run.bag_of_words import BUCKETS, FACTOR, BagOfWords
 
@@ -101,6 +103,48 @@ def test_val_chooses(kind: Kind) -> None:
     fitted = fit_words(texts, np.eye(CLASSES)[labels], kind, loss, val)
     assert fitted.loss == loss(fitted.reader.outputs(val))
     assert fitted.loss < 0.1
+
+
+def test_the_files_of_a_build_share_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation rows only choose among fits; another table is fitted anew."""
+    texts, labels = drawn(0)
+    val, truth = drawn(2)
+    fits: list[int] = []
+    monkeypatch.setattr(
+        bag_of_words_fit, "solved", lambda *words: (fits.append(1), solved(*words))[1]
+    )
+
+    def fit(targets: np.ndarray, rows: slice) -> bag_of_words_fit.Fitted:
+        def loss(outputs: np.ndarray) -> float:
+            return float((outputs.argmax(axis=1) != truth[rows]).mean())
+
+        return fit_words(texts, targets, "softmax", loss, val[rows])
+
+    targets = np.eye(CLASSES)[labels]
+    with memo.sharing():
+        fit(targets, slice(0, 50))
+        once = len(fits)
+        again = fit(targets, slice(0, 50))
+        assert len(fits) == once
+        fit(targets[::-1], slice(0, 50))
+        assert len(fits) == 2 * once
+    alone = fit(targets, slice(0, 50))
+    assert len(fits) == 3 * once
+    assert again.loss == alone.loss
+    assert (again.reader.weight == alone.reader.weight).all()
+
+
+def test_columns_that_no_text_has_weigh_nothing() -> None:
+    texts, labels = drawn(0)
+    ids = np.unique(np.concatenate(texts))
+    words = path(texts, np.eye(CLASSES)[labels], "softmax", ids, (3.0,), pairs=True)[3.0]
+    table = dense(texts, words)
+    seen = table.any(axis=0)
+    assert not seen.all()
+    assert not words.weight[~seen].any()
+    expected = LogisticRegression(C=3.0, tol=1e-8, max_iter=1000).fit(table, labels)
+    probabilities = softmax(words.outputs(texts), axis=1)
+    assert probabilities == pytest.approx(expected.predict_proba(table), abs=0.02)
 
 
 def outputs_of(kind: Kind, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
