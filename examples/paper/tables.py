@@ -108,6 +108,7 @@ MEAN = Row("Mean of three", "mean")
 QUALITY = ("accuracy", "brier", "nll", "ece", "aece")
 AVERAGE = ("auroc_all", "fpr95_all", "aupr_all")
 GROUPS = ("auroc_near", "fpr95_near", "aupr_near", "auroc_far", "fpr95_far", "aupr_far")
+DISTANCES = ("euclidean", "mahalanobis")
 COSTS = ("params", "macs", "macs_all_tokens")
 
 
@@ -120,6 +121,8 @@ class Table:
     columns: Sequence[str]
     texts: bool | None = False
     """True for experiments on texts, False for those on images, None for all."""
+    script: str = ""
+    """A script of this folder that measures the rows; empty: `eval` does."""
 
 
 MAIN = (
@@ -169,6 +172,12 @@ TABLES = {
         ),
         ("accuracy", "ece", *GROUPS),
         texts=None,
+    ),
+    "5": Table(
+        "Distance of OOD data in the last layer's heads",
+        (SINGLE, Row("CircOOD", "circ-ood")),
+        tuple(f"{kind}_{sets}" for kind in DISTANCES for sets in ("near", "far", "all")),
+        script="centroids.py",
     ),
     "6": Table(
         "Circuits for one objective",
@@ -305,6 +314,12 @@ class Workshop:
         for name in names:
             self.make(name)
         files = [f"{name}.safetensors" for name in names]
+        report = self.folder / "report.json"
+        if table.script:
+            words = [*files, report.name, self.filled(self.setting.test)]
+            words += map(self.filled, self.ood_words())
+            self.run([sys.executable, str(HERE / table.script), *words])
+            return {} if self.dry else json.loads(report.read_text())
         if names[0] in PREDICTIONS:
             words = ["--predictions-in", *files]
         else:
@@ -313,20 +328,8 @@ class Workshop:
             words += [word for ood in self.ood_words() for word in ("--ood", self.filled(ood))]
         if "severity" in table.columns[0]:
             words += [word for shift in self.corrupted() for word in ("--shift", shift)]
-        report = self.folder / "report.json"
-        self.run(
-            [
-                sys.executable,
-                "-m",
-                "hydrasurgeon",
-                "eval",
-                *words,
-                "-q",
-                "--force",
-                "--json",
-                report.name,
-            ]
-        )
+        words += ["-q", "--force", "--json", report.name]
+        self.run([sys.executable, "-m", "hydrasurgeon", "eval", *words])
         if self.dry:
             return {}
         (result,) = json.loads(report.read_text())["results"]
@@ -374,6 +377,11 @@ HEADS = {
     "disagreement": "disagreement",
     "ood_mi": "MI, OOD",
     "ood_disagreement": "disagreement, OOD",
+    **{
+        f"{kind}_{group}": f"{kind.capitalize()}, {group} ↑"
+        for kind in DISTANCES
+        for group in ("near", "far", "all")
+    },
     **{f"auroc_{group}": f"AUROC {group} ↑" for group in ("near", "far", "all")},
     **{f"fpr95_{group}": f"FPR95 {group} ↓" for group in ("near", "far", "all")},
     **{f"aupr_{group}": f"AUPR {group} ↑" for group in ("near", "far", "all")},

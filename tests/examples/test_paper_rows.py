@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import centroids
 import lit
 import lora
 import mc_dropout
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from tiny_families import FAMILIES, NAMES
 
 import hydrasurgeon as hs
+from hydrasurgeon.data import Batches, open_data
 
 
 def changed(before: Path, after: Path) -> set[str]:
@@ -82,3 +84,38 @@ def test_mc_dropout(tmp_path: Path) -> None:
     FAMILIES["timm ViT"].write(tmp_path / "vit")
     with pytest.raises(SystemExit, match="no layer drops anything"):
         mc_dropout.run(str(tmp_path / "vit"), 3, outs[0], data, [])
+
+
+@pytest.mark.slow
+def test_centroids(tmp_path: Path) -> None:
+    """Distances in the last layer's heads, by hand."""
+    family = FAMILIES["timm ViT"]
+    family.write(tmp_path / "vit")
+    data = family.data(tmp_path)
+    model = hs.load(tmp_path / "vit", device="cpu")
+    attention = model.module.blocks[-1].attn
+    means, covariances = [], []
+    for spec in (data, "demo:textures"):
+        rows: list[torch.Tensor] = []
+        hook = attention.proj.register_forward_pre_hook(
+            lambda _, inputs, rows=rows: rows.append(inputs[0][:, 0].double())
+        )
+        with torch.inference_mode():
+            for batch in Batches(open_data(spec), model.transform, batch_size=64):
+                model.module(batch.inputs)
+        hook.remove()
+        heads = torch.cat(rows).numpy().reshape(-1, attention.num_heads, attention.head_dim)
+        means.append(heads.mean(axis=0))
+        covariances.append([np.cov(head, rowvar=False) for head in heads.swapaxes(0, 1)])
+    apart = means[0] - means[1]
+    euclidean = np.linalg.norm(apart, axis=1).mean()
+    squares = [
+        row @ np.linalg.solve(cov, row) for row, cov in zip(apart, covariances[0], strict=True)
+    ]
+    measured = centroids.measure(
+        tmp_path / "vit", data, [f"near:same={data}", "far:other=demo:textures"]
+    )
+    assert measured["euclidean_near"] == measured["mahalanobis_near"] == 0
+    assert measured["euclidean_far"] == pytest.approx(euclidean, rel=1e-4)
+    assert measured["mahalanobis_far"] == pytest.approx(np.sqrt(squares).mean(), rel=1e-3)
+    assert measured["euclidean_all"] == pytest.approx(euclidean / 2, rel=1e-4)

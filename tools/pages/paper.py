@@ -21,6 +21,8 @@ HIGHER = (
     "auroc_far",
     "mi",
     "disagreement",
+    "euclidean_all",
+    "mahalanobis_all",
     "accuracy_severity_5",
 )
 """Figures that are better when they are higher."""
@@ -53,6 +55,8 @@ CLAIMS = (
     Claim("Hydra (Taylor) has a lower NLL than Taylor", "1", "Hydra (Taylor)", "Taylor", "nll"),
     Claim("CircAvg detects OOD data better than Taylor after tuning", "1", "CircAvg", "Taylor"),
     Claim("CircAvg is more accurate than Taylor without tuning", "4", "CircAvg", "Taylor", "accuracy"),
+    Claim("A circuit for OOD data moves them away from ID data (Euclidean distance)", "5", "CircOOD", SINGLE, "euclidean_all"),
+    Claim("A circuit for OOD data moves them away from ID data (Mahalanobis distance)", "5", "CircOOD", SINGLE, "mahalanobis_all"),
     Claim("CircAcc is more accurate than CircOOD", "6", "CircAcc", "CircOOD", "accuracy"),
     Claim("CircOOD detects OOD data better than CircAcc", "6", "CircOOD", "CircAcc"),
     Claim("Other heads make members more diverse than another batch order", "9", "pruning seed", "batch order", "disagreement"),
@@ -64,7 +68,7 @@ CLAIMS = (
 
 
 def verdict(claim: Claim, rows: dict[str, Any]) -> str | None:
-    """Return yes or no, with the paired difference ± its standard error in points; None without
+    """Return yes or no, with a hundred times the paired difference ± its standard error; None without
     the rows.
     """
     pairs = [
@@ -116,7 +120,8 @@ START_TASKS = {
     ),
     "clinc": (
         "MiniLM on 60 intents of CLINC150, tuned by three recipes, of which the gentlest is best.",
-        "Hydras have a lower NLL than the mean of weights, and a higher one than the best model.",
+        "In every trio the best model has a lower NLL than any hydra. Hydras of halves have a lower one than the mean of weights in "
+        "every trio, hydras of thirds in two, and those of half the heads and a quarter of the neurons in one.",
     ),
 }
 """Task of benchmarks/starts.py → its models, and what its table shows."""
