@@ -42,13 +42,14 @@ def demo(folder: Path) -> None:
 
 
 def outputs() -> None:
-    """Paste what the commands of README and of the first guide print, in the folders that the tests run them in."""
+    """Paste what the commands of README and of two guides print, in the folders that the tests run them in."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     models = importlib.import_module("own_models")
     guide = DOCS / "guide" / "your-model.md"
     pasted(ROOT / "README.md", "", lambda folder: None)
     pasted(guide, "## A folder", models.text_folder)
     pasted(guide, "## A file", models.pictures)
+    pasted(DOCS / "guide" / "text-pairs.md", "## A complete example", models.pair_folder)
 
 
 def pasted(page: Path, heading: str, make: Callable[[Path], None]) -> None:
@@ -97,7 +98,7 @@ def main() -> None:
     parser.add_argument(
         "--readme",
         action="store_true",
-        help="also run the commands of README and the first guide, and paste what they print",
+        help="also run the commands of README and of two guides, and paste what they print",
     )
     arguments = parser.parse_args()
     if arguments.demo is not None:
