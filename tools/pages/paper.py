@@ -55,14 +55,14 @@ CLAIMS = (
     Claim("Hydra (Taylor) has a lower NLL than Taylor", "1", "Hydra (Taylor)", "Taylor", "nll"),
     Claim("CircAvg detects OOD data better than Taylor after tuning", "1", "CircAvg", "Taylor"),
     Claim("CircAvg is more accurate than Taylor without tuning", "4", "CircAvg", "Taylor", "accuracy"),
-    Claim("A circuit for OOD data moves them away from ID data (Euclidean distance)", "5", "CircOOD", SINGLE, "euclidean_all"),
-    Claim("A circuit for OOD data moves them away from ID data (Mahalanobis distance)", "5", "CircOOD", SINGLE, "mahalanobis_all"),
+    Claim("CircOOD moves OOD data away from ID data (Euclidean)", "5", "CircOOD", SINGLE, "euclidean_all"),
+    Claim("CircOOD moves OOD data away from ID data (Mahalanobis)", "5", "CircOOD", SINGLE, "mahalanobis_all"),
     Claim("CircAcc is more accurate than CircOOD", "6", "CircAcc", "CircOOD", "accuracy"),
     Claim("CircOOD detects OOD data better than CircAcc", "6", "CircOOD", "CircAcc"),
     Claim("Other heads make members more diverse than another batch order", "9", "pruning seed", "batch order", "disagreement"),
     Claim("Five members are more accurate than three", "10", "Hydra, 5 members", "Hydra, 3 members", "accuracy"),
     Claim("Averaging the MLPs costs at most half a point of accuracy", "11", HYDRA, "Hydra (Circ), separate MLPs", "accuracy", 0.005),
-    Claim("Hydra (Taylor) is more accurate than the single model at corruption severity 5", "13", "Hydra (Taylor)", SINGLE, "accuracy_severity_5"),
+    Claim("Hydra (Taylor) is more accurate than the single model at severity 5", "13", "Hydra (Taylor)", SINGLE, "accuracy_severity_5"),
 )  # fmt: skip
 """Claims of the paper that its tables test."""
 
@@ -119,9 +119,8 @@ START_TASKS = {
         "every trio.",
     ),
     "clinc": (
-        "MiniLM on 60 intents of CLINC150, tuned by three recipes, of which the gentlest is best.",
-        "In every trio the best model has a lower NLL than any hydra. Hydras of halves have a lower one than the mean of weights in "
-        "every trio, hydras of thirds in two, and those of half the heads and a quarter of the neurons in one.",
+        "MiniLM on 60 intents of CLINC150, tuned by three recipes.",
+        "In every trio the best model beats all hydras in NLL, and hydras of halves beat the mean of weights.",
     ),
 }
 """Task of benchmarks/starts.py → its models, and what its table shows."""
@@ -192,7 +191,7 @@ DESCRIBED = {
         "DINOv2-small on six classes of CIFAR-10. Near OOD data are the other four classes, far ones are digits and "
         "animal shapes."
     ),
-    "movies": "MiniLM on film reviews.",
+    "movies": "MiniLM, film reviews.",
     "clinc": "MiniLM on 60 intents of CLINC150. Near OOD data are other intents, far ones are out of scope.",
 }
 """Setting → a sentence on its data and model."""
