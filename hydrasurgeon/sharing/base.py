@@ -12,7 +12,7 @@ from hydrasurgeon.checkpoints.checkpoint import Checkpoint, undecided
 if TYPE_CHECKING:
     from hydrasurgeon.options.measuring import ExportOptions
 
-WORDS = "the output has no decision state, as that uses a bag-of-words model: its answers are those of the model alone; calibrate with --words off for a state that it can hold, or give -o DIR/, which keeps this one for predict and serve"
+WORDS = "the output has no decision state, as that uses a bag-of-words model: its answers are those of the model alone; calibrate with --words off for a state that it can hold; --format onnx -o DIR/ keeps this one for predict and serve"
 """Note for an output that cannot hold a bag-of-words model."""
 UNCALIBRATED = (
     "it has no decision state: its probabilities are what training made them; calibrate first"
