@@ -25,6 +25,9 @@ class Setting:
     """Options of `finetune` for a model from the start."""
     tuning: str
     """Options of `finetune` after pruning."""
+    heads: int
+    """Heads of each layer."""
+    layers: int
     keep: int
     """Heads of each layer that Taylor keeps."""
     remove: int
@@ -57,6 +60,8 @@ SMALL = {
         far={"digits": "demo:digits"},
         training="--recipe {here}/scratch.toml --set epochs=30 --set lr=2e-3 --set label_smoothing=0",
         tuning=f"--recipe demo --set epochs=2 {FROZEN}",
+        heads=8,
+        layers=6,
         keep=5,
         remove=18,
         pool=36,
@@ -71,6 +76,8 @@ SMALL = {
         far={"digits": "{shared}/data/mnist-test.npz", "shapes": "{shared}/data/animal-shapes.npz"},
         training="--recipe image --set epochs=1 --set label_smoothing=0 --set classifier=probe --limit 4000",
         tuning=f"--recipe image --set epochs=1 {FROZEN} --limit 4000",
+        heads=6,
+        layers=12,
         keep=4,
         remove=24,
         pool=48,
@@ -87,6 +94,8 @@ SMALL = {
         training="--recipe text --set epochs=1 --set max_length=48 --set batch_size=32 --limit 4000",
         tuning="--recipe text --set epochs=1 --set max_length=48 --set batch_size=32 --freeze embeddings --limit 4000",
         classifier="--set lr=2e-3 --set epochs=3",
+        heads=12,
+        layers=6,
         keep=6,
         remove=36,
         pool=54,
@@ -103,6 +112,8 @@ SMALL = {
         training="--recipe text --set epochs=2 --set max_length=32 --set batch_size=32",
         tuning="--recipe text --set epochs=1 --set max_length=32 --set batch_size=32 --freeze embeddings",
         classifier="--set lr=2e-3 --set epochs=3",
+        heads=12,
+        layers=6,
         keep=6,
         remove=36,
         pool=54,
@@ -126,6 +137,8 @@ PAPER = {
             "--set augment.rand_augment=null --set freeze=[] --set classifier=fresh"
         ),
         tuning="--recipe {here}/imagenet.toml",
+        heads=12,
+        layers=12,
         keep=8,
         remove=48,
         pool=96,
@@ -150,6 +163,8 @@ PAPER = {
         },
         training="--recipe {here}/cifar100.toml --set last_blocks=null --set label_smoothing=0 --set classifier=fresh",
         tuning="--recipe {here}/cifar100.toml",
+        heads=12,
+        layers=12,
         keep=10,
         remove=24,
         pool=48,
@@ -169,6 +184,8 @@ PAPER = {
         far={name: f"{{texts}}/{name}.jsonl" for name in ("20ng", "trec", "mnli", "rte", "wmt16")},
         training="--recipe {here}/sst2.toml --set lr=8e-6 --set epochs=7 --set freeze=[] --set classifier=fresh",
         tuning="--recipe {here}/sst2.toml",
+        heads=12,
+        layers=12,
         keep=6,
         remove=72,
         pool=108,

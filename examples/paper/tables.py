@@ -46,6 +46,8 @@ FILES = {
     r"scored-(?P<objective>ood|avg)": "score scored --method circuit --objective {objective} --ood {choose} {circuit}",
     r"taylor": "prune scored --method taylor --keep {keep} --data {train} --limit {limit} --compensate none",
     r"taylor-(?P<member>\d)": "prune scored --method taylor --sample {remove}/{pool} --seed {member}",
+    r"taylor-less(?P<fewer>\d)": "prune scored --method taylor --keep {kept} --data {train} --limit {limit} --compensate none",
+    r"circ-less(?P<fewer>\d)": "prune scored-avg --method circuit --objective avg --remove {removed}",
     r"circ-(?P<objective>acc|ood|avg)": "prune scored-{objective} --method circuit --objective {objective} --remove {remove}",
     r"draw-(?P<member>\d)": "prune scored-avg --method circuit --objective avg --sample {remove}/{pool} --seed {member}",
     # What is left is tuned: batch order and dropout have seeds of their own.
@@ -146,7 +148,22 @@ DIVERSITY = (
     Row("batch order", "hydra-order"),
     Row("backpropagation", "hydra-backprop"),
 )
+FEWER = (2, 4, 6, 8)
+"""Heads that figures 5 and 6 remove from each layer."""
 CORRUPTED = (SINGLE, ENSEMBLE, TAYLOR, CIRC_AVG, HYDRA_TAYLOR, HYDRA_CIRC)
+
+
+def pruned_more(suffix: str) -> tuple[Row, ...]:
+    """Return the rows of figures 5 and 6: more and more heads removed by either method."""
+    return tuple(
+        Row(
+            f"{name}, {fewer} heads fewer",
+            f"{file}-less{fewer}{suffix}",
+            settings=("clothes", "imagenet") if fewer < FEWER[-1] else ("imagenet",),
+        )
+        for name, file in (("Taylor", "taylor"), ("CircAvg", "circ"))
+        for fewer in FEWER
+    )
 
 
 def severities(figure: str) -> tuple[str, ...]:
@@ -208,8 +225,14 @@ TABLES = {
     ),
     "13": Table("Accuracy on corrupted images", CORRUPTED, severities("accuracy")),
     "14": Table("Brier score on corrupted images", CORRUPTED, severities("brier")),
+    "figure-5": Table(
+        "More heads removed, without training", (SINGLE, *pruned_more("")), ("accuracy", *AVERAGE)
+    ),
+    "figure-6": Table(
+        "More heads removed, tuned", (SINGLE, *pruned_more("-tuned")), ("accuracy", *AVERAGE)
+    ),
 }
-"""Number in the paper → the table."""
+"""Number in the paper → the table; of a figure, the values that it draws."""
 
 
 class Impossible(Exception):
@@ -238,6 +261,11 @@ class Workshop:
             if isinstance(value, str | int)
         }
         values["validation"] = "--val {val}" if self.setting.validates else ""
+        fewer = int(names.get("fewer", 0))
+        names |= {
+            "kept": str(self.setting.heads - fewer),
+            "removed": str(self.setting.layers * fewer),
+        }
         circuit = "--remove {pool} --search {search} --data {val} --limit {limit}"
         ood_words = " ".join(self.ood_words())
         text = text.replace("{circuit}", circuit).replace("{ood_words}", ood_words)
@@ -409,6 +437,11 @@ def markdown(table: Table, results: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def caption(number: str) -> str:
+    """Return `Table 5` or `Figure 5`."""
+    return number.replace("figure-", "Figure ") if "-" in number else f"Table {number}"
+
+
 def cell(values: Sequence[float]) -> str:
     """Format the mean of some values ± their standard deviation."""
     if not values:
@@ -526,7 +559,7 @@ def main() -> None:
         return
     results.describe()
     for number in numbers:
-        say(f"\nTable {number}: {TABLES[number].title}\n")
+        say(f"\n{caption(number)}: {TABLES[number].title}\n")
         say(markdown(TABLES[number], results.read().get(number, {})))
 
 
