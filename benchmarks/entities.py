@@ -146,7 +146,7 @@ def _kept(
         Part(some, task.answers(some.logits, constants), np.ones(len(some.logits), dtype=bool))
         for some in (fitting, certifying)
     ]
-    assert certifying.shares is not None
+    assert certifying.original_labels is not None
     for promise, risks in PROMISES.items():
         for risk in risks:
             options = CalibrateOptions(
@@ -178,14 +178,14 @@ def _independent(
     assert risk is not None
 
     def graded(outputs: Outputs) -> Graded:
-        assert outputs.shares is not None
+        assert outputs.original_labels is not None
         if options.promise == "missed":
-            true = entities_of(outputs.shares)
+            true = entities_of(outputs.original_labels)
             outside = not_outside(task.answers(outputs.logits, constants))
             return Graded(joint_chances(true, outside, "least"), np.ones(len(true), dtype=bool))
         prediction: Any = task.plain(outputs.logits, constants)
         entities, chances = prediction.entities
-        return Graded(chances, are_right(entities, outputs.shares))
+        return Graded(chances, are_right(entities, outputs.original_labels))
 
     ordering, certified = graded(fitting), [graded(certifying)]
     if options.promise == "missed":
@@ -197,7 +197,7 @@ def _independent(
 def _rates(task: TokenClassification, test: Outputs, constants: dict[str, Any]) -> dict[str, float]:
     """Return the promised rates, and their costs."""
     prediction: Any = task.plain(test.logits, constants)
-    labels = test.shares
+    labels = test.original_labels
     assert labels is not None
     answered, true = entities_of(prediction.answered), entities_of(labels)
     right = are_right(answered, labels)

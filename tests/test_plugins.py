@@ -171,6 +171,12 @@ def test_a_kind_from_finetune_to_build(
     medians = (chances.cumsum(axis=1) < 0.5).sum(axis=1)
     assert [row["label"] for row in rows] == medians.tolist()
     assert medians.tolist() != chances.argmax(axis=1).tolist()
+    decision = open_checkpoint(ready).manifest.decision
+    assert decision is not None
+    assert decision.seen is not None
+    labels = [row["label"] for row in hs.predict(ready, data=val)]
+    counts = np.bincount(labels, minlength=5).tolist()
+    assert [*decision.seen.predicted] == counts, "monitor counts the answers as calibrate does"
     said = hs.evaluate(ready, data=test).report.results[0].id
     truth = np.load(test)["labels"]
     assert said.mae == pytest.approx(np.abs(medians - truth).mean(), abs=1e-9)

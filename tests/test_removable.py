@@ -16,10 +16,10 @@ from warm import run_module
 import hydrasurgeon as hs
 
 PACKAGE, ROOT = Path(hs.__file__).parent, Path(__file__).parents[1]
-CRITERIA, FAMILIES, TASKS, ENGINES, PROTOCOLS = (
-    f"{name}/__init__.py"
-    for name in ("criteria", "families", "tasks", "engines", "serving/protocols")
+CRITERIA, FAMILIES, ENGINES, PROTOCOLS = (
+    f"{name}/__init__.py" for name in ("criteria", "families", "engines", "serving/protocols")
 )
+TASKS = "files/manifest.py"
 NESTED = r"(?:[^()]|\([^()]*\))*"
 """What stands between brackets."""
 Rest = tuple[tuple[str, ...], str]
@@ -64,14 +64,10 @@ def family(*names: str, needing: str) -> Part:
     return Part(tuple(f"families/{name}" for name in names), ((FAMILIES, lines),), rest)
 
 
-def task(needing: str, *classes: tuple[str, str]) -> Part:
-    lines = [
-        (TASKS, pattern)
-        for module, name in classes
-        for pattern in (rf"\nfrom hydrasurgeon\.tasks\.{module} import {name}", rf", {name}\(\)")
-    ]
+def task(needing: str, *names: str) -> Part:
+    lines = [(TASKS, rf'\n    "{name}": "hydrasurgeon\.tasks\.\w+:\w+",') for name in names]
     rest = without(needing, "engines/test_deciding.py", "tuning/test_validated.py")
-    return Part(tuple(f"tasks/{module}.py" for module, _ in classes), tuple(lines), rest)
+    return Part(tuple(f"tasks/{name}.py" for name in names), tuple(lines), rest)
 
 
 def protocol(file: str, name: str, rest: Rest) -> Part:
@@ -79,7 +75,6 @@ def protocol(file: str, name: str, rest: Rest) -> Part:
     return Part((f"serving/protocols/{file}.py",), lines, rest)
 
 
-MULTI_LABEL = ("multi_label", "MultiLabel")
 INT8 = object_lines(ENGINES, r"engines\.int8", "Int8")
 ONNX = (
     *object_lines(ENGINES, r"engines\.onnx", "Onnx"),
@@ -105,12 +100,12 @@ PARTS: dict[str, Part] = {
         *("hf_encoder", "modernbert", "deberta", "hf_clip", "decoder"),
         needing="bert or qwen3 or [clip",
     ),
-    "multi_label": task("multi_label or many_labels", MULTI_LABEL),
+    "multi_label": task("multi_label or many_labels", "multi_label"),
     "binary, and labels that are each yes or no": task(
-        "binary or one_logit or multi_label or many_labels", ("binary", "Binary"), MULTI_LABEL
+        "binary or one_logit or multi_label or many_labels", "binary", "multi_label"
     ),
-    "regression": task("numbers or two_outputs", ("regression", "Regression")),
-    "token_classification": task("tags", ("token_classification", "TokenClassification")),
+    "regression": task("numbers or two_outputs", "regression"),
+    "token_classification": task("tags", "token_classification"),
     "monitor": Part(
         ("stages/monitor.py", "measuring/drift.py", "files/looks.py"),
         (("commands.py", rf'\n    Command\(\n        "monitor",{NESTED}\),'),),

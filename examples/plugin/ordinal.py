@@ -7,7 +7,7 @@ set      all classes between the first and the last that the prediction set hold
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,11 +15,6 @@ from numpy import ndarray
 
 from hydrasurgeon.statistics.conformal import prediction_sets
 from hydrasurgeon.tasks.single_label import JudgedClasses, SingleLabel
-
-
-def medians(probs: ndarray) -> ndarray:
-    """Return the first class up to which half of the probability lies."""
-    return (probs.cumsum(axis=-1) < 0.5).sum(axis=-1).clip(max=probs.shape[-1] - 1)
 
 
 def hulls(sets: ndarray) -> ndarray:
@@ -53,21 +48,24 @@ class Ordinal(SingleLabel):
         "--risk": "It promises that the likeliest class is right, not the median.",
     }
 
-    def decide(self, logits: ndarray, record: Any = None, score: Any = None) -> Any:
-        prediction = super().decide(logits, record, score)
-        labels = medians(prediction.probabilities)
-        chances = np.take_along_axis(prediction.probabilities, labels[:, None], axis=-1)[:, 0]
-        return replace(prediction, labels=labels, probability=chances, sets=hulls(prediction.sets))
+    def chosen(self, probs: ndarray) -> tuple[ndarray, ndarray]:
+        """Return the median: the first class up to which half of the probability lies."""
+        labels = (probs.cumsum(axis=-1) < 0.5).sum(axis=-1).clip(max=probs.shape[-1] - 1)
+        return np.take_along_axis(probs, labels[:, None], axis=-1)[:, 0], labels
+
+    def limited(self, decided: Any, record: Any) -> dict[str, Any]:
+        limits = super().limited(decided, record)
+        return {**limits, "sets": hulls(limits["sets"])}
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Any) -> JudgedOrdinal:
-        probs = reading.answers(logits)
-        answers = medians(probs)
-        off = np.abs(answers - labels).astype(np.float64)
-        fields = {"predicted": answers, "correct": off == 0, "off": off}
+        plain, probs = super().judged(logits, labels, reading), reading.answers(logits)
         behind = np.arange(probs.shape[-1]) >= labels[:, None]
-        fields["rps"] = np.square(probs.cumsum(axis=-1) - behind).sum(axis=-1)
+        fields: dict[str, Any] = {
+            "off": np.abs(plain.predicted - labels).astype(np.float64),
+            "rps": np.square(probs.cumsum(axis=-1) - behind).sum(axis=-1),
+        }
         if reading.conformal is not None:
             sets = hulls(prediction_sets(reading.conformal, probs))
             fields["covered"] = np.take_along_axis(sets, labels[:, None], axis=-1)[:, 0]
             fields["set_size"] = sets.sum(axis=-1).astype(np.float64)
-        return JudgedOrdinal(**{**vars(super().judged(logits, labels, reading)), **fields})
+        return JudgedOrdinal(**{**vars(plain), **fields})

@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy import ndarray
+
 from hydrasurgeon.files.manifest import DataRecord
+from hydrasurgeon.files.tensors import as_float
+from hydrasurgeon.heads import HeadAxis
 from hydrasurgeon.options.shared import Run, Scoring
 
 if TYPE_CHECKING:
@@ -39,7 +43,7 @@ class Criterion:
     """Subject → HeadScores, Verdict, or the Score of a criterion that ranks heads by removing them.
     """
     neurons: str | None = None
-    """The same for the neurons of MLPs, where it has one."""
+    """Place of the function that scores neurons; None if there is none."""
     needs_data: bool = True
     """True if it runs the model on labelled data; others look at the weights, or at nothing."""
     choose: str = "hydrasurgeon.criteria.selection:choose"
@@ -77,6 +81,18 @@ class Subject:
     loaders: tuple[Batches, ...] = ()
     records: tuple[DataRecord, ...] = ()
     batch_size: int = 0
+
+    def matrices(self, group: str, layer: int) -> Iterator[tuple[HeadAxis, ndarray]]:
+        """Yield the matrices of a layer that hold the heads of a tower, or its neurons, in float.
+
+        The axis says where: rows of q, k, v and W_1, columns of W_O and W_2.
+        """
+        tensors = self.checkpoint.tensors
+        for weight in self.checkpoint.weights.values():
+            place = weight.group, weight.layer, len(weight.shape)
+            if weight.heads is not None and place == (group, layer, 2):
+                stored = tensors.read(weight.name)
+                yield weight.heads, as_float(stored, tensors[weight.name].dtype)
 
     def fed(self, samples: Samples, ood: Sequence[str], *, in_turn: bool = False) -> Subject:
         """Return the subject with the live model, the data and the OOD sets."""

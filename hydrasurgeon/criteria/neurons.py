@@ -16,7 +16,6 @@ from hydrasurgeon.criteria.base import HeadScores, Subject
 from hydrasurgeon.criteria.selection import scored_layers
 from hydrasurgeon.errors import SurgeryError
 from hydrasurgeon.files.manifest import Score
-from hydrasurgeon.files.tensors import as_float
 from hydrasurgeon.heads import NEURONS, Layers, parse_towers
 from hydrasurgeon.options.making import PruneOptions
 
@@ -83,17 +82,10 @@ def magnitude(subject: Subject) -> HeadScores:
     for tower in subject.towers:
         for layer, row in enumerate(checkpoint.kept[f"{tower}{NEURONS}"]):
             into, out = [], []
-            for weight in checkpoint.weights.values():
-                if (weight.group, weight.layer, len(weight.shape)) != (
-                    f"{tower}{NEURONS}",
-                    layer,
-                    2,
-                ):
-                    continue
-                stored = checkpoint.tensors[weight.name]
-                values = np.abs(as_float(checkpoint.tensors.read(weight.name), stored.dtype))
-                if weight.heads is not None and weight.heads.axis == 0:
-                    into += list(values.reshape(weight.heads.blocks, len(row), -1).mean(axis=-1))
+            for axis, weights in subject.matrices(f"{tower}{NEURONS}", layer):
+                values = np.abs(weights)
+                if axis.axis == 0:
+                    into += list(values.reshape(axis.blocks, len(row), -1).mean(axis=-1))
                 else:
                     out.append(values.reshape(-1, len(row)).mean(axis=0))
             scores[tower, layer] = (np.mean(into, axis=0) * out[0]).tolist()

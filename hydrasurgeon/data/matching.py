@@ -9,7 +9,7 @@ from __future__ import annotations
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from unicodedata import normalize
 
@@ -29,9 +29,9 @@ from hydrasurgeon.data.labels import (
     shown,
 )
 from hydrasurgeon.errors import PROBE, DataError
-from hydrasurgeon.files.manifest import MAX_CLASSES, Model, TaskName
+from hydrasurgeon.files.manifest import MAX_CLASSES, Model, TaskName, task_class
 from hydrasurgeon.files.rows import harmless
-from hydrasurgeon.lookup import did_you_mean, format_number, plugins
+from hydrasurgeon.lookup import did_you_mean, format_number
 
 Fit = tuple[Labels, tuple[str, ...] | None, str | None]
 """Labels of a model (or positions among its classes), the names of its classes, and a note on the
@@ -200,20 +200,21 @@ def matched(spec: str, column: LabelColumn, model: Model) -> LabelColumn:
         numbers = tuple(range(model.num_classes))
         numbered = tuple(map(str, numbers))
         column = replace(column, names=numbered, numbers=numbers, reading="positions")
-    read, expected_kind, hint = READ.get(model.task) or plugins("tasks")[model.task].labels
+    rule: LabelRule = task_class(model.task).labels
     kind = _kind_of(column.labels)
     # Of CLIP a picture may show one thing, or several.
-    if kind != expected_kind and not (model.is_zero_shot and kind == ONE):
-        problem = f"{spec}: row 0 has {kind}, expected {expected_kind}"
-        raise DataError(problem, hint=f"{hint} For others, fit a classifier ({PROBE}).")
-    labels, names, note = read(spec, column, model)
+    if kind != rule.kind and not (model.is_zero_shot and kind == ONE):
+        problem = f"{spec}: row 0 has {kind}, expected {rule.kind}"
+        raise DataError(problem, hint=f"{rule.hint} For others, fit a classifier ({PROBE}).")
+    labels, names, note = rule.match(spec, column, model)
     notes = [text for text in (column.note, note) if text]
     chances = None
-    if column.chances is not None and read is not _of_one_output:
-        use = f"labels of {spec} are probabilities, {_use_of_chances(column, learnt=read is _of_classes)}"
+    if column.chances is not None and rule.match is not _of_one_output:
+        learnt = rule.match is _of_classes
+        use = f"labels of {spec} are probabilities, {_use_of_chances(column, learnt=learnt)}"
         if use not in (column.note or ""):
             notes.append(use)
-        if read is _of_classes:
+        if learnt:
             chances = _of_many_labels(spec, replace(column, labels=column.chances), model)[0]
     return LabelColumn(
         labels, names, note="; ".join(notes) or None, chances=chances, has_label=column.has_label
@@ -385,16 +386,25 @@ def _of_many_labels(spec: str, column: LabelColumn, model: Model) -> Fit:
 
 
 Match = Callable[[str, LabelColumn, Model], Fit]
-READ: dict[str, tuple[Match, str, str]] = {
-    "single_label": (_of_classes, ONE, ONE_EACH),
-    "binary": (_of_one_output, ONE, FRACTIONS),
-    "multi_label": (_of_many_labels, LIST, LISTS),
-    "regression": (_of_one_output, ONE, NUMBERS),
-    "token_classification": (_of_classes, WORDS, TAGS),
-}
-"""Function that matches labels, kind of labels, and hint, by task; those of plugins are their
-`labels`.
-"""
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """Labels that a task accepts."""
+
+    match: Match
+    """Function that turns labels of the data into those of the model."""
+    kind: str
+    """Kind of labels that a row must have."""
+    hint: str
+    """Hint for other labels."""
+
+
+CLASS_EACH = LabelRule(_of_classes, ONE, ONE_EACH)
+FRACTION_EACH = LabelRule(_of_one_output, ONE, FRACTIONS)
+MANY_EACH = LabelRule(_of_many_labels, LIST, LISTS)
+NUMBER_EACH = LabelRule(_of_one_output, ONE, NUMBERS)
+TAG_EACH = LabelRule(_of_classes, WORDS, TAGS)
 
 
 def _same_order(names: Sequence[str], model: Model) -> bool:

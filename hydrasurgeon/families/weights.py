@@ -22,9 +22,9 @@ Part = Literal["embedding", "norm", "attention", "output", "mlp", "scale", "read
 ROWS = HeadAxis(0)
 """Axis of the heads in q, k or v, and of the neurons in W_1: rows."""
 PACKED = HeadAxis(0, 3)
-"""All three in one matrix."""
+"""Rows of q, k and v, stacked in one matrix."""
 GATED = HeadAxis(0, 2)
-"""W_1 and the gate in one matrix."""
+"""Rows of W_1 and of the gate, stacked in one matrix."""
 OUT = HeadAxis(1)
 """W_O and W_2: columns."""
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ from hydrasurgeon.errors import ManifestError
 from hydrasurgeon.files.decided import DecisionRecord, Record, calibrated_by, silent_of
 from hydrasurgeon.files.untrusted import must, parse_json, read_bytes
 from hydrasurgeon.heads import Layers
-from hydrasurgeon.lookup import plugins
+from hydrasurgeon.lookup import imported, plugins
 
 FORMAT = "hydrasurgeon.manifest/1"
 """Format and version of a manifest."""
@@ -57,11 +57,16 @@ MAX_CLASSES = 1 << 24
 LONG_LIST = re.compile(r"\[(?:\s*\d+,){16,}\s*\d+\s*\]")
 """Whole numbers one below the other."""
 
-NAMES = {
-    "families": ["timm", "transformers", "open_clip"],
-    "tasks": ["single_label", "binary", "multi_label", "regression", "token_classification"],
+FAMILY_NAMES = ("timm", "transformers", "open_clip")
+"""Families that a model may be of; those of plugins come on top."""
+TASK_PLACES = {
+    "single_label": "hydrasurgeon.tasks.single_label:SingleLabel",
+    "binary": "hydrasurgeon.tasks.binary:Binary",
+    "multi_label": "hydrasurgeon.tasks.multi_label:MultiLabel",
+    "regression": "hydrasurgeon.tasks.regression:Regression",
+    "token_classification": "hydrasurgeon.tasks.token_classification:TokenClassification",
 }
-"""The families that a model may be of, and the tasks. Those of plugins come on top."""
+"""Task → the place of its class; tasks of plugins come on top."""
 
 
 def _json(record: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +83,14 @@ def _printable(text: str) -> str:
     return text
 
 
-def _one_of(group: str, name: object) -> str:
-    names = [*NAMES[group]]
+def task_class(name: str) -> Any:
+    """Import the class of a task."""
+    return imported(TASK_PLACES[name]) if name in TASK_PLACES else plugins("tasks")[name]
+
+
+def _one_of(group: str, built_in: Iterable[str], name: object) -> str:
+    """Return a name that is built in, or that a plugin adds to this group; refuse others."""
+    names = [*built_in]
     if name not in names:
         names += plugins(group)
     *rest, last = map(repr, names)
@@ -89,8 +100,8 @@ def _one_of(group: str, name: object) -> str:
 
 FamilyName = Annotated[
     str,
-    PlainValidator(partial(_one_of, "families")),
-    WithJsonSchema({"enum": [*NAMES["families"]], "type": "string"}),
+    PlainValidator(partial(_one_of, "families", FAMILY_NAMES)),
+    WithJsonSchema({"enum": [*FAMILY_NAMES], "type": "string"}),
 ]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
@@ -109,8 +120,8 @@ Neurons = tuple[
 """For each layer, the neurons of its MLP that stay."""
 TaskName = Annotated[
     str,
-    PlainValidator(partial(_one_of, "tasks")),
-    WithJsonSchema({"enum": [*NAMES["tasks"]], "type": "string"}),
+    PlainValidator(partial(_one_of, "tasks", TASK_PLACES)),
+    WithJsonSchema({"enum": [*TASK_PLACES], "type": "string"}),
 ]
 """Meaning of logits: one of several classes; yes or no, by one logit; any number of labels; a
 number; a tag for each word.
@@ -436,6 +447,16 @@ class SingleManifest(_Manifest):
 
 class HydraManifest(_Manifest):
     """The manifest of a hydra."""
+
+    @classmethod
+    def of(cls, first: SingleManifest, **changes: Any) -> HydraManifest:
+        """Return a hydra's manifest with the fields of its first member, but for what is a
+        member's own.
+        """
+        not_shared = {"kind", "kept", "kept_neurons", "scores", "decision", "record_sha256"}
+        return cls.model_validate(
+            {**first.model_dump(exclude=not_shared), "kind": "hydra", **changes}
+        )
 
     if TYPE_CHECKING:
         kind: Literal["hydra"]

@@ -113,6 +113,11 @@ def _some(count: int, total: int, whose: str = "its") -> str:
     return f"{'all' if count == total else f'{count:,}'} of {whose} {total:,} rows"
 
 
+def _left_out(called: str, rows: Flags, use: str) -> str:
+    """Return a note on rows that are left out because of their use."""
+    return f"{called}: {_some(rows.sum(), len(rows))} {use}, and are left out"
+
+
 def check_share(
     called: str,
     trained: Flags,
@@ -135,8 +140,9 @@ def certifying(
     *,
     fitted: tuple[str, Samples] | None = None,
 ) -> tuple[Samples, list[str]]:
-    """Return the rows that may certify, and notes: each row once, and none that anything was fitted
-    on, by the history or by this command to the data that `fitted` holds behind its option.
+    """Leave out rows that something was fitted on; return the rest, which may certify, and notes.
+
+    The history knows such rows, and `fitted` has those of this command behind their option.
 
     Raises:
         DataError: Anything was fitted on more than a tenth of the rows.
@@ -154,7 +160,7 @@ def certifying(
         if rows.any() and use in CHOOSING:
             chose.setdefault(int(rows.sum()), []).append(use)
         elif rows.any():
-            notes.append(f"{called}: {_some(rows.sum(), len(rows))} {use}, and are left out")
+            notes.append(_left_out(called, rows, use))
             reasons.append(use)
             trained, decidable = trained | rows, decidable & sure
     notes += [
@@ -210,8 +216,7 @@ def without(
         raise DataError(message, hint=f"Give rows that {its_option} does not hold.")
     if not rows.any():
         return samples, []
-    count = f"{called}: {_some(rows.sum(), len(rows))} are in {its_name} too"
-    return samples.at(np.flatnonzero(~rows)), [f"{count}, and are left out"]
+    return samples.at(np.flatnonzero(~rows)), [_left_out(called, rows, f"are in {its_name} too")]
 
 
 def unfitted(
@@ -234,8 +239,7 @@ def unfitted(
         return np.arange(len(val)), None
     use = f"are in --fit-predictions {fit_name} too"
     check_share(name, shared, np.ones_like(shared), [use])
-    note = f"{name}: {_some(shared.sum(), len(val))} {use}, and are left out"
-    return np.flatnonzero(~shared), note
+    return np.flatnonzero(~shared), _left_out(name, shared, use)
 
 
 def _nearly_in(rows: NDArray[Any], references: NDArray[Any]) -> Flags:

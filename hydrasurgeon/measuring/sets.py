@@ -262,7 +262,7 @@ def kind_read(manifest: Manifest) -> Literal["image", "text"]:
     return "image" if "vision" in manifest.towers else "text"
 
 
-def apart(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
+def overlap_notes(sets: Sequence[tuple[str, Samples]], rule: str) -> list[str]:
     """Return warnings for sets that share samples with the first; refuse a copy of another set, and
     a set that contains all of the first.
 

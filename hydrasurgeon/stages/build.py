@@ -48,7 +48,7 @@ from hydrasurgeon.files.atomic import claims, hold, make_folder, named, real
 from hydrasurgeon.files.manifest import Model
 from hydrasurgeon.files.torchrun import process_count
 from hydrasurgeon.measuring.known import certifying
-from hydrasurgeon.measuring.sets import apart
+from hydrasurgeon.measuring.sets import overlap_notes
 from hydrasurgeon.memo import sharing
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.column_roles import SPLIT, DataSpec
@@ -494,7 +494,7 @@ def _checked_sets(
     notes = [samples.note for _, samples in in_turn if samples.note is not None]
     for _, samples in in_turn[: 1 if options.crossed else 2]:
         notes += label_notes(samples)
-    notes += apart(
+    notes += overlap_notes(
         in_turn,
         "Validation rows must not occur in --data or --ood: split your table, for example 80/20.",
     )

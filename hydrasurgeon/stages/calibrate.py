@@ -25,7 +25,7 @@ from hydrasurgeon.files.decided import FITTED, ZERO_SHOT, DecisionRecord
 from hydrasurgeon.files.history import step
 from hydrasurgeon.files.manifest import DataRecord, Manifest, Model, Step
 from hydrasurgeon.measuring import known
-from hydrasurgeon.measuring.sets import apart, kind_read
+from hydrasurgeon.measuring.sets import kind_read, overlap_notes
 from hydrasurgeon.options.base import stage
 from hydrasurgeon.options.column_roles import split_options
 from hydrasurgeon.options.deciding import CalibrateOptions
@@ -204,7 +204,9 @@ def _rows(
         notes += more
     ood = [read_data(spec, arguments, labelled=False) for spec in arguments.ood]
     rows = _Rows(val, certify, fit[0] if fit else None, ood, None, doubts, ())
-    notes += apart(rows.by_option, "Validation rows must be neither training rows nor OOD data.")
+    notes += overlap_notes(
+        rows.by_option, "Validation rows must be neither training rows nor OOD data."
+    )
     unlabelled = None
     if arguments.unlabelled is not None:
         texts = read_data(arguments.unlabelled, arguments, labelled=False)

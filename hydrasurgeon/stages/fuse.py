@@ -232,10 +232,8 @@ def _manifest_of(
         history = (*merged(member.manifest.history for member in opened), entry.wrote(sha256))
         if arguments.mean:
             return rewritten(first, scores={}, history=history, weights_sha256=sha256)
-        return HydraManifest(
-            kind="hydra",
-            model=first.model,
-            towers=first.towers,
+        return HydraManifest.of(
+            first,
             members=tuple(
                 Member(
                     kept=member.manifest.kept,

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from hydrasurgeon.files.manifest import Model
-from hydrasurgeon.lookup import plugins
+from hydrasurgeon.files.manifest import TASK_PLACES, Model, task_class
 from hydrasurgeon.tasks.base import Task
-from hydrasurgeon.tasks.binary import Binary
-from hydrasurgeon.tasks.multi_label import MultiLabel
-from hydrasurgeon.tasks.regression import Regression
-from hydrasurgeon.tasks.single_label import SingleLabel
-from hydrasurgeon.tasks.token_classification import TokenClassification
 
 
 class _Kinds(dict[str, Task]):
     """Tasks by name; those of other packages are loaded on first use."""
 
     def __missing__(self, name: str) -> Task:
-        self[name] = plugins("tasks")[name]()
+        self[name] = task_class(name)()
         return self[name]
 
 
-TASKS = _Kinds(
-    {
-        task.name: task
-        for task in (SingleLabel(), Binary(), MultiLabel(), Regression(), TokenClassification())
-    }
-)
+TASKS = _Kinds({name: task_class(name)() for name in TASK_PLACES})
 """Every task, by its name in manifests."""
 SINGLE = TASKS["single_label"]
 """Most common kind: one of several classes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVa
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.data.matching import READ, Match
+from hydrasurgeon.data.matching import CLASS_EACH, LabelRule
 from hydrasurgeon.errors import CheckpointError, HydraError, SurgeryError
 from hydrasurgeon.files.decided import (
     Conformal,
@@ -59,9 +59,9 @@ class Outputs:
     features: Float[ndarray, "sample member width"] | None
     """Features; None if only scores of the logits are needed."""
     labels: ndarray | None = None
-    shares: ndarray | None = None
-    """Labels before they were converted for OOD scores: the truth of yes in 0 to 1 for one logit,
-    of which `labels` are the nearer class; the numbers or tags where OOD scores see one class.
+    original_labels: ndarray | None = None
+    """Labels as they were given, where `labels` are simplified for OOD scores: fractions of yes,
+    numbers or tags.
     """
     groups: Int[ndarray, " sample"] | None = None
     """Number of each sample's group, which a split does not divide."""
@@ -165,7 +165,7 @@ class Prediction(ABC):
     @property
     @abstractmethod
     def tally(self) -> Int[ndarray, " klass"]:
-        """Number of answers for each of the names that `Task.watched` lists, for `monitor`."""
+        """Number of answers by name, for `monitor`; `Task.counted` names rows alike."""
 
     @property
     def answer(self) -> list[Any]:
@@ -303,7 +303,7 @@ class Certifying:
 
 
 class Reads(Protocol):
-    """Rule by which predictions are read when they are measured."""
+    """Parts of a decision state by which answers are judged."""
 
     @property
     def record(self) -> DecisionRecord:
@@ -417,8 +417,8 @@ class Task(ABC):
     """Class that implements the task in graphs, as `module:class`."""
     trained_by: ClassVar[str] = "hydrasurgeon.tuning.losses:SingleLabelLosses"
     """Class that implements its training loss, as `module:class`."""
-    labels: ClassVar[tuple[Match, str, str]] = READ["single_label"]
-    """Function that fits labels to a model, the kind of labels that rows must have, and a hint."""
+    labels: ClassVar[LabelRule] = CLASS_EACH
+    """Labels that rows must have."""
     lacks: ClassVar[Mapping[str, str]] = {"--promise": "It says what is promised of entities."}
     """Unsupported features of the tool, with the reason or the alternative."""
 
@@ -462,13 +462,13 @@ class Task(ABC):
 
     def outputs(self, outputs: Outputs) -> Outputs:
         """Return logits and labels in the form that decisions need; if OOD scores see one class,
-        the labels become the shares.
+        the labels become `original_labels`.
         """
         if self.one_class:
             labels = None
             if outputs.labels is not None:
                 labels = np.zeros(len(outputs.labels), dtype=np.int64)
-            return replace(outputs, labels=labels, shares=outputs.labels)
+            return replace(outputs, labels=labels, original_labels=outputs.labels)
         return replace(outputs, logits=self.read(outputs.logits))
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy import ndarray
 
+from hydrasurgeon.data.matching import FRACTION_EACH
 from hydrasurgeon.files.decided import DecisionRecord
 from hydrasurgeon.files.manifest import Model, TaskName
 from hydrasurgeon.run.shapes import Float, Int
@@ -42,6 +43,11 @@ YES_NO = ("no", "yes")
 class YesNoPrediction(ClassPrediction):
     """Yes or no, with the probability of yes."""
 
+    @property
+    def tally(self) -> Int[ndarray, " klass"]:
+        likelier = self.probabilities.argmax(axis=-1)  # limits may answer the other one
+        return np.bincount(likelier, minlength=2)
+
     def columns(self, names: Sequence[str] | None, top: int) -> Columns:
         no, yes = np.maximum(self.probabilities, TINY).T
         return {
@@ -67,9 +73,8 @@ class JudgedYesNo(JudgedClasses):
     def outcome(self) -> Float[ndarray, " choice"]:
         return self.truth
 
-    def worth(self) -> dict[str, float | None]:
-        """Return ranking metrics: how well samples are ordered, or labels found."""
-        return ranking(self.yes, self.truth)
+    def figures(self) -> dict[str, float | None]:
+        return super().figures() | ranking(self.yes, self.truth)
 
 
 class Binary(SingleLabel):
@@ -78,6 +83,7 @@ class Binary(SingleLabel):
     name: ClassVar[TaskName] = "binary"
     in_torch = "hydrasurgeon.runtime.kinds:TorchBinary"
     trained_by = "hydrasurgeon.tuning.losses:BinaryLosses"
+    labels = FRACTION_EACH
     columns: ClassVar = {
         "probability": "number",
         "logit": "number",
@@ -97,7 +103,7 @@ class Binary(SingleLabel):
     def outputs(self, outputs: Outputs) -> Outputs:
         labels = None if outputs.labels is None else true_classes(outputs.labels)
         logits, shares = self.read(outputs.logits), outputs.labels
-        return replace(outputs, logits=logits, labels=labels, shares=shares)
+        return replace(outputs, logits=logits, labels=labels, original_labels=shares)
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedYesNo:
         plain = super().judged(logits, labels, reading)
@@ -134,23 +140,23 @@ class Binary(SingleLabel):
         return YES_NO[float(row["logit"]) > 0]
 
     def guessing(self, outputs: Outputs) -> float:
-        shares = outputs.truth if outputs.shares is None else outputs.shares
+        shares = outputs.truth if outputs.original_labels is None else outputs.original_labels
         yes = shares.astype(np.float64).mean()
         return float(entropy(np.stack([1 - yes, yes])))
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
         """Fit Platt's temperature and bias."""
-        if outputs.shares is None:
+        if outputs.original_labels is None:
             return {**super().fitted(outputs), "bias": None}
-        temperature, bias = platt(outputs.logits, outputs.shares)
+        temperature, bias = platt(outputs.logits, outputs.original_labels)
         return {"temperature": temperature, "bias": bias}
 
     def losses_of(self, outputs: Outputs, constants: Constants) -> dict[str, float]:
-        assert outputs.shares is not None
+        assert outputs.original_labels is not None
         after = constants["temperature"], constants["bias"]
         return {
-            "before": nll_of_shares(outputs.logits, outputs.shares),
-            "temperature": nll_of_shares(outputs.logits, outputs.shares, *after),
+            "before": nll_of_shares(outputs.logits, outputs.original_labels),
+            "temperature": nll_of_shares(outputs.logits, outputs.original_labels, *after),
         }
 
     def _kept(self, by: Certifying, risk: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy import ndarray
 
+from hydrasurgeon.data.matching import MANY_EACH
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import (
     OF_LABELS,
@@ -54,7 +55,7 @@ from hydrasurgeon.tasks.base import (
     Watched,
 )
 from hydrasurgeon.tasks.binary import Binary, JudgedYesNo
-from hydrasurgeon.tasks.single_label import ClassPrediction
+from hydrasurgeon.tasks.single_label import ClassPrediction, JudgedClasses
 
 Choices = Float[ndarray, "sample member label 2"]
 Chances = Float[ndarray, "sample label"]
@@ -100,13 +101,14 @@ class JudgedLabels(JudgedYesNo):
     def by_class(self) -> Mapping[int, Mapping[str, float | None]]:
         return {}
 
-    def worth(self) -> dict[str, float | None]:
+    def figures(self) -> dict[str, float | None]:
         shape = (self.count, self.per_sample)
         chosen, holds = (
             self.predicted.astype(bool).reshape(shape),
             self.labels.astype(bool).reshape(shape),
         )
-        return labelling(self.yes.reshape(shape), chosen, holds)
+        of_labels = labelling(self.yes.reshape(shape), chosen, holds)
+        return JudgedClasses.figures(self) | of_labels
 
 
 class MultiLabel(Binary):
@@ -115,6 +117,7 @@ class MultiLabel(Binary):
     name: ClassVar[TaskName] = "multi_label"
     in_torch = "hydrasurgeon.runtime.kinds:TorchMultiLabel"
     trained_by = "hydrasurgeon.tuning.losses:MultiLabelLosses"
+    labels = MANY_EACH
     scores: ClassVar[Collection[str]] = OF_LABELS
     label_axes = ("sample", "class")
     features = ()

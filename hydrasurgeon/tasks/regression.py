@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy import ndarray
 
-from hydrasurgeon.data.matching import MOST_NUMBER
+from hydrasurgeon.data.matching import MOST_NUMBER, NUMBER_EACH
 from hydrasurgeon.errors import DataError
 from hydrasurgeon.files.decided import DecisionRecord, Joint
 from hydrasurgeon.files.manifest import Model, TaskName
@@ -131,6 +131,7 @@ class Regression(Task):
     name: ClassVar[TaskName] = "regression"
     in_torch = "hydrasurgeon.runtime.kinds:TorchRegression"
     trained_by = "hydrasurgeon.tuning.losses:RegressionLosses"
+    labels = NUMBER_EACH
     one_class = True
     numbers = (-MOST_NUMBER, MOST_NUMBER)
     link = "square"
@@ -280,8 +281,8 @@ def _guess(outputs: Outputs) -> ndarray:
 
 
 def _truth(outputs: Outputs) -> Scores:
-    assert outputs.shares is not None
-    return outputs.shares.astype(np.float64)
+    assert outputs.original_labels is not None
+    return outputs.original_labels.astype(np.float64)
 
 
 def _nll(answers: Float[ndarray, "sample 2"], truth: Scores) -> Scores:

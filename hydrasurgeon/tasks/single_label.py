@@ -78,7 +78,7 @@ class ClassPrediction(Prediction):
 
     probabilities: Float[ndarray, "sample klass"]
     labels: Int[ndarray, " sample"]
-    """Most probable class."""
+    """Answered class: `SingleLabel.chosen`."""
     probability: Float[ndarray, " sample"]
     total: Float[ndarray, " sample"]
     aleatoric: Float[ndarray, " sample"]
@@ -90,7 +90,7 @@ class ClassPrediction(Prediction):
     def of(cls, task: SingleLabel, choices: ndarray, constants: Constants) -> ClassPrediction:
         """Return the answers without thresholds."""
         probs = task.answers(choices, constants)
-        probability, labels = surest(probs)
+        probability, labels = task.chosen(probs)
         total, aleatoric = task.uncertainties(choices, constants)
         never = np.zeros_like(labels, dtype=bool)
         return cls(
@@ -113,8 +113,7 @@ class ClassPrediction(Prediction):
 
     @property
     def tally(self) -> Int[ndarray, " klass"]:
-        likeliest = self.probabilities.argmax(axis=-1)
-        return np.bincount(likeliest, minlength=self.probabilities.shape[-1])
+        return np.bincount(self.labels, minlength=self.probabilities.shape[-1])
 
     @property
     def uncertainty(self) -> Float[ndarray, " sample"]:
@@ -227,11 +226,7 @@ class JudgedClasses(Judged):
         return values
 
     def figures(self) -> dict[str, float | None]:
-        return {"smece": smooth_ece(self.promised, self.outcome), **self.worth()}
-
-    def worth(self) -> dict[str, float | None]:
-        """Return further metrics of this task, without intervals."""
-        return {}
+        return {"smece": smooth_ece(self.promised, self.outcome)}
 
     def familiar(self, unfamiliar: Bool[ndarray, " sample"]) -> Self:
         """Apply the rules of `SingleLabel.limited`: the set of a familiar sample is never empty."""
@@ -326,6 +321,12 @@ class SingleLabel(Task):
         """Return calibrated probabilities: of classes, or of each label."""
         return calibrated(self.read(logits), **constants)
 
+    def chosen(self, probs: Probs) -> tuple[Scores, Labels]:
+        """Return the answered class of each choice, here the most probable one, behind its
+        probability.
+        """
+        return surest(probs)
+
     def uncertainties(self, choices: ndarray, constants: Constants) -> tuple[Scores, Scores]:
         """Return total and aleatoric uncertainty."""
         return uncertainties(choices, **constants)
@@ -337,7 +338,7 @@ class SingleLabel(Task):
 
     def judged(self, logits: ndarray, labels: ndarray, reading: Reads) -> JudgedClasses:
         probs, (rows, truth) = self.chances(reading.answers(logits)), self.choices(logits, labels)
-        confidence, predicted = surest(probs)
+        confidence, predicted = self.chosen(probs)
         information, disagreement = reading.apart(rows)
         judged = JudgedClasses(
             labels=truth,
@@ -366,7 +367,7 @@ class SingleLabel(Task):
         probs = decided.probabilities
         sets = prediction_sets(record.conformal, probs)
         empty = ~sets.any(axis=-1) & ~decided.unfamiliar
-        first = np.arange(sets.shape[-1]) == probs.argmax(axis=-1)[:, None]
+        first = np.arange(sets.shape[-1]) == self.chosen(probs)[1][:, None]
         sets = sets | (first & empty[:, None])
         answer = self.answered_class(probs, record)
         if answer is None:
@@ -383,7 +384,7 @@ class SingleLabel(Task):
         """
         if record.abstain is None:
             return None
-        chance, label = surest(probs)
+        chance, label = self.chosen(probs)
         return np.where(chance >= record.abstain.threshold, label, -1)
 
     def calibrated(self, fitting: Outputs, certifying: Outputs) -> Calibration:
@@ -421,9 +422,9 @@ class SingleLabel(Task):
         return float(entropy(counts / counts.sum()))
 
     def _answers(self, outputs: Outputs, constants: Constants) -> Labels:
-        """Return the most probable class of each sample."""
+        """Return the answered class of each sample."""
         return by_pieces(
-            lambda rows: calibrated(rows, **constants).argmax(axis=-1), outputs.logits, CALIBRATED
+            lambda rows: self.chosen(calibrated(rows, **constants))[1], outputs.logits, CALIBRATED
         )
 
     def fitted(self, outputs: Outputs) -> dict[str, Any]:
@@ -483,5 +484,5 @@ class SingleLabel(Task):
         return {"abstain": abstain.among(float(by.parts[0].familiar.mean()))}
 
     def graded(self, part: Part) -> Graded:
-        confidence, label = surest(part.answers[part.familiar])
+        confidence, label = self.chosen(part.answers[part.familiar])
         return Graded(confidence, label == part.outputs.truth[part.familiar])

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy import ndarray
 
+from hydrasurgeon.data.matching import TAG_EACH
 from hydrasurgeon.data.samples import UNLABELLED
 from hydrasurgeon.files.decided import LOGITS, Abstention, Cover, DecisionRecord, EntityRule
 from hydrasurgeon.files.manifest import Model, TaskName
@@ -67,6 +68,7 @@ class TokenClassification(Task):
     name: ClassVar[TaskName] = "token_classification"
     in_torch = "hydrasurgeon.runtime.kinds:TorchTokenClassification"
     trained_by = "hydrasurgeon.tuning.losses:TokenLosses"
+    labels = TAG_EACH
     scores = LOGITS.keys()
     features = ("mds", "maha++", "residual", "knn")
     axes = ("text", "member", "word", "class")
@@ -301,8 +303,8 @@ def _most(counts: Int[ndarray, " text"]) -> int:
 
 
 def _tags(outputs: Outputs) -> Int[ndarray, "text word"]:
-    assert outputs.shares is not None
-    return outputs.shares
+    assert outputs.original_labels is not None
+    return outputs.original_labels
 
 
 def _beside(labels: Int[ndarray, "text any"], logits: ndarray) -> Int[ndarray, "text word"]:

@@ -100,7 +100,7 @@ def cover_numbers(random: np.random.Generator) -> Callable[[], float]:
     """Return a draw of the share of intervals that hold the number."""
     numbers = TASKS["regression"]
     fresh = numbers.outputs(draw_numbers(5_000, random))
-    assert fresh.shares is not None
+    assert fresh.original_labels is not None
 
     def draw() -> float:
         fitting, certifying = (numbers.outputs(draw_numbers(n, random)) for n in (50, 100))
@@ -116,7 +116,7 @@ def cover_numbers(random: np.random.Generator) -> Callable[[], float]:
         by = Certifying(fitted, [part], promise(), fit.constants)
         half = numbers.promised(by)["conformal"].threshold
         value, spread = numbers.answers(fresh.logits, fit.constants).T
-        return float((np.abs(fresh.shares - value) <= half * spread).mean())
+        return float((np.abs(fresh.original_labels - value) <= half * spread).mean())
 
     return draw
 

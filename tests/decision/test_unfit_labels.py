@@ -187,8 +187,8 @@ def test_few_samples_whose_labels_are_others_are_refused(kind: str, count: int) 
         elif kind == "three":
             other = replace(outputs, labels=(outputs.truth + 1) % 3)
         else:
-            shares = None if outputs.shares is None else 1 - outputs.shares
-            other = replace(outputs, labels=1 - outputs.truth, shares=shares)
+            shares = None if outputs.original_labels is None else 1 - outputs.original_labels
+            other = replace(outputs, labels=1 - outputs.truth, original_labels=shares)
         with pytest.raises(DataError, match="do not fit"):
             calibrated(kind, other)
 
@@ -199,9 +199,9 @@ def test_shuffled_labels_are_refused_but_for_chance(kind: str) -> None:
     for seed in SEEDS:
         outputs = few(kind, 120, seed)
         order = torch.randperm(120, generator=torch.Generator().manual_seed(seed)).numpy()
-        shares = None if outputs.shares is None else outputs.shares[order]
+        shares = None if outputs.original_labels is None else outputs.original_labels[order]
         try:
-            calibrated(kind, replace(outputs, labels=outputs.truth[order], shares=shares))
+            calibrated(kind, replace(outputs, labels=outputs.truth[order], original_labels=shares))
             passed += 1
         except DataError:
             pass
