@@ -7,20 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numpy import ndarray
-
 from hydrasurgeon.files.manifest import DataRecord
-from hydrasurgeon.files.tensors import as_float
-from hydrasurgeon.heads import HeadAxis
 from hydrasurgeon.options.shared import Run, Scoring
 
 if TYPE_CHECKING:
+    from numpy import ndarray
     from torch import Tensor
 
     from hydrasurgeon.anatomy.parts import Attention
     from hydrasurgeon.checkpoints.checkpoint import Single
     from hydrasurgeon.criteria import ScoreKey
     from hydrasurgeon.data import Batches, Samples
+    from hydrasurgeon.heads import HeadAxis
     from hydrasurgeon.tasks.base import Task
 
 HeadScores = dict[tuple[str, int], list[float]]
@@ -87,6 +85,8 @@ class Subject:
 
         The axis says where: rows of q, k, v and W_1, columns of W_O and W_2.
         """
+        from hydrasurgeon.files.tensors import as_float
+
         tensors = self.checkpoint.tensors
         for weight in self.checkpoint.weights.values():
             place = weight.group, weight.layer, len(weight.shape)
