@@ -87,7 +87,7 @@ def judged_rows(data: Samples) -> Samples:
     return data.at(rows)
 
 
-def alone_note(data: Samples, judged: Samples) -> list[str]:
+def unjudged_note(data: Samples, judged: Samples) -> list[str]:
     """Return a note on classes that no row judges; empty where there are none."""
     column, left = data.written, judged.written
     if column is None or left is None or column.names is None:

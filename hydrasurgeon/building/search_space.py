@@ -51,7 +51,7 @@ from hydrasurgeon.tasks.base import Outputs
 MOST_MEMBERS = 5
 """Members of a hydra."""
 SPARE = 0.005
-"""The share of samples by which accuracy may fall where OOD data choose."""
+"""The fraction of samples by which accuracy may fall where OOD data choose."""
 SINGLE = "single model, calibrated"
 PROBE = "probe"
 LEAST_ON, MOST_ON = 0.01, 0.95

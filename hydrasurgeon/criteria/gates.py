@@ -4,7 +4,7 @@ The model is frozen. Each head's output is multiplied by a gate that is drawn an
 
     g = min(1, max(0, s (ζ − γ) + γ)),    s = sigmoid((log u − log(1 − u) + log α) / β),    u uniform in (0, 1)
 
-Adam minimises L + λ · (expected share of open gates) over log α, in a few passes over the data. The score is log α: heads that the loss needs
+Adam minimises L + λ · (expected fraction of open gates) over log α, in a few passes over the data. The score is log α: heads that the loss needs
 stay open.
 """
 
@@ -25,7 +25,7 @@ START = 2.0
 RATE = 0.1
 PASSES = 5
 PENALTY = 0.5
-"""λ, in nats for the share of open gates."""
+"""λ, in nats for the fraction of open gates."""
 
 
 def score(subject: Subject) -> HeadScores:

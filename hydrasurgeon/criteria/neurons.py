@@ -105,7 +105,7 @@ def check_neurons(checkpoint: Single, towers: tuple[str, ...]) -> None:
 def choose_neurons(
     checkpoint: Single, score: Score, share: float, options: PruneOptions
 ) -> dict[str, Layers]:
-    """Choose the neurons that stay, by tower: this share of those present, in every layer."""
+    """Choose the neurons that stay, by tower: this fraction of those present, in every layer."""
     assert score.values is not None
     manifest = checkpoint.manifest
     towers = [name for name in parse_towers(options.tower, manifest.towers) if name in score.values]

@@ -25,7 +25,7 @@ from hydrasurgeon.files.untrusted import visible
 MOST = 20
 """Lines of a list of errors."""
 RARE_ROWS, RARE_SHARE = 2, 0.05
-"""A class is rare beside another if it has at most so many rows, or so small a share of the other's."""
+"""A class is rare beside another if it has at most so many rows, or so small a fraction of the other's."""
 SHORTEST = 5
 """Letters of the shortest name that is compared with others."""
 SHORTEST_WORD = 4

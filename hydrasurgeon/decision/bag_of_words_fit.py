@@ -24,7 +24,7 @@ STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)
 FEWEST = 50
 """Samples that a reader is fitted on at least."""
 STEPS, CHANGE = 200, 1e-6
-"""Steps of a fit at most, and the share by which its loss changes in the last one."""
+"""Steps of a fit at most, and the fraction by which its loss changes in the last one."""
 LARGE = 500_000
 """Texts × outputs above which weights are learnt in passes."""
 PASSES = 5

@@ -1,7 +1,7 @@
 """Fit a decision state: a third of the validation data fits, the other two thirds certify.
 
 What is fitted (temperature, the choice of an OOD score, the order in which thresholds are tested)
-never meets the rows on which thresholds are taken (conformal, abstention, share of ID data flagged),
+never meets the rows on which thresholds are taken (conformal, abstention, fraction of ID data flagged),
 so their promises hold. Before → after is cross-fitted: each part is measured with what the other one
 gave.
 """

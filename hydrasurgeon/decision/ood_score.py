@@ -39,7 +39,7 @@ USUAL = ("vim", "mds", "msp")
 """On average over the tasks of benchmarks/decision.py the first is best, and nowhere worse than msp
 by a point.
 """
-# Without --fit-data, the share of the fitting half that OOD scores are fitted on; the rest
+# Without --fit-data, the fraction of the fitting half that OOD scores are fitted on; the rest
 # standardises and chooses.
 SHARE = 0.8
 FOLDS = 5

@@ -63,7 +63,7 @@ class Images(Settings):
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = (
         "bicubic"
     )
-    # The share of a resized image that is cut out: resizing is bounded by it too.
+    # The fraction of a resized image that is cut out: resizing is bounded by it too.
     crop_pct: Annotated[float, Field(ge=0.2, le=5)] | None = None
     crop_mode: Literal["center", "squash", "border"] | None = None
     files_sha256: Sha256 | None = None

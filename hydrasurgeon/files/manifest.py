@@ -328,7 +328,7 @@ class Step(Record):
     teachers: tuple[Input, ...] = ()
     """Models that it learnt from; absent without any."""
     weights: tuple[float, ...] = ()
-    """Share of each input in the mean that it wrote; absent if all shares are equal."""
+    """Fraction of each input in the mean that it wrote; absent if all are equal."""
     output: Sha256 | None = None
     """Hash of the weights that it wrote."""
     data: tuple[DataRecord, ...] = ()

@@ -186,7 +186,7 @@ class StageMacs:
     """Multiply-adds that remain for a sample that goes on."""
 
     def expected(self, share: float) -> float:
-        """Return the average cost if this share of the rows goes on."""
+        """Return the average cost if this fraction of the rows goes on."""
         return self.first + share * self.rest
 
 

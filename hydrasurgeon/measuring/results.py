@@ -119,7 +119,7 @@ class SetMetrics(_Record):
 
 
 class IdResult(SetMetrics):
-    """Metrics of a labelled set. Metrics behind `n` are present if they were computed; other
+    """Metrics of a labelled set. Metrics after `n` are present if they were computed; other
     packages' tasks add theirs.
     """
 
@@ -308,7 +308,7 @@ class ShiftAverage(_Record):
         "mCE",
         "lower",
         "mCE",
-        "Mean corruption error: errors under shifts, as a share of the first row's.",
+        "Mean corruption error: errors under shifts, as a fraction of the first row's.",
         default=...,
     )
     """Mean over shifts of the errors at all severities, relative to the first result's; None if the

@@ -393,7 +393,7 @@ class ServeOptions(Engines, ClassNames, BareOptions):
 class MonitorOptions(Options):
     """Compare answers with those on the validation rows; exit with code 1 if they drifted.
 
-    The tests compare the share of unfamiliar inputs, the predicted classes and, with --labels, the
+    The tests compare the fraction of unfamiliar inputs, the predicted classes and, with --labels, the
     promised risk. A false alarm stays unlikely (--alpha) however often you run the command.
     """
 

@@ -52,13 +52,13 @@ WORDS = {
     ),
     "threshold": "Samples whose OOD score is above it are flagged as OOD; calibrate fits it.",
     "calibrated": (
-        "Of the answers given with some confidence, that fraction is right; calibrate "
+        "Of the answers given with some confidence, that share is right; calibrate "
         "fits what that takes."
     ),
     "confidence": "The probability of the most probable class.",
     "coverage": "The fraction of samples that are answered, the most confident first.",
     "risk": "The fraction of the given answers that are wrong.",
-    "confidence interval": "Where a figure lies in that share of bootstrap resamples of the data.",
+    "confidence interval": "Where a figure lies in that fraction of bootstrap resamples of the data.",
 }
 """Meanings of the report's words that are not metrics."""
 

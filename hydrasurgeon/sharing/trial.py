@@ -122,7 +122,7 @@ def difference(model: Classifier, file: Answer, samples: Samples, *, who: str) -
 def measured(run: Answer, model: Classifier, trial: Trial, who: str) -> dict[str, float]:
     """Measure the answers of `who` runs.
 
-    The metrics are accuracy, ECE, AUROC against each OOD set, and the shares that a decision
+    The metrics are accuracy, ECE, AUROC against each OOD set, and the fractions that a decision
     state's thresholds lead to.
     """
     from hydrasurgeon.statistics.conformal import prediction_sets

@@ -21,7 +21,7 @@ from hydrasurgeon.building.members import (
     is_large,
     probe_of,
 )
-from hydrasurgeon.building.one_table import alone_note, judged_rows, with_val
+from hydrasurgeon.building.one_table import judged_rows, unjudged_note, with_val
 from hydrasurgeon.building.plan import Plan, seconds_of_a_pass, steps_of
 from hydrasurgeon.building.search_space import SearchSpace, averaged
 from hydrasurgeon.building.suspects import LabelCheck, Suspects, can_be_judged
@@ -211,7 +211,7 @@ def _inputs(options: BuildOptions) -> BuildInputs:
     if options.crossed:
         val = judged_rows(data)
     if options.crossed or parted is not None:
-        notes += alone_note(data, val)
+        notes += unjudged_note(data, val)
     for opened in models:  # calibrate would refuse, or leave out, the same after the work
         if options.crossed:
             certifying(val, opened.manifest.history, "--data")

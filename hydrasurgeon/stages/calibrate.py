@@ -358,7 +358,7 @@ def _alone(arguments: CalibrateOptions, path: Path) -> Calibrated:
 def _wrong_at(
     state: State, val: Outputs, model: Outputs, arguments: CalibrateOptions
 ) -> tuple[tuple[float, float], ...]:
-    """Return each share `ANSWERED` of the familiar certifying rows with the fraction that is wrong.
+    """Return each fraction `ANSWERED` of the familiar certifying rows with the fraction that is wrong.
 
     The state's OOD score is of the `model` outputs, where `val` are the answers of others.
     """

@@ -1,4 +1,4 @@
-"""Abstention: thresholds above which at most a share r of the answers is wrong.
+"""Abstention: thresholds above which at most a fraction r of the answers is wrong.
 
 The promise holds with confidence 1 − δ.
 
@@ -88,7 +88,7 @@ class Graded:
         return answered.astype(np.int64), self.above(thresholds, ~self.right).astype(np.int64)
 
     def wrong_at(self, shares: Sequence[float]) -> tuple[float, ...]:
-        """Return the fraction of wrong answers among each share of the most confident ones."""
+        """Return the fraction of wrong answers among each fraction of the most confident ones."""
         right = self.right[np.argsort(-self.confidence, kind="stable")]
         counts = [max(1, round(share * len(right))) for share in shares]
         return tuple(float(1 - right[:count].mean()) for count in counts)
@@ -178,7 +178,7 @@ def _fewest(
 ) -> int | None:
     """Return the fewest rows that certify one of these thresholds; None if `MANY` are too few.
 
-    At each threshold a share of the rows certifies and is answered. A rate of these answers is
+    At each threshold a fraction of the rows certifies and is answered. A rate of these answers is
     wrong, and by chance so many standard errors more.
     """
     useful = rates < risk

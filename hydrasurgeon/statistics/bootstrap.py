@@ -25,7 +25,7 @@ REPEATS = 1000
 TOGETHER = 1 << 20
 """Samples that are drawn at a time, over all resamples of a step: some 10 MB for each measure."""
 RISK = 0.05
-"""The share of wrong answers that `cov5` allows."""
+"""The fraction of wrong answers that `cov5` allows."""
 
 
 def bootstrap(
@@ -66,7 +66,7 @@ class Selective:
     """Answers by their confidence, the surest first: what rows of them are worth then takes
     counting, not sorting.
 
-    AURC is the area under r(c), the share of wrong answers among the surest c (Geifman, Uziel,
+    AURC is the area under r(c), the fraction of wrong answers among the surest c (Geifman, Uziel,
     El-Yaniv, ICLR 2019); AUGRC that under c · r(c), an average over all samples (Traub et al.,
     NeurIPS 2024); cov5 the largest c with at most `RISK`; mis_auroc P(a right answer is surer than
     a wrong one).

@@ -5,7 +5,7 @@ Conventions are torch-uncertainty's, which the paper follows: probabilities (not
 averaged over the members; OOD samples are the positive class, with score 1 − max mean probability;
 Brier sums over the classes; calibration errors have 15 bins. Everything is computed in float64.
 
-Risk over coverage: with samples by falling confidence, r(k/n) is the share of wrong answers among
+Risk over coverage: with samples by falling confidence, r(k/n) is the fraction of wrong answers among
 the first k. Samples of equal confidence come in no order: each counts as wrong by their mean.
 
 Answers of yes or no, of one logit in their order and of many labels by label:
@@ -132,7 +132,7 @@ def disagreements(logits: Logits) -> Scores:
 
 
 def risks(confidence: Scores, correct: ndarray) -> Float[ndarray, " sample"]:
-    """Return the share of wrong answers among the first k, for each k.
+    """Return the fraction of wrong answers among the first k, for each k.
 
     Equally sure answers count by their mean.
     """

@@ -22,7 +22,7 @@ YES = 0.5
 
 
 def true_classes(labels: ndarray) -> Int[ndarray, "*any"]:
-    """Return class numbers; a share of yes becomes the nearer of no and yes."""
+    """Return class numbers; a fraction of yes becomes the nearer of no and yes."""
     return (labels >= YES).astype(np.int64) if labels.dtype.kind == "f" else labels
 
 

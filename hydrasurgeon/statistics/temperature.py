@@ -181,7 +181,7 @@ def platt(logits: Logits, shares: Float[ndarray, " sample"]) -> tuple[float, flo
         of_yes, of_no = logsumexp(yes, axis=1), logsumexp(no, axis=1)
         odds = (of_yes - of_no) * cool
         slope = (np.exp(-np.logaddexp(0.0, -odds)) - truth) / len(truth)
-        # d ln σ(z) = σ(−z), d ln σ(−z) = −σ(z); each member counts by its share of the sum.
+        # d ln σ(z) = σ(−z), d ln σ(−z) = −σ(z); each member counts by its fraction of the sum.
         by_bias = (np.exp(yes - of_yes[:, None] + no) + np.exp(no - of_no[:, None] + yes)).sum(
             axis=1
         )

@@ -151,7 +151,7 @@ def check_fit(
     answers are right, no temperature is low enough.
     """
     facts = (
-        f"accuracy {accuracy:.3f}, calibrated NLL {loss:.4f} (guessing by the shares of the classes: "
+        f"accuracy {accuracy:.3f}, calibrated NLL {loss:.4f} (guessing by the class frequencies: "
         f"{guessing:.4f}), temperature {temperature:.3f}"
     )
     agrees, coolest = agreement >= AGREEMENT, LOW / AT_BOUND

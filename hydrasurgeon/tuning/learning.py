@@ -44,7 +44,7 @@ class Perturbation:
     mixup: float = 0.0
     """Two images are mixed in parts that are drawn from Beta(mixup, mixup)."""
     mask_tokens: float = 0.0
-    """The share of a text's tokens that are masked."""
+    """The fraction of a text's tokens that are masked."""
     mask: int = 0
     special: tuple[int, ...] = ()
     """Tokens that stay."""

@@ -42,6 +42,8 @@ class Claim:
 
 
 HYDRA, ENSEMBLE, SINGLE = "Hydra (Circ)", "Deep Ensemble", "Single"
+HALVED = ("CircAvg, 4 heads fewer", "Taylor, 4 heads fewer")
+"""Rows of figures 5 and 6 without half of the heads."""
 CLAIMS = (
     Claim("Hydra (Circ) detects OOD data better than a Deep Ensemble", "1", HYDRA, ENSEMBLE),
     Claim("Hydra (Circ) detects OOD data better than the single model", "1", HYDRA, SINGLE),
@@ -55,6 +57,10 @@ CLAIMS = (
     Claim("Hydra (Taylor) has a lower NLL than Taylor", "1", "Hydra (Taylor)", "Taylor", "nll"),
     Claim("CircAvg detects OOD data better than Taylor after tuning", "1", "CircAvg", "Taylor"),
     Claim("CircAvg is more accurate than Taylor without tuning", "4", "CircAvg", "Taylor", "accuracy"),
+    Claim("CircAvg is more accurate than Taylor at half of the heads, without tuning", "figure-5", *HALVED, "accuracy"),
+    Claim("CircAvg detects OOD data better than Taylor at half of the heads, without tuning", "figure-5", *HALVED),
+    Claim("Taylor is more accurate than CircAvg at half of the heads, after tuning", "figure-6", *reversed(HALVED), "accuracy"),
+    Claim("CircAvg detects OOD data better than Taylor at half of the heads, after tuning", "figure-6", *HALVED),
     Claim("CircOOD moves OOD data away from ID data (Euclidean)", "5", "CircOOD", SINGLE, "euclidean_all"),
     Claim("CircOOD moves OOD data away from ID data (Mahalanobis)", "5", "CircOOD", SINGLE, "mahalanobis_all"),
     Claim("CircAcc is more accurate than CircOOD", "6", "CircAcc", "CircOOD", "accuracy"),
@@ -164,11 +170,11 @@ def page(results: dict[str, Any], starts: dict[str, Any] | None) -> str:
     sys.path.insert(0, str(SCRIPTS))
     tables = importlib.import_module("tables")
     measured = {
-        number: (table, tables.markdown(table, results[number]))
+        tables.caption(number): (table, tables.markdown(table, results[number]))
         for number, table in tables.TABLES.items()
         if number in results
     }
-    settings = {name for number in measured for name in results[number]}
+    settings = {name for number in tables.TABLES for name in results.get(number, ())}
     return rendered(
         "paper",
         tables=measured,

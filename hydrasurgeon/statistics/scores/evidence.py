@@ -22,7 +22,7 @@ Fit = dict[str, ndarray]
 # Features that are kept as they are, however many there were: kNN's neighbours, and what ViM's
 # scale is taken from.
 BANK = 10_000
-# Features that differ by less than this share of their length differ by rounding alone.
+# Features that differ by less than this fraction of their length differ by rounding alone.
 ALIKE = 1e-6
 # Features in one product: many small ones cost more than a few large, and much larger ones cost
 # memory.

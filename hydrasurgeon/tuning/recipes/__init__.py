@@ -40,7 +40,7 @@ class Augment(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     random_resized_crop: tuple[Area, Area] | None = None
-    """Range of the crop's share of the area."""
+    """Range of the crop's fraction of the area."""
     hflip: float = Field(0.0, ge=0, le=1)
     rand_augment: tuple[Operations, Magnitude] | None = None
     """Operations and magnitude, 0 to 30, of torchvision's RandAugment: [2, 12] in the paper."""
@@ -71,7 +71,7 @@ class Recipe(BaseModel):
     """Acts on matrices, not on biases and norms."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: Annotated[float, Field(ge=0)] = 0
-    """Steps of linear warm-up; below 1 it is a share of all steps."""
+    """Steps of linear warm-up; below 1 it is a fraction of all steps."""
     floor: float = Field(0.0, ge=0, le=1)
     """Learning rate at the end of the cosine, relative to lr."""
     steps: Count | None = None
@@ -99,7 +99,7 @@ class Recipe(BaseModel):
     mixup: float = Field(0.0, ge=0, le=100)
     """Images are mixed two by two, in parts drawn from Beta(mixup, mixup); 0: not at all."""
     mask_tokens: Share = 0.0
-    """The share of a text's tokens that are masked."""
+    """The fraction of a text's tokens that are masked."""
     last_blocks: Count | None = None
     """Train only this many last layers, the final norm and the classifier."""
     freeze: tuple[FrozenPart, ...] = ()
