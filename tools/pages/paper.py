@@ -30,9 +30,8 @@ HIGHER = (
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper: a row of a table against another, in one figure."""
+    """One claim of the paper: a row of a table is better than another, in one figure."""
 
-    sentence: str
     table: str
     row: str
     other: str
@@ -41,35 +40,41 @@ class Claim:
     """None: the row is better. A number: it is worse by this much at most."""
 
 
-HYDRA, ENSEMBLE, SINGLE = "Hydra (Circ)", "Deep Ensemble", "Single"
+TAYLOR, CIRC = "Hydra (Taylor)", "Hydra (Circ)"
+ENSEMBLE, SINGLE = "Deep Ensemble", "Single"
 HALVED = ("CircAvg, 4 heads fewer", "Taylor, 4 heads fewer")
 """Rows of figures 5 and 6 without half of the heads."""
 CLAIMS = (
-    Claim("Hydra (Circ) detects OOD data better than a Deep Ensemble", "1", HYDRA, ENSEMBLE),
-    Claim("Hydra (Circ) detects OOD data better than the single model", "1", HYDRA, SINGLE),
-    Claim("Hydra (Taylor) detects OOD data better than the single model", "1", "Hydra (Taylor)", SINGLE),
-    Claim("Hydra (Circ) detects OOD data better than CircAvg", "1", HYDRA, "CircAvg"),
-    Claim("Hydra (Circ) detects OOD data better than MC Dropout", "1", HYDRA, "MC Dropout"),
-    Claim("Hydra (Circ) detects OOD data better than a LoRA-Ensemble", "1", HYDRA, "LoRA-Ensemble"),
-    Claim("Hydra (Circ) detects OOD data better than a Packed-Ensemble", "1", HYDRA, "Packed-Ensembles"),
-    Claim("Hydra (Circ) is at most 1.5 points less accurate than a Deep Ensemble", "1", HYDRA, ENSEMBLE, "accuracy", 0.015),
-    Claim("Hydra (Taylor) is more accurate than Taylor", "1", "Hydra (Taylor)", "Taylor", "accuracy"),
-    Claim("Hydra (Taylor) has a lower NLL than Taylor", "1", "Hydra (Taylor)", "Taylor", "nll"),
-    Claim("CircAvg detects OOD data better than Taylor after tuning", "1", "CircAvg", "Taylor"),
-    Claim("CircAvg is more accurate than Taylor without tuning", "4", "CircAvg", "Taylor", "accuracy"),
-    Claim("CircAvg is more accurate than Taylor at half of the heads, without tuning", "figure-5", *HALVED, "accuracy"),
-    Claim("CircAvg detects OOD data better than Taylor at half of the heads, without tuning", "figure-5", *HALVED),
-    Claim("Taylor is more accurate than CircAvg at half of the heads, after tuning", "figure-6", *reversed(HALVED), "accuracy"),
-    Claim("CircAvg detects OOD data better than Taylor at half of the heads, after tuning", "figure-6", *HALVED),
-    Claim("CircOOD moves OOD data away from ID data (Euclidean)", "5", "CircOOD", SINGLE, "euclidean_all"),
-    Claim("CircOOD moves OOD data away from ID data (Mahalanobis)", "5", "CircOOD", SINGLE, "mahalanobis_all"),
-    Claim("CircAcc is more accurate than CircOOD", "6", "CircAcc", "CircOOD", "accuracy"),
-    Claim("CircOOD detects OOD data better than CircAcc", "6", "CircOOD", "CircAcc"),
-    Claim("Other heads make members more diverse than another batch order", "9", "pruning seed", "batch order", "disagreement"),
-    Claim("Five members are more accurate than three", "10", "Hydra, 5 members", "Hydra, 3 members", "accuracy"),
-    Claim("Averaging the MLPs costs at most half a point of accuracy", "11", HYDRA, "Hydra (Circ), separate MLPs", "accuracy", 0.005),
-    Claim("Hydra (Taylor) is more accurate than the single model at severity 5", "13", "Hydra (Taylor)", SINGLE, "accuracy_severity_5"),
-)  # fmt: skip
+    Claim("1", CIRC, ENSEMBLE),
+    Claim("1", CIRC, SINGLE),
+    Claim("1", TAYLOR, SINGLE),
+    Claim("1", CIRC, "CircAvg"),
+    Claim("1", CIRC, "MC Dropout"),
+    Claim("1", CIRC, "LoRA-Ensemble"),
+    Claim("1", CIRC, "Packed-Ensembles"),
+    Claim("1", CIRC, ENSEMBLE, "accuracy", 0.015),
+    Claim("1", TAYLOR, "Taylor", "accuracy"),
+    Claim("1", TAYLOR, "Taylor", "nll"),
+    Claim("1", "CircAvg", "Taylor"),
+    Claim("2", CIRC, "Deep Ensemble (D)"),
+    Claim("2", CIRC, SINGLE),
+    Claim("2", TAYLOR, SINGLE),
+    Claim("2", CIRC, "Deep Ensemble (D)", "accuracy", 0.015),
+    Claim("2", "CircAvg", "Taylor"),
+    Claim("4", "CircAvg", "Taylor", "accuracy"),
+    Claim("figure-5", *HALVED, "accuracy"),
+    Claim("figure-5", *HALVED),
+    Claim("figure-6", *reversed(HALVED), "accuracy"),
+    Claim("figure-6", *HALVED),
+    Claim("5", "CircOOD", SINGLE, "euclidean_all"),
+    Claim("5", "CircOOD", SINGLE, "mahalanobis_all"),
+    Claim("6", "CircAcc", "CircOOD", "accuracy"),
+    Claim("6", "CircOOD", "CircAcc"),
+    Claim("9", "pruning seed", "batch order", "disagreement"),
+    Claim("10", "Hydra, 5 members", "Hydra, 3 members", "accuracy"),
+    Claim("11", CIRC, "Hydra (Circ), separate MLPs", "accuracy", 0.005),
+    Claim("13", TAYLOR, SINGLE, "accuracy_severity_5"),
+)
 """Claims of the paper that its tables test."""
 
 
@@ -92,15 +97,20 @@ def verdict(claim: Claim, rows: dict[str, Any]) -> str | None:
     return f"{'**yes**' if holds else 'no'} ({100 * mean:+.1f}±{100 * error:.1f})"
 
 
-def claims(results: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield the lines of the table of claims: the sentence, and the verdict for each setting."""
-    settings = list(results["1"])
-    yield ["claim", *settings]
-    yield ["---"] * (1 + len(settings))
+def claims(results: dict[str, Any], tables: Any) -> Iterator[list[str]]:
+    """Yield the lines of the table of claims, with the verdict for each setting."""
+    measured = [results[number] for number in tables.TABLES if number in results]
+    settings = [*dict.fromkeys(name for rows in measured for name in rows)]
+    yield ["", "figure", "better row", "other row", *settings]
+    yield ["---"] * (4 + len(settings))
     for claim in CLAIMS:
         verdicts = [verdict(claim, results.get(claim.table, {}).get(name, {})) for name in settings]
         if any(verdicts):
-            yield [claim.sentence, *(one or "–" for one in verdicts)]
+            margin = "" if claim.margin is None else f" − {claim.margin:g}"
+            place = claim.table.replace("figure-", "F")
+            figure = tables.HEADS[claim.figure]
+            rows = [claim.row, f"{claim.other}{margin}"]
+            yield [place, figure, *rows, *(one or "–" for one in verdicts)]
 
 
 STARTS = {
@@ -178,7 +188,7 @@ def page(results: dict[str, Any], starts: dict[str, Any] | None) -> str:
     return rendered(
         "paper",
         tables=measured,
-        claims="\n".join(f"| {' | '.join(line)} |" for line in claims(results)),
+        claims="\n".join(f"| {' | '.join(line)} |" for line in claims(results, tables)),
         machine=results["machine"],
         starts={name: task for name, task in (starts or {}).items() if name in START_TASKS},
         start_tasks=START_TASKS,
