@@ -43,7 +43,7 @@ MAX_CELLS = 1 << 30
 """Maximum number of samples times labels, where a sample has any number of labels: far beyond any
 existing data set.
 """
-ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike."
+ONE_EACH = "Labels are whole numbers or names, one for each row and in all rows alike. Decimals have a point."
 UNLABELLED_ROWS = (
     "Fill in the labels, or leave such rows out by --skip-bad (bench and export have none)."
 )

@@ -38,9 +38,14 @@ Fit = tuple[Labels, tuple[str, ...] | None, str | None]
 order that was assumed.
 """
 
+NO_ANSWER = ("abstain", "unfamiliar")
+"""Words that `predict` writes in place of an answer."""
 YES = ("no", "yes")
 """Names of the labels 0 and 1 of one logit."""
-FRACTIONS = "Labels of a model with one logit are 1 for yes, 0 for no, or a fraction between."
+FRACTIONS = (
+    "Labels of a model with one logit are 1 for yes, 0 for no, or a fraction between. Classes are names "
+    "or whole numbers; for other numbers fit a model: finetune --recipe probe --set task=regression."
+)
 MOST_NUMBER = 1e12
 """Largest label of a model of numbers, so that squares of errors stay far from overflow in float32."""
 NUMBERS = "Labels of a model of numbers are numbers from -1e12 to 1e12, one for each row."
@@ -155,7 +160,19 @@ def new_task(
     task = OF_KINDS.get(kind) or option_task or OF_DTYPES[column.labels.dtype.kind]
     if task in ONE_OUTPUT:
         return task, 1, None
-    return task, *new_classes(spec, column)
+    count, names = new_classes(spec, column)
+    check_class_names(spec, names)
+    return task, count, names
+
+
+def check_class_names(where: object, names: Sequence[str] | None) -> None:
+    """Refuse names that stand for no answer in the answers of `predict`."""
+    for name in NO_ANSWER:
+        if name in (names or ()):
+            raise DataError(
+                f"{where}: has a class {name!r}",
+                hint=f"Rename it: `answer` is {' or '.join(map(repr, NO_ANSWER))} for rows without an answer.",
+            )
 
 
 def new_classes(spec: str, column: LabelColumn) -> tuple[int, tuple[str, ...] | None]:

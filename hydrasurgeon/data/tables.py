@@ -31,13 +31,14 @@ from hydrasurgeon.data.samples import Rows, Samples, TextPairs, is_missing, why_
 from hydrasurgeon.data.tags import rows_of_conll, tagged, with_entities
 from hydrasurgeon.data.word_tokens import TokenSamples, of_tokens
 from hydrasurgeon.errors import DataError
+from hydrasurgeon.files.rows import SEPARATORS, separator_of
 from hydrasurgeon.files.untrusted import decoding, open_regular, parse_json, utf8
 from hydrasurgeon.lookup import did_you_mean
 
-SEPARATORS = ",;\t"
-"""Possible separators of a .csv file; the one that splits its first line into most fields is
-used.
-"""
+QUOTES = "Is a double quote not closed? Within a quoted cell each double quote is written twice."
+"""Hint for a table that ends within a cell."""
+FIELDS = "Fields are separated by a comma, a semicolon or a tab; a cell that holds one stands in double quotes."
+"""Hint for lines with other numbers of fields."""
 IMAGES = ("image", "img")
 """Columns that may hold images, the first that is there."""
 TEXTS = ("text", "sentence")
@@ -179,7 +180,8 @@ class Table:
             near = did_you_mean(name, self.names)
             raise DataError(
                 f"--columns {role}={name}: {self.spec} has no such column{near} "
-                f"({listed(self.names)})"
+                f"({listed(self.names)})",
+                hint=f"Columns of one table alone stand behind it: {self.spec.partition('#')[0]}#{role},NAME.",
             )
         return name
 
@@ -632,7 +634,7 @@ def _conll(source: TableSource) -> Iterator[Table]:
 
 def _csv(source: TableSource, *, separators: str = SEPARATORS) -> Iterator[Table]:
     spec = source.spec
-    with decoding(f"{spec}: not a readable .csv file"):
+    with decoding(f"{spec}: not a readable .csv file", hint=QUOTES):
         lines = _lines_of_csv(source, separators)
         names = _once(spec, next(lines, []))
         if not names:
@@ -645,9 +647,7 @@ def _lines_of_csv(source: TableSource, separators: str) -> Any:
     csv.field_size_limit(MAX_LINE)
     text = source.lines()
     head = next(text, "\n")
-    separator = max(
-        separators, key=lambda delimiter: len(next(csv.reader([head], delimiter=delimiter)))
-    )
+    separator = separator_of(head, separators)
     return csv.reader(chain([head], text), delimiter=separator, strict=True)
 
 
@@ -664,7 +664,8 @@ def _rows(spec: str, names: Sequence[str], lines: Any) -> Iterator[tuple[int, di
         if fields and len(fields) != len(names):
             raise DataError(
                 f"{spec}, line {lines.line_num}: has {len(fields)} fields, the first line "
-                f"{len(names)}"
+                f"{len(names)}",
+                hint=FIELDS,
             )
         if fields:
             yield lines_read + 1, dict(zip(names, fields, strict=True))

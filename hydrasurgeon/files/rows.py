@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from unicodedata import category
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], None]
+SEPARATORS = ",;\t"
+"""Characters that may separate the fields of a table."""
 GROUP = 10_000
 """Rows of a parquet file that are in memory at once."""
 PART = 1 << 18
@@ -242,6 +245,11 @@ def _typed(value: Any, kind: str) -> Any:
     return json.dumps(value, ensure_ascii=False) if as_json else str(value)
 
 
+def separator_of(head: str, separators: str = SEPARATORS) -> str:
+    """Return the separator that splits the first line of a table into most fields."""
+    return max(separators, key=lambda one: len(next(csv.reader([head], delimiter=one), ())))
+
+
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield every row with its place in the file; all values of a CSV file are texts."""
     if path.suffix == ".parquet":
@@ -256,7 +264,9 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     with open_regular(path, error=DataError) as file, readable(path, DataError):
         if path.suffix == ".csv":
             with decoding(f"{path}: is not CSV in UTF-8"):
-                table = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+                content = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+                head = content.readline(MAX_LINE)
+                table = csv.DictReader(chain([head], content), delimiter=separator_of(head))
                 for row in table:
                     yield f"{path}, line {table.line_num}", row
             return

@@ -136,7 +136,7 @@ def utf8(content: bytes, where: str, error: Error) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as failure:
-        raise error(f"{where}: is not UTF-8 text") from failure
+        raise error(f"{where}: is not UTF-8 text; save it as UTF-8") from failure
 
 
 def _is_deep(value: Any) -> bool:

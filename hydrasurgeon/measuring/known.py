@@ -71,6 +71,7 @@ TAUGHT = "were used, without labels, to fit the bag-of-words model"
 CHOOSING = (CHOSE_HEADS, CHOSE_MODEL, TAUGHT)
 """Uses that do not exclude rows from certifying."""
 OPTIMISTIC = "results on them are slightly too good"
+TOO_GOOD = ", and so are promises. To certify exactly, give rows that chose nothing"
 
 
 def _uses(history: Sequence[Step]) -> Iterator[tuple[str, str]]:
@@ -139,10 +140,12 @@ def certifying(
     option: str = "--data",
     *,
     fitted: tuple[str, Samples] | None = None,
+    only_fits: bool = False,
 ) -> tuple[Samples, list[str]]:
     """Leave out rows that something was fitted on; return the rest, which may certify, and notes.
 
-    The history knows such rows, and `fitted` has those of this command behind their option.
+    The history knows such rows, and `fitted` has those of this command behind their option. With
+    `only_fits`, other rows certify.
 
     Raises:
         DataError: Anything was fitted on more than a tenth of the rows.
@@ -164,7 +167,7 @@ def certifying(
             reasons.append(use)
             trained, decidable = trained | rows, decidable & sure
     notes += [
-        f"{called}: {_some(count, len(samples))} {_joined(names)}; {OPTIMISTIC}, and so are promises. Rows that chose nothing give exact ones"
+        f"{called}: {_some(count, len(samples))} {_joined(names)}; {OPTIMISTIC}{'' if only_fits else TOO_GOOD}"
         for count, names in chose.items()
     ]
     hint = CERTIFIES_NOTHING

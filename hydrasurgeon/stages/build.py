@@ -39,6 +39,7 @@ from hydrasurgeon.data.label_check import (
     raise_all,
     text_errors,
 )
+from hydrasurgeon.data.matching import check_class_names
 from hydrasurgeon.data.perturbed import Perturbed
 from hydrasurgeon.data.samples import left_out_note, part_of
 from hydrasurgeon.decision.fitting import FEWEST_OOD, check_count, too_few_ood
@@ -396,6 +397,7 @@ def _opened(options: BuildOptions, val: Samples) -> list[Single]:
     models = with_common_names([classifying(opened, options, val) for opened in read])
     for opened in models:
         need_classes(opened.manifest, opened.path)
+        check_class_names(opened.path, opened.manifest.model.labels)
         if options.sees_ood:
             need_feature(task_of(opened.manifest.model), "--objective ood", opened.name, UsageError)
     fusable(models)

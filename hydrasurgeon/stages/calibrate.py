@@ -86,6 +86,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     if arguments.predictions is not None:
         return _alone(arguments, Path(arguments.predictions))
     from hydrasurgeon.data import read_data
+    from hydrasurgeon.data.matching import check_class_names
     from hydrasurgeon.data.samples import left_out_of
     from hydrasurgeon.decision.fitting import check_count
     from hydrasurgeon.decision.state import state_in
@@ -105,6 +106,7 @@ def calibrate(arguments: CalibrateOptions) -> Calibrated:
     digests = base.digests()
     rows = _rows(val, base, source.name, opened.manifest.model, arguments)
     opened = with_inputs(with_data_names(opened, rows.val), rows.val)
+    check_class_names(source.path, opened.manifest.model.labels)
     few = None
     if not arguments.cross:
         few = check_count(
@@ -198,7 +200,7 @@ def _rows(
     if arguments.cross:
         check_probe(history, val, name)
     else:
-        val, notes = known.certifying(val, history, fitted=learnt)
+        val, notes = known.certifying(val, history, fitted=learnt, only_fits=bool(certify))
     for number, samples in enumerate(certify):
         certify[number], more = known.certifying(samples, history, "--certify", fitted=learnt)
         notes += more

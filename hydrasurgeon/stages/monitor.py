@@ -249,12 +249,13 @@ class _Reader:
         earlier: set[str] = set()
         unknown_labels: list[tuple[str, str]] = []
         for where, row in read_rows(file):
-            if not isinstance(row, dict) or not {"id", "label"} <= row.keys():
+            named = isinstance(row, dict) and "label" in row and ("id" in row or "key" in row)
+            if not named:
                 columns = f"; found {', '.join(map(visible, row))}" if isinstance(row, dict) else ""
-                raise DataError(f"{where}: has no id and label{columns}", hint=LABELS)
+                raise DataError(f"{where}: has no id, or key, and label{columns}", hint=LABELS)
             if row["label"] in (None, ""):
                 continue
-            name, truth = str(row["id"]), harmless(str(row["label"]))
+            name, truth = str(row.get("id", row.get("key"))), harmless(str(row["label"]))
             if truth not in names:
                 truth = YES_NO.get(truth.lower(), truth)
             if truth not in names:

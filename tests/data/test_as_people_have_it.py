@@ -92,6 +92,21 @@ def test_messages_name_what_is_there(there: Path) -> None:
         fit_classes(open_data("third.csv"), Model(family="timm", arch="x", num_classes=2))
 
 
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ("text|label\nfine|good\nno, not at all|bad\n", "Fields are separated by a comma"),
+        ('text,label\n"fine,good\nbad,bad\n', "Is a double quote not closed?"),
+        ("text,label\nfine,good\n", "Columns of one table alone stand behind it: d.csv#text,NAME."),
+    ],
+)
+def test_hints_for_tables_say_what_to_do(there: Path, content: str, hint: str) -> None:
+    (there / "d.csv").write_text(content)
+    with pytest.raises(DataError) as caught:
+        open_data("d.csv#text,review" if "alone" in hint else "d.csv")
+    assert hint in str(caught.value.hint)
+
+
 def test_a_limit_stops_reading(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies behind the rows that are drawn from is not read, and may be anything."""
     monkeypatch.setattr(limits, "DRAWN_FROM", 4)

@@ -65,6 +65,16 @@ def test_names_are_read_back_as_predict_writes_them(tmp_path: Path) -> None:
     assert plain.labels.tolist() == [0, 1, 2, 3]
 
 
+def test_a_class_cannot_have_the_name_of_no_answer(tiny: MAKE, tmp_path: Path) -> None:
+    """`answer` could not be told from a refusal to answer: not learnt, and not calibrated."""
+    names, labels = (*NAMES[:4], "abstain"), [at % 5 for at in range(60)]
+    data, out = npz(tmp_path / "d.npz", names, labels), tmp_path / "o.safetensors"
+    with pytest.raises(DataError, match=r"d.npz: has a class 'abstain'"):
+        hs.finetune(tiny(), data=data, recipe="probe", set=("classifier=fresh",), out=out)
+    with pytest.raises(DataError, match="has a class 'abstain'"):
+        hs.calibrate(tiny(), data=data, out=out)
+
+
 def test_a_class_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     samples = open_data(table(tmp_path / "t.csv", ["ant", "bee", "cat", "doggy", "eel"]))
     with pytest.raises(DataError) as refused:

@@ -145,6 +145,17 @@ def test_what_fitted_a_decision_state_is_said_while_it_decides(
     assert not any("trained" in n for n in hs.evaluate(again.path, data=data, device="cpu").notes)
 
 
+@pytest.mark.usefixtures("labels_need_not_fit")
+def test_promises_are_too_good_only_where_such_rows_certify(trained: Path, tmp_path: Path) -> None:
+    """The rows that chose the epoch may fit, where others certify."""
+    alone = calibrated(trained, tmp_path, texts(30, 2) + texts(70, 7))
+    assert any(note.endswith("give rows that chose nothing") for note in alone.notes)
+    fresh = written(tmp_path / "fresh.csv", texts(100, 7))
+    apart = calibrated(trained, tmp_path, texts(30, 2) + texts(70, 9), certify=fresh)
+    (note,) = [note for note in apart.notes if "were used to choose the model" in note]
+    assert note.endswith("results on them are slightly too good")
+
+
 def shared_files(folder: Path, count: int) -> tuple[str, str]:
     """VAL of 100 rows and TRAIN of 100, which has so many of VAL's."""
     val = written(folder / "v.csv", texts(100, 7))

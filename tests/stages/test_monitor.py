@@ -223,8 +223,9 @@ def test_labels_show_a_broken_promise(
     assert not calm.drift.drifted
 
 
-def test_labels_join_answers_by_their_key(ready: Path, tmp_path: Path) -> None:
-    """Positions recur in the requests to a server."""
+@pytest.mark.parametrize("head", ["id,label", "key,label", "\ufeffkey;label"])
+def test_labels_join_answers_by_their_key(head: str, ready: Path, tmp_path: Path) -> None:
+    """Positions recur in the requests to a server; spreadsheets write a mark and semicolons."""
     rows = [json.loads(line) for line in lines(ready / "same.jsonl")]
     given = [row for row in rows if row["answer"] not in ("abstain", "unfamiliar")]
     served = [{**row, "id": at % 3, "key": f"k{at}"} for at, row in enumerate(given)]
@@ -232,7 +233,8 @@ def test_labels_join_answers_by_their_key(ready: Path, tmp_path: Path) -> None:
     text = "".join(
         f"{row['key']},{(row['label'] + (at < 2)) % 3}\n" for at, row in enumerate(served)
     )
-    (tmp_path / "l.csv").write_text(f"id,label\n{text}")
+    text = text.replace(",", ";" if ";" in head else ",")
+    (tmp_path / "l.csv").write_text(f"{head}\n{text}", encoding="utf-8")
     result = monitor(tmp_path / "a.jsonl", against=ready / "c", labels=tmp_path / "l.csv")
     assert result.to_json()["labelled"] == {"risk": {"rows": len(given), "broken": 2}}
 
@@ -317,7 +319,7 @@ def test_an_answer_to_a_row_of_no_class_is_wrong(ready: Path, tmp_path: Path) ->
     ("labels", "says"),
     [
         ("id,label\n0,9\n", "line 2: 9 is not a class of the checkpoint"),
-        ("id,truth\n0,1\n", "line 2: has no id and label"),
+        ("id,truth\n0,1\n", "line 2: has no id, or key, and label"),
         ("id,label\n0,1\n0,1\n", "line 3: 0 has a label twice"),
     ],
 )
