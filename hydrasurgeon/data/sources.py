@@ -109,7 +109,9 @@ def _opened(
     roles = dict(roles)
     split, part, without = (roles.pop(role, None) for role in SELECTING)
     paths = located(place)
-    columns = ColumnSelection(roles, carried, limit, labelled=labelled, skip_bad=skip_bad)
+    # Of a part of the rows so many are drawn, so all are read.
+    first_rows = limit if split is None and part is None and without is None else None
+    columns = ColumnSelection(roles, carried, first_rows, labelled=labelled, skip_bad=skip_bad)
     tables = _tables(spec, place, paths, columns)
     if tables is not None:
         samples = _rows(joined(spec, [*tables], columns), columns)
@@ -134,23 +136,25 @@ def _opened(
     if without is not None:  # rows of another part may be the ones that are listed
         listed = Listed.read(without)
         listed.check(samples)
-    samples = limited(samples, limit, seed)
     if split is not None:
         samples = split_of(samples, split)
     if part is not None:
         samples = part_of(samples, part)
     if listed is not None:
         samples = listed.left_out_of(samples)
-    return samples
+    return limited(samples, limit, seed)
 
 
-def _parted(spec: str, table: str, split: str, *options: Any) -> Samples:
+def _parted(
+    spec: str, table: str, split: str, limit: int | None, seed: int, *options: Any
+) -> Samples:
     """Return a part of a table, which is read once where steps share values."""
+    unlimited = (None, seed, *options)
     samples = split_of(
-        shared(f"data {table}", lambda: options, partial(_opened, table, *options)), split
+        shared(f"data {table}", lambda: unlimited, partial(_opened, table, *unlimited)), split
     )
     samples.spec = unrooted(spec)
-    return samples
+    return limited(samples, limit, seed)
 
 
 def read_data(spec: str, run: Run, *, model: Model | None = None, labelled: bool = True) -> Samples:

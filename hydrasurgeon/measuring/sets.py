@@ -18,6 +18,7 @@ from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.files.atomic import SUFFIX
 from hydrasurgeon.files.manifest import Manifest
 from hydrasurgeon.files.untrusted import is_name, visible
+from hydrasurgeon.lookup import did_you_mean
 from hydrasurgeon.options.shared import ClassNames, Run
 
 if TYPE_CHECKING:
@@ -231,6 +232,12 @@ def parse_ood(text: str) -> tuple[Literal["near", "far"], str, str]:
     group: Literal["near", "far"] = "near" if text.startswith("near:") else "far"
     rest = text.removeprefix("near:").removeprefix("far:")
     name, spec = _split(rest)
+    if name is not None and ":" in name:
+        unknown = name.partition(":")[0]
+        raise UsageError(
+            f"--ood {text}: no group {unknown}{did_you_mean(unknown, ('near', 'far'))}",
+            hint="Write near:NAME=D or far:NAME=D.",
+        )
     if name is None:
         name = Path(SLICE.sub("", rest).rpartition(":")[2]).stem
     if not is_name(name) or not spec:

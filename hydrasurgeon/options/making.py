@@ -124,6 +124,7 @@ class PruneOptions(CheckpointArgument, Scoring, ClassNames, BareOptions, Run, Fo
     conflicts: ClassVar = (
         *combinations(AMOUNTS, 2),
         *(("even", name) for name in ("remove", "sample", "mask")),
+        ("mask", "layers"),
     )
 
     method: str | None = option(

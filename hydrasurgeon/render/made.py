@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hydrasurgeon.checkpoints.decided_words import fitted_lines, promise_lines
@@ -104,6 +105,11 @@ def scored(result: Scored) -> None:
     score = result.result
     notes(score.settings.get("notes", ()))
     show((str(result.written or result.path), "bold"), f": {result.method} scores written")
+    key = ScoreKey.parse(result.method)
+    if key.part == "neurons":
+        _by_layer(score.values or {})
+        show_next("prune", str(result.path), "--method", key.method, "--neurons", "0.5")
+        return
     for tower, rows in (score.values or {}).items():
         _by_head(f"{tower}, by layer and head, in % of the highest score", rows)
     if score.order is not None:
@@ -117,8 +123,19 @@ def scored(result: Scored) -> None:
             f"its own number of clusters is {settings['automatic']} ({why})"
         )
     amount = "--remove" if score.order is not None else "--keep"
-    method = ScoreKey.parse(result.method).words
-    show_next("prune", str(result.path), "--method", *method, amount, str(_few(result)))
+    show_next("prune", str(result.path), "--method", *key.words, amount, str(_few(result)))
+
+
+def _by_layer(values: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Print the lowest, median and highest score of each layer's neurons."""
+    top = max((abs(v) for rows in values.values() for row in rows for v in row), default=0) or 1.0
+    for tower, rows in values.items():
+        lines: list[list[Part]] = []
+        for at, row in enumerate(rows):
+            ends = (min(row), median(row), max(row)) if row else ()
+            lines.append([f"layer {at}", *(f"{100 * value / top:.1f}" for value in ends)])
+        title = f"{tower}, neurons by layer, in % of the highest score"
+        show_table(title, ["lowest", "median", "highest"], lines)
 
 
 def _few(result: Scored) -> int:

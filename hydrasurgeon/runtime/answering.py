@@ -272,6 +272,15 @@ class Apart:
     arrays = collate
 
 
+def read_alike(models: Sequence[Engine]) -> bool:
+    """Return True if one batch of inputs serves all models."""
+    first = models[0].facts.preprocess
+    return all(
+        model.facts.preprocess == first and not isinstance(model.transform, Beside)
+        for model in models
+    )
+
+
 class Answering:
     """One pass of a model, or of several side by side, over samples."""
 
@@ -289,8 +298,7 @@ class Answering:
         cascade.
         """
         self.models, self.run = models, run
-        # Models read alike, but that each reads with words of its own.
-        self.apart = len(models) > 1 and any(isinstance(m.transform, Beside) for m in models)
+        self.apart = len(models) > 1 and not read_alike(models)
         self.features, self.cascade = features, cascade
         self.batches = Batches(
             samples,

@@ -296,6 +296,11 @@ def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
     force, inputs = arguments.force, arguments.sources
     kinds = {"json": "json_", "predictions": "predictions", "html": "html", "markdown": "markdown"}
     outputs = {kind: getattr(arguments, name) for kind, name in kinds.items()}
+    printed = [f"--{kind}" for kind, out in outputs.items() if out == STDOUT]
+    if len(printed) > 1:
+        raise UsageError(
+            f"{' and '.join(printed)} cannot both go to stdout", hint="Name a file for one of them."
+        )
     return {
         kind: out
         if out == STDOUT

@@ -14,10 +14,16 @@ from hydrasurgeon.data.samples import left_out_of
 from hydrasurgeon.decision.fitting import FEWEST_OOD
 from hydrasurgeon.decision.state import State
 from hydrasurgeon.engines import engine_of
+from hydrasurgeon.errors import UsageError
 from hydrasurgeon.families.prompts import record_of
 from hydrasurgeon.files.untrusted import visible
 from hydrasurgeon.measuring.cascades import has_cascade, with_cascade
-from hydrasurgeon.measuring.cost import SideBySide, cost_of, first_inputs, together
+from hydrasurgeon.measuring.cost import (
+    SideBySide,
+    cost_of,
+    first_inputs,
+    together,
+)
 from hydrasurgeon.measuring.known import trained_on
 from hydrasurgeon.measuring.measure import (
     Row,
@@ -36,7 +42,7 @@ from hydrasurgeon.measuring.predictions import (
     said_of,
     write_predictions,
 )
-from hydrasurgeon.measuring.results import SetResult
+from hydrasurgeon.measuring.results import SetResult, summed_costs
 from hydrasurgeon.measuring.sets import (
     DataSets,
     Further,
@@ -47,7 +53,7 @@ from hydrasurgeon.measuring.sets import (
     open_sets,
     uses_of,
 )
-from hydrasurgeon.runtime.answering import Engine
+from hydrasurgeon.runtime.answering import Engine, read_alike
 from hydrasurgeon.statistics.temperature import temperature_of
 from hydrasurgeon.tasks import task_of
 
@@ -238,7 +244,9 @@ def _rows(
             name=name,
             kind="ensemble" if len(job) > 1 else job[0].manifest.kind,
             # Of a text without the padding that others bring.
-            cost=cost_of(models, first_inputs(models[0], sets.id, arguments, 1)),
+            cost=summed_costs(
+                [cost_of([m], first_inputs(m, sets.id, arguments, 1)) for m in models]
+            ),
             task=task,
             decision=model_state.record if model_state.is_fitted else None,
         )
@@ -246,6 +254,11 @@ def _rows(
         write_predictions(predictions, place, data=sets.id.fingerprint()["sha256"])
     row = row_of(predictions, state, kinds, ci=arguments.ci, seed=arguments.seed)
     if timed is not None:
+        if len(models) > 1 and not read_alike(models):
+            raise UsageError(
+                f"--time: the models of {name} read inputs differently",
+                hint="Time them one by one: give them as models of their own.",
+            )
         inputs = first_inputs(models[0], sets.id, arguments)
         row = replace(row, timing=timed.add(together(models), inputs))
     results = []

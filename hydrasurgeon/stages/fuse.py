@@ -40,6 +40,7 @@ from hydrasurgeon.surgery.means import (
     behind_mean_trunk,
     check_common_start,
     differing,
+    have_one_shape,
     spread,
 )
 
@@ -202,7 +203,11 @@ def _notes(
         return
     if compared or not written.fusion.averaged:
         return
-    distance = spread(opened, sorted(names_to_average(opened[0].weights, written.fusion)))
+    to_average = names_to_average(opened[0].weights, written.fusion)
+    names = [name for name in sorted(to_average) if have_one_shape(opened, name)]
+    if len(names) < len(to_average):
+        yield "members keep other neurons in some layers: MLPs of these stay as they are"
+    distance = spread(opened, names)
     averaged = " and ".join(written.fusion.averaged)
     if distance > FAR:
         yield (

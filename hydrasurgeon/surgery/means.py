@@ -130,6 +130,11 @@ def check_common_start(models: Sequence[Single], names: Collection[str], option:
             )
 
 
+def have_one_shape(models: Sequence[Single], name: str) -> bool:
+    """Return True if a tensor has the same shape in all models."""
+    return len({_shape(model, name) for model in models}) == 1
+
+
 def _shape(model: Single, name: str) -> tuple[int, ...] | None:
     """Return the shape of a tensor; None if the model lacks it."""
     if name in model.tensors:

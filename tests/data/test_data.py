@@ -244,3 +244,13 @@ def test_digests_are_those_of_each_sample() -> None:
     assert samples.content_hash() == hashlib.sha256(b"".join(sorted(digests))).hexdigest()
     assert samples.shared_with(others) == sum(text in texts[5:9] for text in texts)
     assert others.shared_with(others) == 4
+
+
+def test_a_limit_counts_rows_of_the_part(tmp_path: Path) -> None:
+    """And parts stay apart: rows are drawn from each."""
+    path = tmp_path / "d.csv"
+    path.write_text("text,label\n" + "".join(f"text {at},{at % 2}\n" for at in range(400)))
+    train, val = (open_data(f"{path}#split,{part}", limit=60) for part in ("0-80", "80-100"))
+    assert (len(train), len(val)) == (60, 60)
+    assert train.shared_with(val) == 0
+    assert len(open_data(f"{path}#split,0-80#part,0-50", limit=60)) == 60

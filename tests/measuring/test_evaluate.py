@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from edited import edited
 from safetensors.torch import save_file
 
 import hydrasurgeon as hs
+from hydrasurgeon.checkpoints.checkpoint import open_checkpoint
 from hydrasurgeon.cli.app import run
 from hydrasurgeon.errors import DataError, UsageError
 from hydrasurgeon.measuring.predictions import read_predictions
@@ -227,6 +229,44 @@ def test_an_ensemble_of_predictions_files_is_that_of_their_models(
     assert [result.members for result in beside.results] == [3, 1]
     with pytest.raises(UsageError, match="two predictions files"):
         hs.evaluate([], ensemble=True, predictions_in=files[:1])
+
+
+def test_members_read_inputs_by_their_own_preprocessing(
+    tiny: MAKE, images: SPEC, tmp_path: Path
+) -> None:
+    """In any order: the mean of what each says alone."""
+    data, one = images(), tiny("one.safetensors")
+    model = open_checkpoint(one).manifest.model
+    brighter = {**model.preprocess, "mean": [0.1], "std": [0.9]}
+    other = edited(
+        tiny("two.safetensors", seed=1),
+        tmp_path / "other.safetensors",
+        lambda _, tensor: tensor,
+        model=model.model_copy(update={"preprocess": brighter}),
+    )
+    found = [
+        hs.evaluate(pair, data=data, ensemble=True, device="cpu").report.results[0]
+        for pair in ([one, other], [other, one])
+    ]
+    files = [tmp_path / "one.p", tmp_path / "other.p"]
+    for path, file in zip((one, other), files, strict=True):
+        hs.evaluate(path, data=data, predictions=file, device="cpu")
+    (expected,) = hs.evaluate([], predictions_in=files, ensemble=True).report.results
+    for result in found:
+        assert result.id.nll == pytest.approx(expected.id.nll, abs=1e-6)
+        assert result.diversity.mi == pytest.approx(expected.diversity.mi, abs=1e-6)
+    with pytest.raises(UsageError, match="read inputs differently"):
+        hs.evaluate([one, other], data=data, ensemble=True, time=True, device="cpu")
+
+
+def test_one_report_goes_to_stdout(tiny: MAKE, images: SPEC) -> None:
+    with pytest.raises(UsageError, match="cannot both go to stdout"):
+        hs.evaluate(tiny(), data=images(), html="-", markdown="-")
+
+
+def test_a_misspelt_group_of_ood_data_is_refused(tiny: MAKE, images: SPEC) -> None:
+    with pytest.raises(UsageError, match=r"no group naer .did you mean near"):
+        hs.evaluate(tiny(), data=images(), ood=[f"naer:x={images('b.npz')}"])
 
 
 @pytest.mark.parametrize(

@@ -151,3 +151,24 @@ def test_a_manifest_with_other_neurons(row: list[int], tiny: MAKE, tmp_path: Pat
     beside.write_text(json.dumps(manifest))
     with pytest.raises((ManifestError, Disagreement)):
         open_single(done.path)
+
+
+def test_members_with_other_neurons_are_fused_without_a_check(tiny: MAKE, tmp_path: Path) -> None:
+    """Their MLPs differ in size and stay; a note says so."""
+    cut = hs.prune(tiny(), method="magnitude", neurons=0.5, out=tmp_path / "cut").path
+    fused = hs.fuse([tiny(), cut], out=tmp_path / "hydra")
+    assert fused.notes == (
+        "members keep other neurons in some layers: MLPs of these stay as they are",
+    )
+
+
+def test_the_command_that_follows_scores_of_neurons_runs(
+    tiny: MAKE, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "scored.safetensors"
+    words = ["score", str(tiny()), "--method", "magnitude", "--part", "neurons", "-o", str(out)]
+    assert run(words) == 0
+    said = capsys.readouterr()
+    assert max(map(len, said.out.splitlines())) < 300, "neurons are not shown one by one"
+    (line,) = [line for line in said.err.splitlines() if line.startswith("next: hydrasurgeon ")]
+    assert run(line.removeprefix("next: hydrasurgeon ").split()) == 0
