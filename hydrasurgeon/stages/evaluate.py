@@ -296,6 +296,9 @@ def _outputs(arguments: EvaluateOptions) -> dict[str, Any]:
     force, inputs = arguments.force, arguments.sources
     kinds = {"json": "json_", "predictions": "predictions", "html": "html", "markdown": "markdown"}
     outputs = {kind: getattr(arguments, name) for kind, name in kinds.items()}
+    if Path(outputs["predictions"] or "").suffix == ".npz":
+        message = f"--predictions {outputs['predictions']}: is written as .safetensors, not as .npz"
+        raise UsageError(message, hint="Name a .safetensors file.")
     printed = [f"--{kind}" for kind, out in outputs.items() if out == STDOUT]
     if len(printed) > 1:
         raise UsageError(

@@ -264,6 +264,13 @@ def test_one_report_goes_to_stdout(tiny: MAKE, images: SPEC) -> None:
         hs.evaluate(tiny(), data=images(), html="-", markdown="-")
 
 
+def test_predictions_are_not_written_under_a_name_that_reads_otherwise(
+    tiny: MAKE, images: SPEC
+) -> None:
+    with pytest.raises(UsageError, match=r"is written as .safetensors"):
+        hs.evaluate(tiny(), data=images(), predictions="said.npz")
+
+
 def test_a_misspelt_group_of_ood_data_is_refused(tiny: MAKE, images: SPEC) -> None:
     with pytest.raises(UsageError, match=r"no group naer .did you mean near"):
         hs.evaluate(tiny(), data=images(), ood=[f"naer:x={images('b.npz')}"])
