@@ -157,7 +157,7 @@ def pruned_more(suffix: str) -> tuple[Row, ...]:
     """Return the rows of figures 5 and 6: more and more heads removed by either method."""
     return tuple(
         Row(
-            f"{name}, {fewer} heads fewer",
+            f"{name} −{fewer}",
             f"{file}-less{fewer}{suffix}",
             settings=("clothes", "imagenet") if fewer < FEWER[-1] else ("imagenet",),
         )
@@ -226,10 +226,12 @@ TABLES = {
     "13": Table("Accuracy on corrupted images", CORRUPTED, severities("accuracy")),
     "14": Table("Brier score on corrupted images", CORRUPTED, severities("brier")),
     "figure-5": Table(
-        "More heads removed, without training", (SINGLE, *pruned_more("")), ("accuracy", *AVERAGE)
+        "Fewer heads in each layer, without training",
+        (SINGLE, *pruned_more("")),
+        ("accuracy", *AVERAGE),
     ),
     "figure-6": Table(
-        "More heads removed, tuned", (SINGLE, *pruned_more("-tuned")), ("accuracy", *AVERAGE)
+        "Fewer heads in each layer, tuned", (SINGLE, *pruned_more("-tuned")), ("accuracy", *AVERAGE)
     ),
 }
 """Number in the paper → the table; of a figure, the values that it draws."""

@@ -42,7 +42,7 @@ class Claim:
 
 TAYLOR, CIRC = "Hydra (Taylor)", "Hydra (Circ)"
 ENSEMBLE, SINGLE = "Deep Ensemble", "Single"
-HALVED = ("CircAvg, 4 heads fewer", "Taylor, 4 heads fewer")
+HALVED = ("CircAvg −4", "Taylor −4")
 """Rows of figures 5 and 6 without half of the heads."""
 CLAIMS = (
     Claim("1", CIRC, ENSEMBLE),
@@ -101,7 +101,7 @@ def claims(results: dict[str, Any], tables: Any) -> Iterator[list[str]]:
     """Yield the lines of the table of claims, with the verdict for each setting."""
     measured = [results[number] for number in tables.TABLES if number in results]
     settings = [*dict.fromkeys(name for rows in measured for name in rows)]
-    yield ["", "figure", "better row", "other row", *settings]
+    yield ["", "figure", "row", "row", *settings]
     yield ["---"] * (4 + len(settings))
     for claim in CLAIMS:
         verdicts = [verdict(claim, results.get(claim.table, {}).get(name, {})) for name in settings]
