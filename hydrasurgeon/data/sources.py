@@ -109,8 +109,7 @@ def _opened(
     roles = dict(roles)
     split, part, without = (roles.pop(role, None) for role in SELECTING)
     paths = located(place)
-    # Of a part of the rows so many are drawn, so all are read.
-    first_rows = limit if split is None and part is None and without is None else None
+    first_rows = limit if split is None else None  # a split is of all rows
     columns = ColumnSelection(roles, carried, first_rows, labelled=labelled, skip_bad=skip_bad)
     tables = _tables(spec, place, paths, columns)
     if tables is not None:
@@ -138,11 +137,12 @@ def _opened(
         listed.check(samples)
     if split is not None:
         samples = split_of(samples, split)
+    samples = limited(samples, limit, seed)
     if part is not None:
         samples = part_of(samples, part)
     if listed is not None:
         samples = listed.left_out_of(samples)
-    return limited(samples, limit, seed)
+    return samples
 
 
 def _parted(

@@ -246,11 +246,13 @@ def test_digests_are_those_of_each_sample() -> None:
     assert others.shared_with(others) == 4
 
 
-def test_a_limit_counts_rows_of_the_part(tmp_path: Path) -> None:
-    """And parts stay apart: rows are drawn from each."""
+def test_a_limit_counts_rows_of_the_split(tmp_path: Path) -> None:
+    """And splits stay apart: rows are drawn from each. Parts are those of the rows that were drawn."""
     path = tmp_path / "d.csv"
     path.write_text("text,label\n" + "".join(f"text {at},{at % 2}\n" for at in range(400)))
     train, val = (open_data(f"{path}#split,{part}", limit=60) for part in ("0-80", "80-100"))
     assert (len(train), len(val)) == (60, 60)
     assert train.shared_with(val) == 0
-    assert len(open_data(f"{path}#split,0-80#part,0-50", limit=60)) == 60
+    halves = [open_data(f"{path}#split,0-80#part,{part}", limit=60) for part in ("0-50", "50-100")]
+    assert [len(half) for half in halves] == [30, 30]
+    assert halves[0].shared_with(halves[1]) == 0
