@@ -412,9 +412,12 @@ HEADS = {
         for kind in DISTANCES
         for group in ("near", "far", "all")
     },
-    **{f"auroc_{group}": f"AUROC {group} ↑" for group in ("near", "far", "all")},
-    **{f"fpr95_{group}": f"FPR95 {group} ↓" for group in ("near", "far", "all")},
-    **{f"aupr_{group}": f"AUPR {group} ↑" for group in ("near", "far", "all")},
+    **{f"auroc_{group}": f"AUROC {group} ↑" for group in ("near", "far")},
+    "auroc_all": "AUROC ↑",
+    **{f"fpr95_{group}": f"FPR95 {group} ↓" for group in ("near", "far")},
+    "fpr95_all": "FPR95 ↓",
+    **{f"aupr_{group}": f"AUPR {group} ↑" for group in ("near", "far")},
+    "aupr_all": "AUPR ↑",
     **{f"accuracy_severity_{severity}": f"severity {severity} ↑" for severity in range(1, 6)},
     **{f"brier_severity_{severity}": f"severity {severity} ↓" for severity in range(1, 6)},
 }
