@@ -270,7 +270,7 @@ class ExportOptions(CheckpointArgument, ClassNames, BareOptions, ColumnOptions, 
         help="--check: maximum loss of accuracy, ECE or AUROC.",
     )
     limit: int | None = option(
-        None, ge=0, metavar="N", group=READ, help="Use N randomly chosen samples."
+        None, ge=1, metavar="N", group=READ, help="Use N randomly chosen samples."
     )
     out: PathLike | None = output(
         None,

@@ -200,7 +200,7 @@ class Run(Device, ColumnOptions):
 
     limit: int | None = option(
         None,
-        ge=0,
+        ge=1,
         le=LARGEST,
         metavar="N",
         unset="all",
@@ -275,7 +275,7 @@ class Scoring(Options):
         None,
         metavar="K|auto",
         recorded=True,
-        help="Number of heads to keep in each layer; circuits keep as many times the layers in all, unevenly; auto is the number that cahp finds.",
+        help="Number of heads to keep in each layer; circuit and cahp keep K times the layers in all, unevenly; auto is the number that cahp finds.",
     )
     remove: int | None = option(
         None,

@@ -206,7 +206,7 @@ def pruned(result: Pruned) -> None:
     also = f", {neurons:,} neurons kept" if neurons else ""
     show(
         (str(result.path), "bold"),
-        f": {result.removed} heads removed, {count(manifest.kept)} kept{also}",
+        f": {result.removed} head{'s' * (result.removed != 1)} removed, {count(manifest.kept)} kept{also}",
     )
     if result.removed:
         picture(manifest.kept, manifest.towers)

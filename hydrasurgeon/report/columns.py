@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from hydrasurgeon.files.untrusted import visible
@@ -35,6 +37,8 @@ line has 80 characters.
 """
 FLAGGED = "flagged"
 """Fraction of OOD samples that is called unfamiliar; it stands in that table too."""
+OTHER_SCORES = "AUROC by other OOD scores"
+"""Title of the table of scores that --ood-score lists after the first."""
 DECIMALS = 3
 """Number of decimals of fractions and losses."""
 WIDEST = 52
@@ -103,8 +107,8 @@ class ReportTable:
         for name, cells in zip(self.names, self.rows, strict=True):
             yield name, cells
             if any(cell.low for cell in cells):
-                yield "  interval from", tuple(Cell(cell.low) for cell in cells)
-                yield "  interval to", tuple(Cell(cell.high) for cell in cells)
+                yield "  from", tuple(Cell(cell.low) for cell in cells)
+                yield "  to", tuple(Cell(cell.high) for cell in cells)
 
     def groups(self) -> list[tuple[str, int]]:
         """Return the groups of neighbouring columns with their numbers of columns."""
@@ -155,6 +159,7 @@ def tables(results: Sequence[Result]) -> list[ReportTable]:
         "Between members": diversity(results),
         "Cost": columns(COST, [r.cost for r in results]),
         "Out of distribution": _grouped(OOD, [_ood(r) for r in results]),
+        OTHER_SCORES: _by_score(results),
         "By data set": _by_set(results, mean),
         "Under distribution shift": _grouped(SHIFT, by_shift),
     }
@@ -203,6 +208,7 @@ def brief(results: Sequence[Result], ood_scores: Sequence[str] = ()) -> list[Rep
         f"out of distribution{by_score}": [
             column for column in outside if column.metric.key != FLAGGED
         ],
+        OTHER_SCORES: _by_score(results),
         "under shift, by severity": [
             *_grouped(SHIFT[:2], severities),
             *columns(SHIFT, shifts, "mean"),
@@ -219,6 +225,21 @@ def brief(results: Sequence[Result], ood_scores: Sequence[str] = ()) -> list[Rep
         for title, table_columns in kept.items()
         if table_columns
     ]
+
+
+def _by_score(results: Sequence[Result]) -> list[MetricColumn]:
+    """Return the AUROC of each other OOD score that was asked for, as the mean over OOD sets."""
+    kinds = dict.fromkeys(kind for r in results for item in r.ood for kind in item.scores or ())
+
+    def means(result: Result) -> SimpleNamespace:
+        sets = [item.scores or {} for item in result.ood]
+        measured = [kind for kind in kinds if all(kind in scores for scores in sets)]
+        return SimpleNamespace(
+            **{kind: fmean(scores[kind] for scores in sets) for kind in measured if sets}
+        )
+
+    metrics = [Metric(kind, "higher", kind, key=kind) for kind in kinds]
+    return columns(metrics, [*map(means, results)])
 
 
 def _by_set(results: Sequence[Result], mean: str) -> list[MetricColumn]:

@@ -5,7 +5,7 @@ carries it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,8 +61,8 @@ class Calibrated:
     """A fitted decision state, and the file it was written to."""
 
     path: Path
-    decision: DecisionRecord
-    manifest: Manifest | None
+    decision: DecisionRecord = field(repr=False)
+    manifest: Manifest | None = field(repr=False)
     """None of a decision in a file of its own."""
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()

@@ -127,6 +127,7 @@ def evaluate(arguments: EvaluateOptions) -> Evaluation:
         *(checkpoint.note for checkpoint in opened if checkpoint.note),
         *measured.notes,
         *few_ood(rows),
+        *_no_ood(rows, arguments),
         *_decision_notes(deciding, arguments),
         *unlike_notes(rows, rows[at], models),
     )
@@ -216,6 +217,13 @@ def _check_reference(name: str | None, names: Sequence[str]) -> None:
             f"--reference {visible(name)}: no such result{did_you_mean(name, names, visible)}",
             hint=f"There are {', '.join(map(visible, names))}.",
         )
+
+
+def _no_ood(rows: Sequence[Row], arguments: EvaluateOptions) -> list[str]:
+    """Return a note on OOD scores that have nothing to detect."""
+    if arguments.ood_score is None or any(row.answers.ood_scores for row in rows):
+        return []
+    return ["--ood-score: without OOD data (--ood) no AUROC is measured"]
 
 
 def _decision_notes(deciding: Mapping[str, Checkpoint], arguments: EvaluateOptions) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ LENGTH = 10.0
 @dataclass(frozen=True)
 class Finetuned:
     path: Path
-    manifest: SingleManifest
+    manifest: SingleManifest = field(repr=False)
     trained: Trained
     probed: bool = False
     """True if training began with a new classifier that was fitted to the body's features."""

@@ -5,7 +5,7 @@ runs both sides.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,7 +79,7 @@ class Agreement:
 @dataclass(frozen=True)
 class Fused:
     path: Path
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
     members: int
     bytes_members: int
     bytes_stored: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydrasurgeon.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -20,7 +20,7 @@ from hydrasurgeon.stages.retrace import retraced
 @dataclass(frozen=True)
 class Inspection:
     path: Path
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
     parameters: int
     """Numbers that the file holds."""
     in_memory: int

@@ -140,6 +140,8 @@ def predict(arguments: PredictOptions) -> Predicted:
         with replacing(read) as (part,), part.open("wb") as file:
             np.savez(file, embeddings=rows_read, ids=np.array(ids, dtype=str))
     notes = source.notes
+    if not hashes:
+        notes += ("the data have no rows: nothing was answered",)
     if model is not None and model.progress.kept:
         notes += (f"{model.progress.kept:,} rows were answered before, by an interrupted command",)
     if cut:

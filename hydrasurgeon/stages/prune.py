@@ -5,7 +5,7 @@ only to repair it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ EVEN = (
 @dataclass(frozen=True)
 class Pruned:
     path: Path
-    manifest: SingleManifest
+    manifest: SingleManifest = field(repr=False)
     removed: int
     """Heads."""
     parameters: tuple[int, int]

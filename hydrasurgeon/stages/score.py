@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ class Scored:
 
     path: Path
     """The scored checkpoint, or its copy."""
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
     method: str
     notes: tuple[str, ...] = ()
     """Assumptions about the checkpoint."""
@@ -96,6 +96,8 @@ def _score(arguments: ScoreOptions) -> Scored:
         place = record_in_place(opened.path, opened.tensors.files[0], final)
     clear(key, target)
     notes = [opened.note, None if samples is None else left_out_note(samples)]
+    if arguments.data is not None and samples is None:
+        notes.append(f"{arguments.method} looks at no data: --data was not read")
     written_to = None if place == target else place
     return Scored(target, final, name, tuple(filter(None, notes)), written_to)
 

@@ -150,6 +150,11 @@ def behind_mean_trunk(
     Their embeddings and leading layers are the mean of all.
     """
     first = models[0]
+    most = max(tower.layers for tower in first.manifest.towers.values())
+    if layers > most:
+        raise SurgeryError(
+            f"--mean-trunk {layers}: the model has {most} layers", hint=f"Give at most {most}."
+        )
     names = [*filter(in_trunk(first.weights, first.manifest.towers, layers), first.weights)]
     check_common_start(models, names, "--mean-trunk")
     names = differing(names, digests)

@@ -87,7 +87,7 @@ def test_what_is_answered_and_wrong_is_counted_as_predict_answers(
         at = next(at for at, line in enumerate(lines) if "answered" in line)
         heads, row, low, high = (line.split() for line in lines[at : at + 4])
         assert heads[-4:] == ["answered", "of", "these", "wrong"]
-        assert (low[:2], high[:2]) == (["interval", "from"], ["interval", "to"])
+        assert (low[0], high[0]) == ("from", "to")
         assert row[-2:] == [f"{found.answered:.3f}", f"{found.wrong:.3f}"]
         ends = zip(found.ci["answered"], found.ci["wrong"], strict=True)
         assert [low[-2:], high[-2:]] == [[f"{each:.3f}" for each in pair] for pair in ends]
@@ -177,6 +177,12 @@ def test_options_override_the_state(ready: Path) -> None:
     assert two.ood[0].scores is not None
     assert two.ood[0].scores["rmds"] == pytest.approx(every.ood[0].auroc)
     assert two.ood[0].auroc == pytest.approx(every.ood[0].scores["msp"])
+    table = next(table for table in evaluation.tables if table.title == "AUROC by other OOD scores")
+    assert [column.metric.name for column in table.columns] == ["rmds"]
+    mean = sum(found.scores["rmds"] for found in two.ood if found.scores) / len(two.ood)
+    assert table.rows[0][0].text == f"{mean:.3f}"
+    evaluation = hs.evaluate([ready / "c"], data=data, ood_score="msp")
+    assert "--ood-score: without OOD data (--ood) no AUROC is measured" in evaluation.notes
     pair = hs.evaluate([ready / "c", ready / "source"], data=data, ensemble=True).report.results[0]
     assert pair.id.coverage is None
 

@@ -85,6 +85,8 @@ def test_no_mean_trunk_of_what_has_nothing_in_common(
     cut = hs.prune(tuned[1], method="random", keep=2, out=tmp_path / "m.safetensors").path
     with pytest.raises(SurgeryError, match="differ in the heads, neurons or sizes"):
         hs.fuse([tuned[0], cut], mean_trunk=2, out=out)
+    with pytest.raises(SurgeryError, match=r"--mean-trunk 99: the model has \d+ layers"):
+        hs.fuse(tuned, mean_trunk=99, out=out)
     with pytest.raises(UsageError, match="--mean conflicts with --mean-trunk"):
         hs.fuse(tuned, mean=True, mean_trunk=1, out=out)
     assert not out.exists()
